@@ -108,12 +108,12 @@ types: install
 	@$(BIN)/python -m tools.check_types
 
 sanitize: install
-	PYTHON=$(BIN)/python tests/sanitize.sh address
-	PYTHON=$(BIN)/python tests/sanitize.sh thread
+	PYTHON=$(BIN)/python tests/stress/sanitize.sh address
+	PYTHON=$(BIN)/python tests/stress/sanitize.sh thread
 
 # In an environment of its own: atheris instruments what it imports, and is of no other use. What it finds is below build/fuzz.
 fuzz: $(FUZZ_VENV)/stamp install
-	$(FUZZ_VENV)/bin/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	$(FUZZ_VENV)/bin/python -m tests.stress.fuzz --seconds $(FUZZ_SECONDS)
 
 $(FUZZ_VENV)/stamp:
 	@echo "making $(FUZZ_VENV) (once)"
@@ -125,7 +125,7 @@ bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
 
 torture: install
-	@$(BIN)/python -m tests.torture --markdown docs/reliability.md
+	@$(BIN)/python -m tests.stress.torture --markdown docs/reliability.md
 
 endurance: install
 	@$(BIN)/python -m benchmarks.endurance --markdown docs/reliability.md --plot docs/endurance.svg

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 
 from stepscope.cli.main import main as stepscope
-from tests.support import perfetto_ui
-from tests.viewers.browser import open_page, served
-from tests.viewers.perfetto import query
-from tests.viewers.tensorboard import open_tensorboard
+from tests.support.basics import perfetto_ui
+from tests.support.viewers.browser import open_page, served
+from tests.support.viewers.perfetto import query
+from tests.support.viewers.tensorboard import open_tensorboard
 
 HERE = Path(__file__).parent
 SIZE = (1280, 600)

@@ -1,1 +1,1 @@
-"""Tests of stepscope. Shared helpers are imported from `tests.support`."""
+"""Tests of stepscope. Shared helpers are imported from `tests.support.basics`."""

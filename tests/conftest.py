@@ -15,8 +15,8 @@ import uvloop
 from hypothesis import settings
 
 from stepscope.runtime import tasks
-from tests import disks
-from tests.support import heed_interrupts
+from tests.support import disks
+from tests.support.basics import heed_interrupts
 from tools.checklist import PAGE, unshown
 
 importlib.import_module("stepscope")
@@ -82,8 +82,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _name(item: pytest.Item) -> str:
-    """As in the list: the path below `tests`, and the function without its parameters."""
-    return f"{item.path.relative_to(SLOW_TESTS.parent).with_suffix('')}::{item.name.partition('[')[0]}"
+    """As in the list: the module without its folders, and the function without its parameters."""
+    return f"{item.path.stem}::{item.name.partition('[')[0]}"
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:

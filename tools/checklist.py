@@ -64,7 +64,7 @@ def _ids(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, path: Path
 
 def listing() -> str:
     """The text of tests/checklist.json."""
-    found = marked(TESTS.glob("test_*.py"))
+    found = marked(TESTS.rglob("test_*.py"))
     listed = {row: list(dict.fromkeys(found.get(row, []))) for row in rows(PAGE.read_text(encoding="utf-8"))}
     return json.dumps(listed, indent=1) + "\n"
 

@@ -20,7 +20,7 @@ def main(report: str) -> None:
     """Reads a report and writes the list."""
     times: defaultdict[str, list[float]] = defaultdict(list)
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        module = case.get("classname", "").removeprefix("tests.").replace(".", "/")
+        module = case.get("classname", "").rpartition(".")[2]
         times[f"{module}::{case.get('name', '').partition('[')[0]}"].append(float(case.get("time", 0)))
     slow = sorted(name for name, each in times.items() if max(each) >= CASE_S or sum(each) >= CASES_S)
     LIST.write_text("".join(f"{name}\n" for name in slow))

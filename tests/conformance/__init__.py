@@ -1,0 +1,1 @@
+"""The suites that every backend and every exporter passes."""

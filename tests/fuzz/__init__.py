@@ -1,1 +1,0 @@
-"""Decoders under arbitrary bytes: what hypothesis tries briefly in `tests/test_fuzz.py`, and a fuzzer for long."""

@@ -1,0 +1,1 @@
+"""Several parts together: real files, loops and processes."""

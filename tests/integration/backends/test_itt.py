@@ -1,0 +1,295 @@
+"""The native ITT collector, called by torch as it calls VTune's."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.backends import torch_arm
+from stepscope.runtime import _core, strings
+from stepscope.runtime.detail import EVERYTHING
+from stepscope.runtime.events import Kind
+from tests.support.basics import ROOT, missing
+from tests.support.operators import ARMED, environment, record, torch
+from tests.support.readings import texts
+
+push: Callable[[str], object] = torch.profiler.itt.range_push
+pop: Callable[[], object] = torch.profiler.itt.range_pop
+
+if not ARMED:
+    missing("torch with our ITT collector", f"{torch_arm.reason()}.")
+
+quick = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+Tree: TypeAlias = tuple[str, str, list[Any]]
+"""Kind (`itt` or `span`), name and what happens inside."""
+trees: st.SearchStrategy[Tree] = st.recursive(
+    st.tuples(st.sampled_from(["itt", "span"]), st.sampled_from(["aten::a", "b", "Ärger 😀", 'q"\\\n']), st.just([])),
+    lambda inner: st.tuples(
+        st.sampled_from(["itt", "span"]), st.sampled_from(["c10d::x", "y"]), st.lists(inner, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def range_of(name: str) -> None:
+    push(name)
+    pop()
+
+
+def run(tree: Tree) -> None:
+    kind, name, inside = tree
+    if kind == "span":
+        with sc.span(name):
+            for part in inside:
+                run(part)
+    else:
+        push(name)
+        for part in inside:
+            run(part)
+        pop()
+
+
+def flat(tree: Tree, parent: str | None = None) -> list[tuple[str, str | None]]:
+    """Names with their parents' names, in the order in which they end."""
+    return [pair for part in tree[2] for pair in flat(part, tree[1])] + [(tree[1], parent)]
+
+
+@quick
+@given(tree=trees)
+def test_ranges_and_spans_nest_in_one_another(tmp_path: Path, tree: Tree) -> None:
+    """Ranges of torch and user spans share a stack: parents and self times are exact across both."""
+    events = record(tmp_path, lambda _: run(tree)).events(kind=Kind.SPAN)
+    events = events[[not text.startswith("ProfilerStep") for text in texts(events)]]
+    by_id = {int(event["id"]): event for event in events}
+    found = [
+        (
+            strings.text(int(event["name"])),
+            strings.text(int(by_id[int(event["parent"])]["name"])) if event["parent"] else None,
+        )
+        for event in events
+    ]
+    assert found == flat(tree)
+    for event in events:
+        inside = sum(int(child["dur"]) for child in events if child["parent"] == event["id"])
+        assert int(event["self_dur"]) == int(event["dur"]) - inside
+
+
+@quick
+@given(actions=st.lists(st.sampled_from(["push", "push", "pop", "pop", "on", "off"]), max_size=40))
+def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actions: list[str]) -> None:
+    """What is recorded is exactly the ranges that began while recording and ended, however the calls come."""
+    expected: list[str] = []
+
+    def work(profiler: sc.Profiler) -> None:
+        open_: list[str | None] = []
+        recording = True
+        for number, action in enumerate(actions):
+            if action in ("on", "off"):
+                recording = action == "on"
+                _core.want(profiler._serial, EVERYTHING, EVERYTHING if recording else 0)
+            elif action == "push":
+                push(f"range {number}")
+                if recording or open_:
+                    open_.append(f"range {number}" if recording else None)
+            else:
+                pop()
+                name = open_.pop() if open_ else None
+                if name:
+                    expected.append(name)
+        _core.want(profiler._serial, EVERYTHING, EVERYTHING)
+        for name in reversed(open_):
+            pop()
+            expected.extend([name] if name else [])
+
+    events = record(tmp_path, work).events(kind=Kind.SPAN)
+    assert [text for text in texts(events) if text.startswith("range ")] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("aten::add", "cpu_op"),
+        ("AddmmBackward0", "cpu_op"),
+        ("MyFunctionBackward", "cpu_op"),
+        ("torch::autograd::AccumulateGrad", "cpu_op"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "cpu_op"),
+        ("detach", "cpu_op"),
+        ("Optimizer.step#SGD.step", "user_annotation"),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation"),
+        ("forward", "user_annotation"),
+        ("", "user_annotation"),
+    ],
+)
+def test_names_decide_categories(tmp_path: Path, name: str, category: str) -> None:
+    """Operators and nodes of autograd are told from regions as torch.profiler tells them."""
+    events = record(tmp_path, lambda _: range_of(name)).events(kind=Kind.SPAN)
+    event = events[[text == name for text in texts(events)]]
+    assert texts(event, "category") == [category]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "number"),
+    [
+        ("aten::add, seq = 17", "aten::add", 17),
+        ("aten::add, seq = 0, op_id = 4, sizes = [[2, 3], []]", "aten::add", 0),
+        ("aten::add, seq = 4294967296", "aten::add", 4294967296),
+        ("loss, seq = x", "loss, seq = x", None),
+        ("loss, seq = 7 of 9", "loss, seq = 7 of 9", None),
+        ("loss, seq = ", "loss, seq = ", None),
+    ],
+)
+def test_sequence_numbers_are_split_from_names(tmp_path: Path, text: str, name: str, number: int | None) -> None:
+    """A number that torch appends becomes an argument; anything else stays part of the name."""
+    memory = record(tmp_path, lambda _: range_of(text))
+    found = dict(zip(memory.names(), memory.arguments(), strict=True))
+    assert found[name] == ({} if number is None else {"Sequence number": number})
+
+
+def test_many_names_neither_leak_nor_slow_down(tmp_path: Path) -> None:
+    """A new text per call costs no memory: only its name is kept, once."""
+
+    def work(_: sc.Profiler) -> None:
+        range_of("aten::warm, seq = 1")
+        serial, _unused = strings.since(0)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(100_000):
+            range_of(f"aten::many, seq = {number}")
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24 << 10, (
+            "KiB, what the rings hold included"
+        )
+        assert [text for _, text in strings.since(serial)[1]] == ["aten::many"]
+
+    record(tmp_path, work)
+
+
+def test_deep_nesting_is_bounded(tmp_path: Path) -> None:
+    """Ranges deeper than can be kept are left out, and those around them are whole."""
+
+    def work(_: sc.Profiler) -> None:
+        for level in range(700):
+            push(f"level {level}")
+        for _level in range(700):
+            pop()
+        range_of("after")
+
+    names = record(tmp_path, work).names(kind=Kind.SPAN)
+    assert [name for name in names if name.startswith("level")] == [f"level {level}" for level in reversed(range(512))]
+    assert names.count("after") == 1
+
+
+def test_each_thread_has_its_track(tmp_path: Path) -> None:
+    """Ranges of threads that run at once do not mix, and come from the track of their thread."""
+    barrier = threading.Barrier(4)
+
+    def one(name: str) -> None:
+        barrier.wait()
+        for _ in range(200):
+            push(name)
+            range_of(name)
+            pop()
+
+    def work(_: sc.Profiler) -> None:
+        threads = [threading.Thread(target=one, args=(f"thread::{number}",)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    events = record(tmp_path, work).events(kind=Kind.SPAN)
+    events = events[[text.startswith("thread::") for text in texts(events)]]
+    assert len(events) == 4 * 400
+    assert len(set(zip(events["name"].tolist(), events["track"].tolist(), strict=True))) == 4
+
+
+def test_names_are_cut_and_mended(tmp_path: Path) -> None:
+    """A name of a megabyte is cut, and counted; the next one is not harmed."""
+    before = _core.counts()["names_cut"]
+
+    def work(_: sc.Profiler) -> None:
+        for _number in range(3):
+            range_of("x" * 1_000_000)
+        range_of("next")
+
+    names = record(tmp_path, work).names(kind=Kind.SPAN)
+    assert names.count("x" * _core.MAX_NAME) == 3 and names.count("next") == 1
+    assert _core.counts()["names_cut"] > before
+
+
+def test_a_forked_child_records_nothing_and_lives(tmp_path: Path) -> None:
+    """In a forked child torch's calls find the recorder inert."""
+
+    def work(_: sc.Profiler) -> None:
+        push("aten::around")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of forks beside threads
+            child = os.fork()
+        if child == 0:
+            range_of("aten::child")
+            pop()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        pop()
+
+    names = record(tmp_path, work).names(kind=Kind.SPAN)
+    assert "aten::around" in names and "aten::child" not in names
+
+
+def python(code: str, **changes: str) -> str:
+    """Runs code in a Python of its own, warnings being errors, and returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        env=environment(**changes),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_stepscope_first_arms_torch() -> None:
+    """Then the environment names our library, and torch calls it."""
+    code = (
+        "import os; from stepscope.backends import torch_arm; print(torch_arm.arm())\n"
+        "import torch; from stepscope.backends.torch_stream import check_armed; check_armed(torch)\n"
+        "print(os.environ[torch_arm.VARIABLE] == torch_arm.library(), torch_arm.arm())"
+    )
+    assert python(code).split() == ["True", "True", "True"]
+
+
+def test_importing_torch_first_is_told() -> None:
+    """Too late to arm: the reason says what to do."""
+    code = (
+        "import torch; from stepscope.backends import torch_arm; print(torch_arm.arm(), torch_arm.reason())\n"
+        "from stepscope.backends.torch_stream import check_armed\n"
+        "from stepscope.runtime.errors import BackendError\n"
+        "try: check_armed(torch)\n"
+        "except BackendError as error: print(error)"
+    )
+    said = python(code)
+    assert said.startswith("False torch was imported before stepscope; import stepscope first")
+    assert "operators cannot arrive live: torch was imported before stepscope" in said
+
+
+def test_another_collector_is_left_in_place() -> None:
+    """A collector that somebody else named stays named, and the reason says so."""
+    code = (
+        "import os; from stepscope.backends import torch_arm; print(torch_arm.arm()); print(torch_arm.reason())\n"
+        "print(os.environ[torch_arm.VARIABLE])"
+    )
+    armed, reason, named = python(code, **{torch_arm.VARIABLE: "/opt/vtune/libittnotify_collector.so"}).splitlines()
+    assert (armed, named) == ("False", "/opt/vtune/libittnotify_collector.so")
+    assert "names another collector, /opt/vtune/libittnotify_collector.so" in reason

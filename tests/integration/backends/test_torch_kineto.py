@@ -1,0 +1,399 @@
+"""Kineto mode of the torch backend: against torch's own export of the same recording."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends import kineto_worker
+from stepscope.backends.collecting import CollectingSink
+from stepscope.backends.conformance import CHECKS, Case
+from stepscope.backends.kineto_result import SharedResult
+from stepscope.backends.kineto_worker import FinishedTrace, KinetoWorker
+from stepscope.backends.torch import TorchBackend
+from stepscope.backends.torch_kineto import KinetoMode
+from stepscope.backends.torch_settings import TorchSettings
+from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
+from stepscope.runtime import clock, strings, tracks
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.events import Kind
+from stepscope.runtime.schedule import schedule
+from tests.support.operators import record, torch, train
+from tests.support.readings import decoded, texts
+
+NONE, WARMUP, RECORD, SAVE = ProfilerAction
+
+Row = tuple[str, str, str, int, int, str]
+"""Phase, category, name, begin in ns, duration in ns, and arguments as JSON."""
+
+
+def add() -> None:
+    for _ in range(3):
+        torch.add(torch.ones(2), 1)
+
+
+def recorded_by_torch(**asked: bool) -> Any:
+    """A finished profile of torch, with a training step in it."""
+    profile = torch.autograd.profiler.profile(use_kineto=True, **asked)
+    with profile, torch.profiler.record_function("odd, name#"):
+        train(1)
+    return profile.kineto_results
+
+
+def rows_of(sink: CollectingSink) -> Counter[Row]:
+    """What was delivered, in the terms of kineto's file."""
+    phases = {Kind.SPAN: "X", Kind.MEMORY: "i", Kind.INSTANT: "i", Kind.FLOW_START: "s", Kind.FLOW_END: "f"}
+    return Counter(
+        (
+            phases[Kind(int(event["kind"]))],
+            strings.text(int(event["category"])),
+            strings.text(int(event["name"])),
+            int(event["ts"]),
+            int(event["dur"]) if event["kind"] == Kind.SPAN else 0,
+            json.dumps(args, sort_keys=True),
+        )
+        for delivery in sink.deliveries
+        for event, args in zip(delivery.events, decoded(delivery.events, delivery.args), strict=True)
+    )
+
+
+def rows_of_export(path: Path, mapping: ClockMapping) -> Counter[Row]:
+    """What torch's own export holds, read by the standard library."""
+    trace = json.loads(path.read_text())
+    return Counter(
+        (
+            event["ph"],
+            event["cat"],
+            event["name"],
+            mapping.to_ours(trace["baseTimeNanoseconds"] + round(event["ts"] * 1000)),
+            round(event.get("dur", 0) * 1000),
+            json.dumps(event.get("args", {}), sort_keys=True),
+        )
+        for event in trace["traceEvents"]
+        if event["ph"] != "M" and isinstance(event["pid"], int)
+    )
+
+
+def without_times_of_frames(rows: Counter[Row]) -> Counter[Row]:
+    """The same, without begins and durations of Python frames."""
+    changed: Counter[Row] = Counter()
+    for row, count in rows.items():
+        changed[(*row[:3], 0, 0, row[5]) if row[1] == "python_function" else row] += count
+    return changed
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_kineto_mode_keeps_the_contract_of_backends(check: Any) -> None:
+    """The conformance suite, with operators that really run."""
+    check(Case(lambda: TorchBackend("kineto"), add))
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"record_shapes": True, "profile_memory": True}, {"with_stack": True, "with_modules": True}], ids=str
+)
+async def test_every_event_is_that_of_torchs_own_export(tmp_path: Path, asked: dict[str, bool]) -> None:
+    """One to one: kinds, names, times to the ns and all arguments of one and the same recording."""
+
+    class Saved:
+        """Torch exports a result once only: this one hands out copies of that export."""
+
+        def trace_start_ns(self) -> int:
+            return 0
+
+        def save(self, path: str) -> None:
+            shutil.copyfile(tmp_path / "own.json", path)
+
+    anchor = ClockAnchor.read()
+    recorded_by_torch(**asked).save(str(tmp_path / "own.json"))
+    sink = CollectingSink()
+    worker = KinetoWorker(sink)
+    worker.put(
+        FinishedTrace(
+            SharedResult(Saved()),
+            until=anchor.monotonic_ns,
+            anchors=(anchor,),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
+    await worker.aclose()
+    assert list(worker.problems) == ["exporting a trace stopped all Python threads for that time"]
+    assert sink.passed == anchor.monotonic_ns
+    theirs = rows_of_export(tmp_path / "own.json", ClockMapping(anchor.wall_ns, anchor.monotonic_ns))
+    ours = rows_of(sink)
+    if asked.get("with_stack"):  # frames that cross an annotation are cut at its border
+        assert sum((ours - theirs).values()) < sum(ours.values()) / 10
+        ours, theirs = without_times_of_frames(ours), without_times_of_frames(theirs)
+    assert ours == theirs
+    names = {name for _, _, name, *_ in theirs}
+    assert {"odd, name#", "aten::convolution", "Optimizer.step#SGD.step"} <= names
+
+
+@pytest.mark.parametrize("with_stack", [False, True])
+def test_export_and_release_leave_the_interpreter_alone(tmp_path: Path, with_stack: bool) -> None:
+    """The direct calls write a whole trace, and leave a result that can still be dropped."""
+    result = recorded_by_torch(record_shapes=True, with_stack=with_stack)
+    names = Counter(activity.name() for activity in result.trace_activities())
+    assert save_without_gil(result, str(tmp_path / "direct.json"))
+    trace = json.loads((tmp_path / "direct.json").read_text())
+    saved = Counter(event["name"] for event in trace["traceEvents"] if "cat" in event and event["ph"] in "Xi")
+    assert names["aten::convolution"] == 1 and names["nn.Module: Conv2d_0"] == with_stack
+    assert saved - names == Counter({"PyTorch Profiler (0)": 1}) and not names - saved
+    assert free_without_gil(result)
+    assert result.trace_start_ns() == 0
+    del result
+    assert not save_without_gil(Other(), str(tmp_path / "none.json"))
+
+
+class Other:
+    """No result of kineto."""
+
+    def trace_start_ns(self) -> int:
+        return 1
+
+
+def test_shapes_and_memory_arrive_with_their_operators(tmp_path: Path) -> None:
+    """Inputs of operators, allocations with their totals, and the track of the thread that recorded spans."""
+    backend = TorchBackend(record_shapes=True, profile_memory=True)
+
+    def work(_: sc.Profiler) -> None:
+        with sc.span("around"):
+            torch.mm(torch.ones(3, 5), torch.ones(5, 7))
+
+    memory = record(tmp_path, work, backend)
+    found = {name: args for name, args in zip(memory.names(), memory.arguments(), strict=True) if args}
+    assert found["aten::mm"]["Input Dims"] == [[3, 5], [5, 7]]
+    allocations = memory.events(kind=Kind.MEMORY)
+    # What is left of other tests is in the totals, too.
+    assert allocations["value"].max() - allocations["value"].min() == 4 * (15 + 35 + 21)
+    spans = memory.events(kind=Kind.SPAN)
+    track = {name: int(span["track"]) for name, span in zip(texts(spans), spans, strict=True)}
+    assert track["around"] == track["aten::mm"]
+    report = backend.report()
+    assert (report.mode, report.notes) == ("kineto", ())
+    assert report.training_thread_ns > 0
+
+
+def test_flops_are_torchs(tmp_path: Path) -> None:
+    """Estimates of floating-point operations become arguments of their operators."""
+    memory = record(tmp_path, lambda _: torch.mm(torch.ones(3, 5), torch.ones(5, 7)), TorchBackend(with_flops=True))
+    found = dict(zip(memory.names(), memory.arguments(), strict=True))
+    assert found["aten::mm"]["FLOPs"] == 2 * 3 * 5 * 7
+    assert "FLOPs" not in found["aten::fill_"]
+
+
+def test_python_functions_enclose_their_operators(tmp_path: Path) -> None:
+    """With stacks the functions that called an operator are its ancestors."""
+
+    def innermost() -> None:
+        torch.ones(2).relu()
+
+    memory = record(tmp_path, lambda _: innermost(), TorchBackend(with_stack=True))
+    spans = memory.events(kind=Kind.SPAN)
+    by_id = {int(span["id"]): span for span in spans}
+    span = spans[texts(spans).index("aten::relu")]
+    ancestors: list[str] = []
+    while span["parent"]:
+        span = by_id[int(span["parent"])]
+        ancestors.append(strings.text(int(span["name"])))
+    assert any(name.endswith(": innermost") for name in ancestors), ancestors
+
+
+def test_windows_that_follow_each_other_directly_are_whole(tmp_path: Path) -> None:
+    """Each of three adjacent windows has the operators of its steps, and no others."""
+
+    def work(profiler: sc.Profiler) -> None:
+        for step in range(6):
+            for _ in range(step + 1):
+                torch.ones(1).tanh()
+            profiler.step()
+
+    memory = record(tmp_path, work, TorchBackend("kineto"), schedule=schedule(wait=0, warmup=0, active=2, repeat=3))
+    spans = memory.events(kind=Kind.SPAN)
+    tanh = spans[[name == "aten::tanh" for name in texts(spans)]]
+    assert Counter(tanh["step"].tolist()) == {step: step + 1 for step in range(6)}
+    assert [memory.names(window).count("aten::tanh") for window in range(3)] == [3, 7, 11]
+
+
+def test_another_profiler_of_torch_is_left_alone(tmp_path: Path) -> None:
+    """While another profiler of torch is active a window goes without operators; the next one has them again."""
+    backend = TorchBackend("kineto")
+
+    def work(profiler: sc.Profiler) -> None:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as other:
+            profiler.step()
+            torch.ones(1).tanh()
+            profiler.step()
+        assert "aten::tanh" in {event.key for event in other.key_averages()}
+        profiler.step()
+        torch.ones(1).tanh()
+        profiler.step()
+
+    memory = record(tmp_path, work, backend, schedule=schedule(wait=1, warmup=0, active=1, repeat=2))
+    assert memory.names(0).count("aten::tanh") == 0
+    assert memory.names(1).count("aten::tanh") == 1
+    assert "are missing: the program's own torch profiler was on" in " ".join(backend.report().notes)
+
+
+def test_torch_is_bound_to_the_thread_that_steps(tmp_path: Path) -> None:
+    """start() on another thread than step(): operators are those of the thread that steps, and torch is off afterwards."""
+
+    def work(profiler: sc.Profiler) -> None:
+        def steps() -> None:
+            for _ in range(3):
+                add()
+                profiler.step()
+
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join()
+
+    memory = record(tmp_path, work, TorchBackend("kineto"), schedule=schedule(wait=1, warmup=0, active=1, repeat=1))
+    assert memory.names().count("aten::add") == 3
+    assert not torch.autograd._profiler_enabled()
+
+
+async def test_a_warm_up_that_leads_nowhere_is_undone() -> None:
+    """After WARMUP and NONE torch's profiler is off, nothing is delivered, and recording works as ever."""
+    sink = CollectingSink()
+    mode = KinetoMode(TorchSettings(), sink)
+    for before, after in ((NONE, WARMUP), (WARMUP, NONE)):
+        mode.transition(before, after, clock.now())
+    assert not torch.autograd._profiler_enabled()
+    assert len(sink.events) == 0
+    mode.transition(NONE, RECORD, clock.now())
+    add()
+    end = clock.now()
+    mode.transition(RECORD, NONE, end)
+    await mode.aclose()
+    assert texts(sink.events).count("aten::add") == 3
+    assert sink.passed == end
+
+
+async def test_times_are_ours() -> None:
+    """Operators lie between readings of our clock around them, within the bound that the report states."""
+    sink = CollectingSink()
+    mode = KinetoMode(TorchSettings(), sink)
+    mode.transition(NONE, RECORD, clock.now())
+    readings = [clock.now()]
+    for _ in range(20):
+        torch.ones(1).tanh()
+        readings.append(clock.now())
+    mode.transition(RECORD, NONE, clock.now())
+    await mode.aclose()
+    spans = sink.events[[name == "aten::tanh" for name in texts(sink.events)]]
+    bound = int(mode.report().clock.partition("; ")[2].split()[0])
+    assert bound < 1_000_000
+    for span, before, after in zip(spans, readings, readings[1:], strict=False):
+        # The markers bound the error where they are; between them both clocks run evenly.
+        assert before - 2 * bound - 1000 <= span["ts"] <= span["ts"] + span["dur"] <= after + 2 * bound + 1000
+
+
+async def test_a_trace_that_is_lost_is_told() -> None:
+    """A result that cannot be exported costs its window only: the watermark goes on, and the report says why."""
+
+    class Broken:
+        def trace_start_ns(self) -> int:
+            return 1
+
+        def save(self, path: str) -> None:
+            raise RuntimeError("no space left")
+
+    sink = CollectingSink()
+    worker = KinetoWorker(sink)
+    worker.put(
+        FinishedTrace(
+            SharedResult(Broken()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
+    worker.put(9)
+    await worker.aclose()
+    assert worker.problems["a trace was lost: no space left"] == 1
+    assert sink.watermarks == [7, 9]
+
+
+async def test_events_of_a_lost_trace_are_counted_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However large the file is that could not be read, and wherever a piece of it ends."""
+
+    class Torn:
+        def trace_start_ns(self) -> int:
+            return 1
+
+        def save(self, path: str) -> bool:
+            Path(path).write_text('{"ph": "X"}, ' * 20)
+            raise RuntimeError("no space left")
+
+    monkeypatch.setattr(kineto_worker, "_PIECE", 7)
+    sink = CollectingSink()
+    worker = KinetoWorker(sink)
+    worker.put(
+        FinishedTrace(
+            SharedResult(Torn()),
+            until=7,
+            anchors=(ClockAnchor.read(),),
+            brackets=(),
+            flops=False,
+            since=0,
+            own_threads=frozenset(),
+        )
+    )
+    await worker.aclose()
+    assert [loss.count for loss in sink.losses] == [20]
+
+
+def test_quotes_in_names_are_mended(tmp_path: Path) -> None:
+    """Kineto writes quotes as they are, which is no JSON; other programs cannot read such a trace at all."""
+
+    def work(_: sc.Profiler) -> None:
+        for name in ('say "hi"', '"', "after"):
+            with torch.profiler.record_function(name):
+                torch.ones(1).tanh()
+
+    names = record(tmp_path, work, TorchBackend("kineto")).names(kind=Kind.SPAN)
+    assert [name for name in names if name in ('say "hi"', '"', "after")] == ['say "hi"', '"', "after"]
+    assert names.count("aten::tanh") == 3
+
+
+def test_stacks_leave_out_the_threads_of_the_runtime(tmp_path: Path) -> None:
+    """Python functions are those of the program's threads: our own, which work meanwhile, are none of it."""
+    go = threading.Event()
+
+    def other() -> None:
+        while not go.wait(0.01):
+            pass
+
+    thread = threading.Thread(target=other, name="the program's")
+    thread.start()
+    memory = sc.exporters.MemoryExporter()
+    try:
+        with sc.trace(
+            backends=[TorchBackend("kineto", with_stack=True)],
+            exporters=[memory],
+            output_dir=tmp_path,
+            options=sc.Options(journal=False, close_timeout=60.0),
+        ):
+            add()
+            thread.join(0.2)  # it goes on meanwhile
+    finally:
+        go.set()
+        thread.join()
+    events = memory.events(kind=Kind.SPAN)
+    frames = events[[strings.text(int(category)) == "python_function" for category in events["category"]]]
+    found = {track.tid for row in set(frames["track"].tolist()) if (track := tracks.get(row)) is not None}
+    assert found == {threading.main_thread().native_id, thread.native_id}

@@ -1,0 +1,105 @@
+"""torch has room for one profiler in a thread: the program's own goes first, and what is missing of ours is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.basics import ROOT
+from tests.support.operators import environment
+
+PROGRAM = ROOT / "tests" / "support" / "programs" / "torch_slot.py"
+REGIONS = PROGRAM.with_name("torch_regions.py")
+AROUND = {"sin": 1, "cos": 1}
+
+
+SAME = ["inside", "within", "raw", "scheduled", "refused", "before", "outlives", "two"]
+KINETO = [*SAME, "elsewhere", "elsewhere_long", "elsewhere_before"]
+
+
+@cache
+def told(mode: str) -> dict[str, Any]:
+    """What the program tells of all cases, which it runs in a process of its own, as torch may crash."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(PROGRAM), mode, directory, *(KINETO if mode == "kineto" else SAME)]
+        where = environment(PYTHONPATH=str(ROOT))
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
+    assert ended.returncode == 0, (ended.returncode, ended.stderr[-4000:])
+    lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
+    return {line["case"]: line for line in lines}
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+@pytest.mark.parametrize(
+    ("case", "recorded"),
+    [
+        ("inside", AROUND),
+        ("within", AROUND),
+        ("raw", AROUND),
+        ("scheduled", AROUND),
+        ("refused", AROUND),
+        ("before", {"sin": 0, "cos": 1}),
+        ("outlives", {"sin": 0, "cos": 1}),
+        ("two", {"sin": 1, "cos": 1, "exp": 2}),
+    ],
+)
+def test_the_programs_own_profilers_go_first(mode: str, case: str, recorded: dict[str, int]) -> None:
+    """They see all that is theirs; ours has everything outside of them, and says for how long it has nothing, and why."""
+    said = told(mode)[case]
+    assert {name: said["names"].get(name, 0) for name in recorded} == recorded
+    report = said["report"]
+    assert "dropped   nothing\n" not in report and "accounts  balanced\n" not in report, report
+    assert "note      torch: operators of" in report
+    assert "why       window 0: incomplete: 'torch' has nothing of" in report
+    assert "the program's own torch profiler was on" in report
+
+
+@pytest.mark.parametrize(
+    ("case", "recorded", "missing"),
+    [
+        ("elsewhere", {"sin": 3, "cos": 3}, False),
+        ("elsewhere_long", {"sin": 1, "cos": 1}, True),
+        ("elsewhere_before", {"sin": 1, "cos": 1}, True),
+    ],
+)
+def test_kineto_is_used_on_another_thread(case: str, recorded: dict[str, int], missing: bool, tmp_path: Path) -> None:
+    """A process has one recording of kineto. The program's is whole; ours is whole if it outlasts that."""
+    said = told("kineto")[case]
+    assert {name: said["names"].get(name, 0) for name in recorded} == recorded
+    assert ("missing   torch: " in said["report"]) is missing
+    assert ("dropped   nothing\n" in said["report"]) is not missing
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+@pytest.mark.parametrize(
+    ("case", "missing"),
+    [
+        ("stops_inside", True),
+        ("nested", True),
+        ("starts_inside", True),
+        ("opened_inside", True),
+        ("closure", True),
+        ("in_operator", True),
+        ("hooks", True),
+        ("packs", True),
+        ("windows", False),
+        ("scripted", False),
+    ],
+)
+def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str, missing: bool, tmp_path: Path) -> None:
+    """The program goes on, as it does without stepscope."""
+    command = [sys.executable, str(REGIONS), mode, str(tmp_path), case]
+    where = environment(PYTHONPATH=str(ROOT))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
+    assert ended.returncode == 0 and "the program ended" in ended.stdout, (ended.returncode, ended.stderr[-4000:])
+    # Where torch calls the program from an operator, a recording of kineto goes on, and the program's profiler is empty.
+    stands_in = mode == "kineto" and case in ("hooks", "packs")
+    assert ("began inside of an operator" in ended.stderr) is stands_in
+    assert ("the program's own torch profiler was on" in ended.stdout) is (missing and not stands_in), ended.stdout

@@ -1,0 +1,279 @@
+"""What a collector tells over HTTP of processes that train."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.collector.live.views import RankView
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+from tests.support.basics import ROOT, require
+from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+
+
+def ended(*numbers: int) -> Callable[[dict[int, Any]], bool]:
+    """Whether these ranks have ended, and are all that there are."""
+    return lambda ranks: set(ranks) == set(numbers) and all(view["state"] == "ended" for view in ranks.values())
+
+
+def test_ranks_are_shown_as_they_train(tmp_path: Path) -> None:
+    """Steps, events, windows, clock and state of each are those of its journal, and the slow one is named."""
+    with collecting(tmp_path) as collector:
+        speeds = (0.01, 0.01, 0.04)
+        running = [training(collector.url, rank, seconds=seconds, world=4) for rank, seconds in enumerate(speeds)]
+        with running[0], running[1], running[2]:
+            collector.when(lambda ranks: any(view["state"] == "connected" for view in ranks.values()))
+            ranks = collector.when(ended(0, 1, 2))
+        for rank, view in ranks.items():
+            assert (view["step"], view["windows"], view["incarnation"], view["dropped"]) == (29, 3, 1, 0)
+            assert view["step_ms"] > 1000 * speeds[rank]
+            assert view["clock_bound_us"] > 0
+            path = tmp_path / "streams" / view["stream"] / "journal"
+            assert view["bytes"] == path.stat().st_size
+            with JournalReader(path) as reader:
+                assert reader.end is None
+                windows = [item for item in reader if isinstance(item, Window)]
+                assert reader.end is not None and view["events"] == reader.end.events
+            assert len(windows) == 3
+        job = collector.get("/v1/job")
+        assert (job["ranks"], job["world_size"], job["absent"], job["ended"]) == (3, 4, [3], 3)
+        assert job["events"] == sum(view["events"] for view in ranks.values())
+        assert [slow["rank"] for slow in job["slowest"]] == [2]
+        assert job["slowest"][0]["factor"] > 2
+        chart = collector.get("/v1/steps?range=all&ranks=job-2of4,job-0of4,nobody")
+        assert [one["id"] for one in chart["series"]] == ["job-2of4", "job-0of4"]
+        assert len(chart["times"]) == len(chart["median"]) == len(chart["series"][0]["step_ms"]) > 0
+        assert max(step or 0 for step in chart["series"][0]["step_ms"]) <= max(chart["highest"])
+
+
+def test_a_rank_that_is_killed_and_started_again_is_one_rank(tmp_path: Path) -> None:
+    """Its first start died, which its second shows at once; both can be read."""
+    with collecting(tmp_path) as collector:
+        with training(collector.url, 0, steps=10_000) as first:
+            collector.when(lambda ranks: 0 in ranks and ranks[0]["windows"] > 0)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            view = collector.when(lambda ranks: ranks[0]["state"] != "connected")[0]
+            assert view["state"] == "silent"
+        trained(collector.url, 0)
+        view = collector.when(ended(0))[0]
+        assert view["incarnation"] == 2
+        detail = collector.get(f"/v1/ranks/{view['id']}")
+        assert [one["state"] for one in detail["streams"]] == ["ended", "died"]
+        for one in detail["streams"]:
+            assert collector.get(f"/v1/streams/{one['stream']}/windows/0/statistics")["spans"]
+
+
+def test_the_state_comes_back_after_the_collector_was_killed(tmp_path: Path) -> None:
+    """What was told before is told again, read from the files; a rank that goes on counts each event once."""
+    with collecting(tmp_path) as collector:
+        trained(collector.url, 0)
+        before = collector.when(ended(0))[0]
+        chart = collector.get("/v1/steps?range=all&ranks=job-0")
+        collector.process.kill()
+    with collecting(tmp_path) as collector:
+        until(lambda: collector.get("/v1/job")["restoring"] == 0)
+        after = collector.ranks()[0]
+        rates = {"events_per_s": 0.0, "bytes_per_s": 0.0}
+        assert {**after, **rates} == {**before, **rates}
+        (series,) = collector.get("/v1/steps?range=all&ranks=job-0")["series"]
+        known = chart["series"][0]["step_ms"]
+        assert known and series["step_ms"][: len(known)] == known  # the last moment may have been going on
+
+
+def test_a_rank_streams_on_into_a_collector_that_was_started_again(tmp_path: Path) -> None:
+    """The file is read and the stream goes on at the same time; each frame counts once in the end."""
+    with collecting(tmp_path) as collector:
+        port = collector.url.rpartition(":")[2]
+        with training(collector.url, 0, steps=600) as rank:
+            collector.when(lambda ranks: 0 in ranks and ranks[0]["windows"] > 2)
+            collector.process.kill()
+            collector.process.wait()
+            with collecting(tmp_path, "--port", port) as second:
+                assert rank.wait(60) == 0
+                view = second.when(ended(0))[0]
+    with JournalReader(tmp_path / "streams" / view["stream"] / "journal") as reader:
+        windows = sum(isinstance(item, Window) for item in reader)
+    assert reader.end is not None and not reader.damage
+    assert (view["events"], view["windows"]) == (reader.end.events, windows)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A collector with a rank that has ended."""
+    with collecting(tmp_path_factory.mktemp("collector")) as collector:
+        trained(collector.url, 0)
+        collector.when(ended(0))
+        yield collector
+
+
+def test_windows_and_their_tables(finished: CollectorProcess) -> None:
+    """The newest windows first; a window's ranks; what a rank did in it."""
+    windows = finished.get("/v1/windows?limit=2")
+    assert [window["index"] for window in windows] == [2, 1]
+    assert all((one["ranks"], one["steps"], one["open"], one["incomplete"]) == (1, 10, 0, 0) for one in windows)
+    detail = finished.get("/v1/windows/1")
+    (row,) = detail["ranks"]
+    assert detail["window"] == windows[1] and row["window"]["events"] == windows[1]["events"]
+    table = finished.get(f"/v1/streams/{row['stream']}/windows/1/statistics")
+    counts = {span["name"]: span["count"] for span in table["spans"]}
+    assert counts == {"forward": 10, "ProfilerStep": 10}
+    assert table["counters"][0]["count"] == 10
+
+
+def test_a_window_that_is_not_there_has_no_table(finished: CollectorProcess) -> None:
+    """Nor a file: both say so, which the document announces."""
+    stream = finished.ranks()[0]["stream"]
+    paths = finished.get("/openapi.json")["paths"]
+    for what in ("statistics", "chrome"):
+        answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/{what}")
+        assert (answer.status, answer.headers["content-type"]) == (404, "application/problem+json")
+        assert answer.json()["detail"] == "window 99 is not in what is kept of it"
+        (path,) = (
+            path
+            for path in paths
+            if path.endswith("/windows/{window}/" + (what if what == "statistics" else "{kind}")) and "streams" in path
+        )
+        assert "404" in paths[path]["get"]["responses"]
+
+
+def test_downloads(finished: CollectorProcess) -> None:
+    """A window as a Chrome trace, and the stream's file as it is."""
+    stream = finished.ranks()[0]["stream"]
+    answer = ask(f"{finished.url}/v1/streams/{stream}/windows/1/chrome")
+    assert answer.headers["content-disposition"] == 'attachment; filename="rank0-window1.json.gz"'
+    events = json.loads(gzip.decompress(answer.body))
+    assert sum(event.get("name") == "forward" for event in events) == 10
+    answer = ask(f"{finished.url}/v1/streams/{stream}/journal")
+    assert answer.body == (finished.directory / "streams" / stream / "journal").read_bytes()
+    assert not list((finished.directory / "downloads").iterdir()), "a file was left behind"
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/ranks/nobody", 404),
+        ("/v1/nothing", 404),
+        ("/v1/windows/99", 404),
+        ("/v1/windows/0/nothing", 404),
+        ("/v1/streams/" + "0" * 32 + "/journal", 404),
+        ("/v1/streams/..%2f..%2fetc/journal", 404),
+        ("/v1/streams/%2e%2e/journal", 404),
+        ("/page/..%2fapp.py", 404),
+        ("/page/__init__.py", 404),
+        ("/v1/windows?limit=0", 400),
+        ("/v1/windows?limit=many", 400),
+        ("/v1/windows?other=1", 400),
+        ("/v1/steps?range=never", 400),
+    ],
+)
+def test_problems(finished: CollectorProcess, path: str, status: int) -> None:
+    """What cannot be answered says why, in the form of RFC 9457."""
+    answer = ask(finished.url + path)
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
+    told = answer.json()
+    assert told["status"] == status and told["title"] and told["detail"]
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("limit=0", "limit: Expected `int` >= 1 ('0'); the nearest is 1"),
+        ("limit=many", "limit: Expected `int`, got `str` ('many'); the default is "),
+        ("limt=1", "unknown field 'limt'; did you mean 'limit'?"),
+    ],
+)
+def test_wrong_parameters(finished: CollectorProcess, query: str, said: str) -> None:
+    """They are named with their value and the nearest that would do."""
+    told: str = ask(f"{finished.url}/v1/windows?{query}").json()["detail"]
+    assert told.startswith(f"a parameter is wrong: {said}")
+
+
+def test_a_window_that_is_not_there_cannot_be_downloaded(finished: CollectorProcess) -> None:
+    """What goes wrong before the first byte is told, not hidden in a file."""
+    stream = finished.ranks()[0]["stream"]
+    answer = ask(f"{finished.url}/v1/streams/{stream}/windows/99/chrome")
+    assert answer.status == 404 and "window 99" in answer.json()["detail"]
+
+
+def test_other_methods_are_refused(finished: CollectorProcess) -> None:
+    """Nothing can be written or deleted over HTTP."""
+    for method in ("POST", "PUT", "DELETE"):
+        answer = ask(f"{finished.url}/v1/ranks", method=method, body=b"")
+        assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
+
+
+def test_the_openapi_document(finished: CollectorProcess) -> None:
+    """It is valid, and what is answered is as it says."""
+    document = finished.get("/openapi.json")
+    require("openapi_spec_validator").validate(document)
+    schema: Any = require("jsonschema").Draft202012Validator
+    stream = finished.ranks()[0]["stream"]
+    given = {"rank": "job-0", "stream": stream, "window": "0", "kind": "chrome"}
+    checked = 0
+    for path, operations in document["paths"].items():
+        content = operations.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+        if "application/json" not in content:
+            continue
+        address = path
+        for name, value in given.items():
+            address = address.replace("{" + name + "}", value)
+        expected = {**content["application/json"]["schema"], "components": document["components"]}
+        schema(expected).validate(finished.get(address))
+        checked += 1
+    assert checked >= 9
+    assert set(document["components"]["schemas"]["RankView"]["properties"]) == set(RankView.__struct_fields__)
+
+
+def test_live_events(finished: CollectorProcess) -> None:
+    """The whole state first, then what has changed; a rank that comes is told of within two seconds of its arrival."""
+    with urllib.request.urlopen(f"{finished.url}/v1/events", timeout=40) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+
+        def snapshot() -> Any:
+            while not (line := answer.readline()).startswith(b"data:"):
+                assert line
+            return json.loads(line[5:])
+
+        first, found = snapshot(), snapshot()
+        assert first["full"] and [view["id"] for view in first["ranks"]] == ["job-0"]
+        while found["ranks"]:  # its rates go down to nothing
+            assert not found["full"]
+            found = snapshot()
+        with training(finished.url, 0, steps=10_000, name="other"):
+            found = snapshot()
+            while not found["ranks"]:
+                found = snapshot()
+        assert [view["id"] for view in found["ranks"]] == ["other-0"] and not found["full"]
+
+
+def test_a_download_that_nobody_waits_for_is_given_up(tmp_path: Path) -> None:
+    """The process that makes it is ended and its file deleted; the next one has its turn."""
+    with collecting(tmp_path) as collector:
+        trained(collector.url, 0)
+        stream = collector.when(ended(0))[0]["stream"]
+        path = f"/v1/streams/{stream}/windows/0/chrome"
+        host, port = collector.url.removeprefix("http://").split(":")
+        for _ in range(5):
+            with socket.create_connection((host, int(port))) as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert ask(collector.url + path).status == 200
+        until(lambda: not list((tmp_path / "downloads").iterdir()))
+
+
+def test_the_page_of_documentation_has_every_path(tmp_path: Path) -> None:
+    """And none that is not there."""
+    page = (ROOT / "docs" / "collector.md").read_text()
+    named = set(re.findall(r"`(?:POST )?(/(?:v1/|metrics|healthz|openapi)[^`?]*)`", page))
+    with collecting(tmp_path) as collector:
+        assert named == set(collector.get("/openapi.json")["paths"]) | {"/openapi.json"}

@@ -1,0 +1,348 @@
+"""Who says nothing, says too much at once, or speaks for others, is held within bounds before it costs anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import threading
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from stepscope.collector.files import writer
+from stepscope.collector.files.stream_file import StreamFile
+from stepscope.collector.files.writer import Writer
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web import doorway
+from stepscope.exporters.collector import delivery, protocol
+from stepscope.exporters.collector.backlog import Backlog
+from stepscope.exporters.collector.piece import Piece
+from stepscope.exporters.specimens import run_in as a_run
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import run_record
+from tests.support.basics import poll
+from tests.support.collecting import ask, trained, until
+from tests.support.collecting import collecting as collecting_apart
+from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.streams import STREAM, SYNC, frames, hello
+
+OTHER = "fedcba9876543210" * 2
+
+
+async def test_a_connection_that_says_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that never ends its request; one that asks is not disturbed."""
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
+    async with collecting(tmp_path) as running:
+        host, port = running.url.removeprefix("ws://").split("/")[0].split(":")
+        silent, slow = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        slow[1].write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            for reader, stream in (silent, slow):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+                stream.close()
+            await one.send(protocol.encode(protocol.Ping(1)))
+            assert isinstance(await answer(one), protocol.Pong)
+
+
+async def test_no_request_may_be_left_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after one that was answered, and with a body that does not come; who is refused is not listened to."""
+    monkeypatch.setattr(doorway, "PATIENCE", 0.3)
+    async with collecting(tmp_path, token="t") as running:
+        for first, more, answered in (
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"G", b"200 "),
+            (b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"401 "),
+            (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n", b"a", b"200 "),
+            (
+                b"POST /v1/tickets HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer t\r\nContent-Length: 9\r\n\r\n",
+                b"a",
+                b"",
+            ),
+        ):
+            reader, stream = await asyncio.open_connection("127.0.0.1", running.port)
+            stream.write(first)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30) if answered else b""
+            assert head.startswith(b"HTTP/1.1 " + answered) or not answered
+            assert (b"connection: close" in head.lower()) is (answered == b"401 ")
+            stream.write(more)
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 30)
+            stream.close()
+        await poll(lambda: not running.server.server_state.connections)
+
+
+async def test_who_waits_makes_room_for_who_asks(tmp_path: Path) -> None:
+    """Connections are no more than may be; those of exporters stay."""
+    async with collecting(tmp_path, max_streams=1, max_readers=4) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(20)]
+        for reader, _ in idle[:16]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert len(running.server.server_state.connections) == 5
+        reader, stream = idle[-1]
+        stream.write(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        await one.send(protocol.encode(protocol.Ping(1)))
+        assert isinstance(await answer(one), protocol.Pong)
+        for _, stream in idle:
+            stream.close()
+
+
+def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
+    """However many strangers connect, and however few files may be open, ranks are taken and readers answered."""
+    with collecting_apart(tmp_path, files=200) as collector:
+        address = urlsplit(collector.url)
+        idle = [socket.create_connection((address.hostname or "", address.port or 0), 30) for _ in range(300)]
+        for made in idle:
+            with contextlib.suppress(ConnectionError):
+                made.sendall(b"GET /")
+        assert ask(f"{collector.url}/healthz").status == 200
+        trained(collector.url, 0)
+        until(lambda: collector.get("/v1/job")["ended"])
+        for made in idle:
+            made.close()
+        assert "there can be 34 streams and 17 other connections" in collector.stop()[1]
+    with pytest.raises(ValueError, match="cannot work with 70 open files"):
+        CollectorSettings(directory=tmp_path).within(70)
+    assert CollectorSettings(directory=tmp_path).within(20_000) == CollectorSettings(directory=tmp_path)
+
+
+async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None:
+    """A stranger may not have the collector hold megabytes; who was welcomed may send large messages."""
+    async with collecting(tmp_path) as running:
+        async with connected(running.url) as one:
+            with pytest.raises(ConnectionClosed):
+                await one.send(b"\0" * (1 << 20))
+                await one.recv()
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=1 << 20)))
+            assert await answer(one) == protocol.Ack(1)
+
+
+async def test_more_frames_than_a_message_may_have(tmp_path: Path) -> None:
+    """They are refused before any is looked at, and exporters do not send so many."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(protocol.encode(protocol.Frames(0, protocol.MAX_FRAMES + 1)))
+        assert isinstance(refused := await answer(one), protocol.Refused)
+        assert "cannot be read" in refused.reason
+    backlog = Backlog(1 << 30, None)
+    for number in range(3):
+        backlog.put(Piece(number * 40_000, 40_000, 100, Counter(), b"x" * 100))
+    assert [len(backlog.take(1 << 20)) for _ in range(4)] == [1, 1, 1, 0]
+
+
+async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
+    """The thread that writes all of them goes on."""
+
+    class Broken(StreamFile):
+        def write(self, addition: object) -> None:
+            raise MemoryError
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    broken, good = Broken(tmp_path / "a", SYNC), StreamFile(tmp_path / "b", SYNC)
+    with Writer(fsync=False) as written:
+        with pytest.raises(OSError, match="MemoryError"):
+            await written.write(broken, broken.check(0, 1, memoryview(frames(0, 1))))
+        await written.write(good, good.check(0, 1, memoryview(frames(0, 1))))
+    assert good.next == 1
+    broken.close()
+    good.close()
+
+
+async def test_a_writer_without_a_thread_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter is to come again, and is served when there may be one."""
+    start = threading.Thread.start
+    failed: list[str] = []
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "stepscope-writer" and not failed:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    async with collecting(tmp_path) as running:
+        for expected in (protocol.Refused, protocol.Ack):
+            async with connected(running.url) as one:
+                await one.send(hello())
+                assert await answer(one) == protocol.Welcome(0, running.collector.store.message_bytes)
+                said = await send_frames(one, 0, 5)
+                assert isinstance(said, expected), said
+                if isinstance(said, protocol.Refused):
+                    assert said.retry and "can't start new thread" in said.reason
+    assert failed and running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+
+
+async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the one whose frames they were, nor those whose frames were written with them."""
+
+    def broken(error: OSError | None) -> None:
+        raise LookupError("a fault of ours")
+
+    files: list[StreamFile] = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        files.append(StreamFile(tmp_path / name, SYNC))
+    written = Writer(fsync=False)
+    with contextlib.ExitStack() as users:
+        for _ in range(writer.MANY):
+            users.enter_context(written)  # so that both are written together
+        both = [written.write(file, file.check(0, 1, memoryview(frames(0, 1))), broken) for file in files]
+        async with asyncio.timeout(30):
+            await asyncio.gather(*both)
+    assert caplog.text.count("LookupError: a fault of ours") == 2
+    for file in files:
+        assert file.next == 1
+        file.close()
+
+
+async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes shortly after the first; of few streams each is written at once."""
+    monkeypatch.setattr(writer, "TOGETHER", 1.0)
+    files: list[StreamFile] = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        files.append(StreamFile(tmp_path / name, SYNC))
+    first, second = files
+    with contextlib.ExitStack() as users:
+        written = Writer(fsync=False)
+        users.enter_context(written)
+        await asyncio.wait_for(written.write(first, first.check(0, 1, memoryview(frames(0, 1)))), 0.9)
+        for _ in range(writer.MANY - 1):
+            users.enter_context(written)
+        one = written.write(first, first.check(1, 1, memoryview(frames(1, 1))))
+        await asyncio.sleep(0.01)
+        assert not one.done()
+        other = written.write(second, second.check(0, 1, memoryview(frames(0, 1))))
+        await one
+        assert other.done() and (first.next, second.next) == (2, 1)
+    for file in files:
+        file.close()
+
+
+def test_a_file_that_was_read_to_its_end_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another start of the machine believes no checkpoint; the first who opens the file makes one, and writes nothing else."""
+    file = StreamFile(tmp_path, SYNC)
+    file.write(file.check(0, 50, memoryview(frames(0, 50))))
+    file.close()
+    (tmp_path / "end").write_bytes(b"")
+    StreamFile(tmp_path, SYNC).close()
+    read: list[int] = []
+    resume = FrameReader.resume
+
+    def noted(reader: FrameReader, number: int, at: int) -> None:
+        read.append(number)
+        resume(reader, number, at)
+
+    monkeypatch.setattr(FrameReader, "resume", noted)
+    again = StreamFile(tmp_path, SYNC)
+    assert again.next == 50 and read == [49]
+    again.close()
+
+
+def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `fsync`, a stream that goes on is told of frames only when the disk has them, and its directory's entry."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def noted(file: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    (tmp_path / "s").mkdir()
+    StreamFile(tmp_path / "s", SYNC, durable=True).close()
+    assert synced == [str(tmp_path / "s" / "journal"), str(tmp_path / "s"), str(tmp_path)]
+    synced.clear()
+    StreamFile(tmp_path / "s", SYNC).close()
+    assert not synced
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_what_the_disk_has_lost_is_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bool
+) -> None:
+    """Also not to who comes back: the system tells of a loss once, and says afterwards that the disk has everything."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "lost")
+
+    async with collecting(tmp_path, fsync=True) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            await answer(one)
+            assert await send_frames(one, 0, 3) == protocol.Ack(3)
+            with monkeypatch.context() as disk:
+                disk.setattr(os, "fdatasync", fails)
+                if not cut:
+                    disk.setattr(os, "ftruncate", fails)
+                refused = await send_frames(one, 3, 2)
+                assert isinstance(refused, protocol.Refused) and refused.retry
+        assert running.collector.store.bytes == running.journal().stat().st_size - fmt.FILE_HEADER.size
+        async with connected(running.url) as one:
+            await one.send(hello())
+            if not cut:
+                refused = await answer(one)
+                assert isinstance(refused, protocol.Refused) and refused.retry and "restart" in refused.reason
+                return
+            welcome = await answer(one)
+            assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
+            assert await send_frames(one, 3, 2) == protocol.Ack(5)
+        assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+
+
+def test_a_spool_is_delivered_up_to_the_damage(tmp_path: Path) -> None:
+    """What is before a torn file is sent; the rest stays, and is named."""
+    header = fmt.encode_file_header(SYNC)
+    for number, (first, count) in enumerate(((0, 5), (5, 5), (10, 5))):
+        data = header + frames(first, count)
+        (tmp_path / f"{first:020}.journal").write_bytes(data[:-3] if number == 1 else data)
+    segments = sorted(tmp_path.glob("*.journal"))
+    pieces, ended, damaged = delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
+    assert pieces[-1].next == 9 and not ended and "does not belong" in damaged
+    for piece in {piece.segment for piece in pieces}:
+        assert piece is not None
+        piece.close()
+    segments[0].write_bytes(fmt.encode_file_header(b"\xf5xyz") + frames(0, 5))
+    with pytest.raises(FormatError):
+        delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message that unpacks to gigabytes of steps costs the collector's loop as little as any other."""
+    block = empty_block(60_000)
+    block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
+    payloads = [
+        b"".join(bytes(part) for part in parts)
+        for _, _, parts, _ in fmt.encode_events(EventBatch("steps", 0, block, b""), "")
+    ]
+    stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
+    taken: list[int] = []
+    add = stream.steps.add
+
+    def noted(events: Block, offset: int, first: int, last: int) -> None:
+        taken.append(len(events))
+        add(events, offset, first, last)
+
+    monkeypatch.setattr(stream.steps, "add", noted)
+    all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
+    stream.took(all_frames, 1, len(all_frames))
+    assert sum(taken) * 64 <= 8 << 20 < stream.events * 64

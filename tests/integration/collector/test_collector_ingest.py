@@ -1,0 +1,372 @@
+"""A collector takes what is right, and what a client does wrong costs that client's connection only."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.typing import Subprotocol
+
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.runs.mark import SUPERSEDED
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.errors import OutputError
+from stepscope.runtime.journal import format as fmt
+from tests.support.basics import poll
+from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.streams import STREAM, SYNC, frames, hello, run_frame
+
+OTHER = "fedcba9876543210" * 2
+
+
+async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> None:
+    """What was confirmed is in the file at that moment, and another connection goes on after it."""
+    async with collecting(tmp_path) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(welcome := await answer(one), protocol.Welcome)
+            assert welcome.next == 0
+            assert await send_frames(one, 0, 3) == protocol.Ack(3)
+            assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 3)
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(welcome := await answer(one), protocol.Welcome)
+            assert welcome.next == 3
+            assert await send_frames(one, 1, 4) == protocol.Ack(5)
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (b"", "has no header"),
+        (b"\x01", "has no header"),
+        (b"\xff\xff\xff\xff", "claims a header"),
+        (struct.pack("<I", 3) + b"\xc1\xc1\xc1", "cannot be read"),
+        (struct.pack("<I", 60_000) + b"\x91" * 60_000, "cannot be read"),  # nested as deep as it goes
+        ("text", "messages are binary"),
+        (protocol.encode(protocol.Ack(3)), "Ack is not for the collector"),
+        (protocol.encode(protocol.Ping(3)) + b"more", "should have none"),
+        (protocol.encode(protocol.Frames(7, 1), frames(7, 1)), "frame 0 is missing, 7 came"),
+        (protocol.encode(protocol.Frames(0, 1), frames(0, 1, sync=b"\xf5xyz")), "no frame of this journal"),
+        (protocol.encode(protocol.Frames(0, 1), frames(0, 1)[:-3]), "damaged, or not whole"),
+        (protocol.encode(protocol.Frames(0, (1 << 62) - 1), frames(0, 1)), "cannot be read"),
+        (protocol.encode(protocol.Frames(0, 2), frames(0, 1)), "1 came"),
+        (hello(), "Hello is not for the collector"),
+    ],
+)
+async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: bytes | str, reason: str) -> None:
+    """It is told why, that is written down, nothing of it is taken, and another connection never notices."""
+    async with collecting(tmp_path) as running, connected(running.url) as good, connected(running.url) as bad:
+        for one, stream in ((good, OTHER), (bad, STREAM)):
+            await one.send(hello(stream=stream))
+            assert isinstance(await answer(one), protocol.Welcome)
+        await bad.send(message)
+        assert isinstance(refusal := await answer(bad), protocol.Refused)
+        assert reason in refusal.reason and not refusal.retry
+        with pytest.raises(ConnectionClosed):
+            await answer(bad)
+        assert await send_frames(good, 0, 2) == protocol.Ack(2)
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC)
+    (line,) = (running.directory / "refused.jsonl").read_text().splitlines()
+    assert reason in line and '"client":"127.0.0.1:' in line
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        hello(stream="../../../../../tmp/evil-000000000"),
+        hello(stream="A" * 32),
+        hello(stream="a" * 32 + "\n"),
+        hello(stream=""),
+        hello(sync=b"\xf5abcd"),
+        hello(oldest=-1),
+        protocol.encode(protocol.Ping(1)),
+        protocol.encode(protocol.Frames(0, 1), frames(0, 1)),
+        hello(supersedes="../x"),
+    ],
+)
+async def test_who_does_not_say_who_it_is_is_refused(tmp_path: Path, first: bytes) -> None:
+    """Ids are checked before they are part of a path."""
+    async with collecting(tmp_path / "c") as running, connected(running.url) as one:
+        await one.send(first)
+        assert isinstance(refusal := await answer(one), protocol.Refused)
+        assert not refusal.retry
+        assert not list((running.directory / "streams").iterdir())
+    assert not list(tmp_path.parent.glob("*evil*"))
+
+
+async def test_silence_is_not_waited_for(tmp_path: Path) -> None:
+    """Neither by who connects and says nothing, nor by who stops in the middle of a message."""
+    async with (
+        collecting(tmp_path, hello_timeout=0.2, idle_timeout=0.4) as running,
+        connected(running.url) as silent,
+        connected(running.url) as stuck,
+    ):
+        await stuck.send(hello())
+        assert isinstance(await answer(stuck), protocol.Welcome)
+        stuck.transport.write(b"\x82\xfe\xff\xff\0\0\0\0" + b"only the beginning")
+        for one in (silent, stuck):
+            assert isinstance(refusal := await answer(one), protocol.Refused)
+            assert refusal.retry
+
+
+async def test_a_message_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    """Its length alone ends the connection."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        assert isinstance(await answer(one), protocol.Welcome)
+        one.transport.write(b"\x82\xff" + struct.pack(">Q", 1 << 40) + b"\0\0\0\0")
+        with pytest.raises(ConnectionClosed) as closed:
+            await answer(one)
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1009
+
+
+@pytest.mark.parametrize("offered", [None, [Subprotocol("stepscope.v9")]])
+async def test_another_version_is_refused_before_it_connects(tmp_path: Path, offered: list[Subprotocol] | None) -> None:
+    """The answer says which version is spoken."""
+    async with collecting(tmp_path) as running:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connected(running.url, subprotocols=offered):
+                pass
+    assert refused.value.response.status_code == 426
+    assert protocol.SUBPROTOCOL.encode() in bytes(refused.value.response.body or b"")
+    assert "does not speak" in (tmp_path / "refused.jsonl").read_text()
+
+
+async def test_a_wrong_token_is_refused_and_not_written_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By none, another, the beginning of it and one that is no text."""
+    with caplog.at_level(logging.DEBUG):
+        async with collecting(tmp_path, token="right-token") as running:
+            for given in (
+                None,
+                "Bearer wrong-token",
+                "Bearer right-toke",
+                "Basic right-token",
+                "Bearer \xfc",
+                "right-token",
+            ):
+                headers = {} if given is None else {"Authorization": given}
+                with pytest.raises(InvalidStatus, match="401"):
+                    async with connected(running.url, additional_headers=headers):
+                        pass
+            async with connected(running.url, additional_headers={"Authorization": "Bearer right-token"}) as one:
+                await one.send(hello())
+                assert isinstance(await answer(one), protocol.Welcome)
+    served = [record for record in caplog.records if record.name != "websockets.client"]  # the client is the test's own
+    assert {"stepscope.collector", "uvicorn.error"} <= {record.name for record in served}
+    assert not [record for record in served if "-toke" in record.getMessage()]
+
+
+async def test_the_newest_connection_has_the_stream(tmp_path: Path) -> None:
+    """A client whose old connection is half-open goes on with a new one; the old one is told and closed."""
+    async with collecting(tmp_path) as running, connected(running.url) as old:
+        await old.send(hello())
+        assert isinstance(await answer(old), protocol.Welcome)
+        assert await send_frames(old, 0, 2) == protocol.Ack(2)
+        for first in (2, 4, 6):
+            async with connected(running.url) as new:
+                await new.send(hello())
+                assert isinstance(welcome := await answer(new), protocol.Welcome)
+                assert welcome.next == first
+                if first == 2:
+                    assert isinstance(refusal := await answer(old), protocol.Refused)
+                    assert refusal == protocol.Refused("another connection of this stream came", True)
+                assert await send_frames(new, first, 2) == protocol.Ack(first + 2)
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 8)
+
+
+async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
+    """Whatever the order in which they come and go, one has it at a time, and the file is whole."""
+
+    async def client(url: str) -> None:
+        for _ in range(5):
+            async with connected(url) as one:
+                await one.send(hello())
+                try:
+                    if not isinstance(welcome := await answer(one), protocol.Welcome):
+                        continue
+                    for first in range(welcome.next, welcome.next + 4, 2):
+                        if not isinstance(await send_frames(one, first, 2), protocol.Ack):
+                            break
+                except ConnectionClosed:
+                    continue
+
+    async with collecting(tmp_path) as running:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            for _ in range(6):
+                group.create_task(client(running.url))
+        content = running.journal().read_bytes()
+    count = (len(content) - 20) // 64
+    assert count >= 2
+    assert content == fmt.encode_file_header(SYNC) + frames(0, count)
+
+
+async def test_frames_that_are_nowhere_any_more_are_passed_over(tmp_path: Path) -> None:
+    """An exporter whose memory was full begins later, and the numbers in the file show it. It says whose it is all the same."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello(oldest=(1 << 40) + 5))
+        assert isinstance(welcome := await answer(one), protocol.Welcome)
+        assert welcome.next == 0  # so it knows that they are missing
+        assert await send_frames(one, (1 << 40) + 5, 2) == protocol.Ack((1 << 40) + 7)
+        assert running.collector.streams.all[STREAM].missing == (1 << 40) + 4
+    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + run_frame((1 << 40) + 4) + frames(
+        (1 << 40) + 5, 2
+    )
+
+
+@pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])
+async def test_a_limit_of_bytes_is_kept(tmp_path: Path, limit: str) -> None:
+    """Nothing beyond it is written, what is there stays, and the client is told to come again."""
+    async with collecting(tmp_path, **{limit: 500}) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(await answer(one), protocol.Welcome)
+            assert await send_frames(one, 0, 7) == protocol.Ack(7)
+            assert isinstance(refusal := await send_frames(one, 7, 1), protocol.Refused)
+            assert "limit of 500 bytes" in refusal.reason and refusal.retry
+        async with connected(running.url) as one:
+            await one.send(hello(stream=OTHER))
+            assert isinstance(await answer(one), protocol.Welcome)
+            other = await send_frames(one, 0, 1)
+            assert isinstance(other, protocol.Ack if limit == "max_stream_bytes" else protocol.Refused)
+    assert running.journal().stat().st_size == 20 + 7 * 64
+
+
+async def test_streams_are_limited(tmp_path: Path) -> None:
+    """A client that makes up ids does not fill the directory; a stream that is known goes on."""
+    async with collecting(tmp_path, max_kept_streams=2) as running:
+        for number in (0, 1, 2, 1):
+            async with connected(running.url) as one:
+                await one.send(hello(stream=f"{number:032x}"))
+                assert isinstance(await answer(one), protocol.Refused if number == 2 else protocol.Welcome)
+    assert len(list((tmp_path / "streams").iterdir())) == 2
+
+
+async def test_a_full_disk_is_told_and_gets_over(small_disk: Path) -> None:
+    """Nothing is confirmed that is not written; other requests are answered meanwhile."""
+    async with collecting(small_disk / "c") as running:
+        (small_disk / "ballast").write_bytes(b"x" * (900 << 10))
+        data = frames(0, 60, 8000)
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(await answer(one), protocol.Welcome)
+            await one.send(protocol.encode(protocol.Frames(0, 60), data))
+            assert isinstance(refusal := await answer(one), protocol.Refused)
+            assert "No space left" in refusal.reason and refusal.retry
+        (small_disk / "ballast").unlink()
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(welcome := await answer(one), protocol.Welcome)
+            assert welcome.next == 0
+            await one.send(protocol.encode(protocol.Frames(0, 60), data))
+            assert await answer(one) == protocol.Ack(60)
+        assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + data
+
+
+async def test_a_stuck_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one write hangs, connections are made and clocks compared; its confirmation comes when it is done."""
+    async with collecting(tmp_path) as running, connected(running.url) as one, connected(running.url) as other:
+        await one.send(hello())
+        assert isinstance(await answer(one), protocol.Welcome)
+        reading, writing = socket.socketpair()  # a disk that is stuck until something is read
+        with reading, writing:
+            real = StreamFile.write
+
+            def stuck(file: StreamFile, addition: Addition) -> None:
+                reading.recv(1)
+                real(file, addition)
+
+            monkeypatch.setattr(StreamFile, "write", stuck)
+            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1)))
+            await other.send(hello(stream=OTHER))
+            assert isinstance(await answer(other), protocol.Welcome)
+            await other.send(protocol.encode(protocol.Ping(17)))
+            assert isinstance(await answer(other), protocol.Pong)
+            writing.send(b"go")
+            assert await answer(one) == protocol.Ack(1)
+
+
+async def test_directories_are_private_and_no_link_is_followed(tmp_path: Path) -> None:
+    """A stream's directory that is a link is refused; so is a collector's."""
+    async with collecting(tmp_path / "c") as running:
+        for path in (running.directory, running.directory / "streams"):
+            assert path.stat().st_mode & 0o777 == 0o700
+        (tmp_path / "target").mkdir()
+        (running.directory / "streams" / STREAM).symlink_to(tmp_path / "target")
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(await answer(one), protocol.Refused)
+        async with connected(running.url) as one:
+            await one.send(hello(stream=OTHER))
+            assert isinstance(await answer(one), protocol.Welcome)
+            assert running.journal(OTHER).parent.stat().st_mode & 0o777 == 0o700
+    assert not list((tmp_path / "target").iterdir())
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "streams").symlink_to(tmp_path / "target")
+    with pytest.raises(OutputError, match="link"):
+        async with collecting(tmp_path / "d"):
+            pass
+
+
+async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -> None:
+    """Messages of all connections together stay within what a collector may hold."""
+    async with (
+        collecting(tmp_path, max_intake=1 << 20) as running,
+        connected(running.url) as one,
+        connected(running.url) as other,
+    ):
+        sizes: list[int] = []
+        for made, stream in ((one, STREAM), (other, OTHER)):
+            await made.send(hello(stream=stream))
+            assert isinstance(welcome := await answer(made), protocol.Welcome)
+            sizes.append(welcome.max_message)
+        assert sizes == [1 << 20, 512 << 10]
+
+
+async def test_what_is_superseded_is_left_out_once_the_other_is_whole(tmp_path: Path) -> None:
+    """A stream that was recovered takes the place of what its process had streamed, not before its end is written."""
+    end = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.END, 2, [b"\x95\0\0\0\0\0"])))
+    async with collecting(tmp_path) as running:
+        async with connected(running.url) as one:
+            await one.send(hello())
+            assert isinstance(await answer(one), protocol.Welcome)
+            await send_frames(one, 0, 1)
+        async with connected(running.url) as one:
+            await one.send(hello(stream=OTHER, supersedes=STREAM))
+            assert isinstance(await answer(one), protocol.Welcome)
+            await send_frames(one, 0, 2)
+            assert [stream for stream, _ in running.collector.store.journals()] == [STREAM, OTHER]
+            await one.send(protocol.encode(protocol.Frames(2, 1), end))
+            assert await answer(one) == protocol.Ack(3)
+            assert [stream for stream, _ in running.collector.store.journals()] == [OTHER]
+        # Killed between the end and the mark: the next connection makes up for it.
+        (running.journal().parent / SUPERSEDED).unlink()
+        async with connected(running.url) as one:
+            await one.send(hello(stream=OTHER, supersedes=STREAM))
+            assert isinstance(await answer(one), protocol.Welcome)
+            assert [stream for stream, _ in running.collector.store.journals()] == [OTHER]
+
+
+async def test_the_loop_is_told_once_for_all_that_was_written(tmp_path: Path) -> None:
+    """Many streams at once are all confirmed, with the disk waited for."""
+    async with collecting(tmp_path, fsync=True) as running:
+
+        async def stream(number: int) -> None:
+            async with connected(running.url) as one:
+                await one.send(hello(stream=f"{number:032x}"))
+                assert isinstance(await answer(one), protocol.Welcome)
+                for first in range(0, 20, 2):
+                    assert await send_frames(one, first, 2) == protocol.Ack(first + 2)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(20):
+                group.create_task(stream(number))
+        await poll(lambda: not any(one.connection for one in running.collector.streams.all.values()))
+    for number in range(20):
+        assert running.journal(f"{number:032x}").read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 20)

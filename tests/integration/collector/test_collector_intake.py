@@ -1,0 +1,262 @@
+"""What a collector holds of messages that are not written yet is bounded, whoever sends how much at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from collections.abc import AsyncGenerator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from websockets.frames import Frame, Opcode
+
+from stepscope.collector.connection import Connection
+from stepscope.collector.errors import FullError
+from stepscope.collector.files.room import Room
+from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.collector.web import web_protocols
+from stepscope.collector.web.announced import Announced
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.control.command import Command
+from tests.support.basics import poll
+from tests.support.collectors import answer, collecting, connected
+from tests.support.streams import frames, hello
+
+LIMIT = 1 << 20
+
+
+# leave to hold a message
+
+
+@given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 5)), max_size=40))
+def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
+    """Those who wait come in the order in which they asked, and in the end everybody has come."""
+    intake = Intake(100)
+    asked: list[Grant] = []
+    came: list[int] = []
+    for number, (size, over) in enumerate(rows):
+        grant = intake.ask(size, partial(came.append, number))
+        if grant.given:
+            came.append(number)
+        asked.append(grant)
+        for one in [one for one in asked if one.given and not one.over][:over]:
+            one.release()
+        held = [one for one in asked if one.given and not one.over]
+        assert intake.held == sum(one.size for one in held) and (intake.held <= 100 or len(held) == 1)
+    while held := [one for one in asked if not one.over and one.given]:
+        held[0].release()
+        held[0].release()
+    assert came == list(range(len(rows))) and intake.held == intake.waiting == 0
+
+
+def test_one_that_goes_while_it_waits() -> None:
+    """It is passed over, and holds up nobody."""
+    intake = Intake(10)
+    first, second, third = (intake.ask(8, lambda: None) for _ in range(3))
+    second.release()
+    assert intake.waiting == 1 and not third.given
+    first.release()
+    assert third.given and not second.given and intake.held == 8
+
+
+# how long a message will be
+
+
+@given(st.data())
+def test_lengths_are_known_when_messages_begin(data: st.DataObject) -> None:
+    """Of frames as another implementation makes them, however they are cut."""
+    kinds = st.sampled_from([Opcode.BINARY, Opcode.TEXT, Opcode.CONT, Opcode.PING, Opcode.PONG])
+    sizes = st.one_of(st.integers(0, 300), st.sampled_from([125, 126, 127, 65_535, 65_536, 70_000]))
+    rows = data.draw(st.lists(st.tuples(kinds, sizes, st.booleans()), max_size=8))
+    expected: list[int] = []
+    made = b""
+    for opcode, size, final in rows:
+        if opcode in (Opcode.PING, Opcode.PONG):
+            size, final = min(size, 125), True
+        made += Frame(opcode, b"x" * size, final).serialize(mask=True)
+        if opcode in (Opcode.BINARY, Opcode.TEXT):
+            expected.append(size if final else -1)
+    announced = Announced(-1)
+    found: list[int] = []
+    at = 0
+    while at < len(made):
+        step = data.draw(st.integers(1, max(len(made) // 4, 1)))
+        found += announced.feed(made[at : at + step])
+        at += step
+    assert found == expected
+
+
+# a collector
+
+
+async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
+    """Each is larger than what is left: they are held one after the other, and all are written."""
+    count = 12
+    async with collecting(tmp_path, max_intake=LIMIT) as running:
+
+        async def send(number: int) -> protocol.Header:
+            async with connected(running.url) as one:
+                await one.send(hello(stream=f"{number:032x}"))
+                assert isinstance(await answer(one), protocol.Welcome)
+                said: protocol.Header = protocol.Ack(0)
+                for first in range(3):
+                    await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=700_000)))
+                    said = await answer(one)
+                return said
+
+        assert await asyncio.gather(*map(send, range(count))) == [protocol.Ack(3)] * count
+        intake = running.collector.intake
+        assert FREE < intake.most <= LIMIT
+        await poll(lambda: intake.held == intake.waiting == 0)
+
+
+async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
+    """A thousand exporters that say nothing for a while hold nothing of what they said last."""
+    count, size = 4, 2 << 20
+    async with collecting(tmp_path) as running, contextlib.AsyncExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        for number in range(count):
+            one = await stack.enter_async_context(connected(running.url))
+            await one.send(hello(stream=f"{number:032x}"))
+            assert isinstance(await answer(one), protocol.Welcome)
+            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=size)))
+            assert await answer(one) == protocol.Ack(1)
+        await poll(lambda: running.collector.intake.held == 0)
+        # Before the pong of its client, which comes after twenty seconds.
+        async with asyncio.timeout(10):
+            await poll(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
+
+
+async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_path: Path) -> None:
+    """Those who wait are not read, yet may compare clocks before; they come when it is finished, or goes away."""
+    whole = asyncio.Event()
+    message = protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=900_000))
+
+    async def parts() -> AsyncGenerator[bytes]:
+        yield message[:500_000]
+        await whole.wait()
+        yield message[500_000:]
+
+    async with collecting(tmp_path, max_intake=LIMIT) as running:
+        intake = running.collector.intake
+        async with connected(running.url) as slow, connected(running.url) as one, connected(running.url) as other:
+            for number, made in enumerate((slow, one, other)):
+                await made.send(hello(stream=f"{number:032x}"))
+                assert isinstance(await answer(made), protocol.Welcome)
+            sending = asyncio.create_task(slow.send(parts()))
+            await poll(lambda: intake.held)
+            await one.send(protocol.encode(protocol.Ping(1)))
+            assert isinstance(await answer(one), protocol.Pong)
+            waiting = [asyncio.create_task(made.send(message)) for made in (one, other)]
+            await poll(lambda: intake.waiting == 2)
+            assert not running.journal(f"{1:032x}").stat().st_size > 20
+            whole.set()
+            assert [await answer(made) for made in (slow, one, other)] == [protocol.Ack(1)] * 3
+            await asyncio.gather(sending, *waiting)
+            # One that goes in the middle leaves its place to the others.
+            whole.clear()
+            message = protocol.encode(protocol.Frames(1, 1), frames(1, 1, size=900_000))
+            sending = asyncio.create_task(slow.send(parts()))
+            await poll(lambda: intake.held)
+            next_one = asyncio.create_task(one.send(message))
+            await poll(lambda: intake.waiting == 1)
+            sending.cancel()
+            slow.transport.abort()
+            assert await answer(one) == protocol.Ack(2)
+            await next_one
+            await asyncio.gather(sending, return_exceptions=True)
+        await poll(lambda: intake.held == intake.waiting == 0)
+
+
+async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds nothing for long: neither a connection nor what was to be sent."""
+    monkeypatch.setattr(web_protocols, "STALLED", 0.3)
+    async with collecting(tmp_path) as running, connected(running.url, max_queue=1) as one:
+        await one.send(hello(control=1))
+        assert isinstance(await answer(one), protocol.Welcome)
+        (stream,) = running.collector.streams.all.values()
+        assert isinstance(connection := stream.connection, Connection)
+        one.transport.pause_reading()
+        large = Command(command="status", reason="x" * 30_000)
+        said = await asyncio.gather(*(connection.order(large, 60) for _ in range(400)), return_exceptions=True)
+        assert all(isinstance(error, ConnectionError) for error in said)
+
+
+# room on the disk
+
+
+async def test_writes_wait_for_a_look_that_finds_room() -> None:
+    """What is written while a look goes on may not be in what it finds."""
+    room = Room()
+    async with room.writing(1 << 40):
+        pass  # no limit
+    room.bound(1000, 100)
+    began: list[int] = []
+
+    async def write(size: int) -> None:
+        async with room.writing(size):
+            began.append(size)
+
+    first = asyncio.create_task(write(600))
+    await room.due.wait()
+    room.begin()
+    await room.end(100)
+    await first
+    second = asyncio.create_task(write(400))
+    await room.due.wait()
+    assert began == [600]
+    room.begin()
+    await room.end(700, "the copy")
+    await room.due.wait()
+    room.begin()
+    await room.end(600)
+    await second
+    assert began == [600, 400]
+
+
+async def test_what_is_being_written_is_taken_off() -> None:
+    """A look begins in the middle of a write: it may have seen none of it."""
+    room = Room()
+    room.bound(1000, 100)
+    room.begin()
+    await room.end(0)
+    async with room.writing(700):
+        room.begin()
+    await room.end(0)
+    refused = asyncio.create_task(room.writing(301).__aenter__())
+    await room.due.wait()
+    room.begin()
+    await room.end(700)
+    with pytest.raises(FullError, match="limit of 1000 bytes on disk is met: nothing that is left"):
+        await refused
+    async with room.writing(300):
+        pass
+
+
+async def test_room_that_others_took_is_waited_for_again() -> None:
+    """Two for which there is not room at once: the second is not refused, but written after the next look."""
+    room = Room()
+    room.bound(1000, 100)
+    done: list[int] = []
+
+    async def write(number: int) -> None:
+        async with room.writing(600):
+            done.append(number)
+
+    writing = [asyncio.create_task(write(number)) for number in (0, 1)]
+    await room.due.wait()
+    await poll(lambda: room.wanted == 600)  # of both together it would be more than a quarter of the limit
+    room.begin()
+    await room.end(0)
+    await room.due.wait()
+    await writing[0]
+    assert done == [0]
+    room.begin()
+    await room.end(100)
+    await writing[1]
+    assert done == [0, 1] and room.wanted == 0

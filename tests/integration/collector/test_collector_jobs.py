@@ -1,0 +1,217 @@
+"""Several jobs in one collector: each is told by itself, and all together."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import urllib.request
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live.jobs import MOST_JOBS
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import RankView, Snapshot
+from stepscope.collector.web.live_events import LiveEvents, changes
+from stepscope.runtime.journal import format as fmt
+from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.system.collector.test_collector_page import quiet_page
+from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
+
+ODD = "a job & of? #1 x1"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Generator[CollectorProcess]:
+    """A collector with two jobs: one of two ranks, and one whose name is odd."""
+    with collecting(tmp_path_factory.mktemp("collector")) as collector:
+        for rank in (0, 1):
+            trained(collector.url, rank, world=2, steps=20)
+        trained(collector.url, 0, world=1, name=ODD.removesuffix(" x1"), steps=10)
+        collector.when(lambda _: all(one["state"] == "ended" for one in collector.get("/v1/ranks")))
+        yield collector
+
+
+def test_each_job_by_itself(two: CollectorProcess) -> None:
+    """Ranks, sums, charts and windows of one job are those of no other, and all together are those of all."""
+    entries = two.get("/v1/jobs")
+    assert [(one["id"], one["ranks"], one["connected"]) for one in entries] == [(ODD, 1, 0), ("job x2", 2, 0)]
+    everything = two.get("/v1/job")
+    parts = {one["id"]: f"?job={quote(one['id'])}" for one in entries}
+    for id, query in parts.items():
+        ranks = two.get(f"/v1/ranks{query}")
+        job = two.get(f"/v1/job{query}")
+        assert {one["job_id"] for one in ranks} == {id}
+        assert (job["ranks"], job["world_size"], job["absent"]) == (len(ranks), len(ranks), [])
+        assert job["events"] == sum(one["events"] for one in ranks)
+        assert job["bytes"] == sum(one["bytes"] for one in ranks)
+        windows = two.get(f"/v1/windows{query}")
+        assert {one["job_id"] for one in windows} == {id}
+        assert {one["ranks"] for one in windows} == {len(ranks)}
+        every = ",".join(one["id"] for one in two.get("/v1/ranks"))
+        chart = two.get(f"/v1/steps{query}&range=all&ranks={quote(every)}")
+        assert [one["id"] for one in chart["series"]] == [one["id"] for one in ranks]
+    assert everything["events"] == sum(two.get(f"/v1/job{query}")["events"] for query in parts.values())
+    assert len(two.get("/v1/ranks")) == 3
+    assert len(two.get("/v1/windows")) == 3
+
+
+def test_a_job_that_is_not_there(two: CollectorProcess) -> None:
+    """Of it there is nothing; that is no error, for it may come."""
+    assert two.get("/v1/ranks?job=other") == two.get("/v1/windows?job=other") == []
+    assert two.get("/v1/job?job=other")["ranks"] == two.get("/v1/job?job=other")["events"] == 0
+    assert two.get("/v1/steps?job=other&ranks=job-0")["times"] == []
+
+
+def test_live_events_of_a_job(two: CollectorProcess) -> None:
+    """Whoever listens to a job is told of its ranks, and of which jobs there are."""
+    with urllib.request.urlopen(f"{two.url}/v1/events?job={quote(ODD)}", timeout=40) as told:
+        while not (line := told.readline()).startswith(b"data:"):
+            assert line
+    snapshot = json.loads(line[5:])
+    assert snapshot["full"] and [one["job_id"] for one in snapshot["ranks"]] == [ODD]
+    assert [one["id"] for one in snapshot["jobs"]] == [ODD, "job x2"]
+    assert snapshot["job"]["ranks"] == 1
+
+
+def test_two_jobs_of_the_default_name_and_different_sizes(tmp_path: Path) -> None:
+    """Both have a rank 0, at the same time: ranks, windows and merged files are of one or the other."""
+    with (
+        collecting(tmp_path) as collector,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000),
+        training(collector.url, 0, name="stepscope", world=2, steps=10_000),
+    ):
+        until(lambda: [one["connected"] for one in collector.get("/v1/jobs")] == [1, 1])
+        until(lambda: all(view["windows"] and view["step"] for view in collector.get("/v1/ranks")))
+        ranks = collector.get("/v1/ranks")
+        assert [(one["job_id"], one["rank"], one["incarnation"]) for one in ranks] == [
+            ("stepscope x1", 0, 1),
+            ("stepscope x2", 0, 1),
+        ]
+        assert len({one["id"] for one in ranks}) == 2 and not any(one["others"] for one in ranks)
+        assert collector.get("/v1/job?job=stepscope+x2")["absent"] == [1]
+        refused = ask(f"{collector.url}/v1/windows/0/chrome")
+        assert refused.status == 409 and "'stepscope x1', 'stepscope x2'" in refused.json()["detail"]
+        for view in ranks:
+            job = quote(view["job_id"])
+            (window,) = [one for one in collector.get(f"/v1/windows?job={job}") if one["index"] == 0]
+            assert window["ranks"] == 1
+            merged = gzip.decompress(ask(f"{collector.url}/v1/windows/0/chrome?job={job}").body)
+            assert sum(event["name"] == "forward" for event in json.loads(merged)) == 10
+
+
+def test_two_jobs_of_the_same_name_and_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing tells them from a rank that was started again, but that they run at once: the page says that, and so does a merge."""
+    with (
+        collecting(tmp_path / "c") as collector,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000) as one,
+        training(collector.url, 0, name="stepscope", world=1, steps=10_000) as other,
+    ):
+        (view,) = until(lambda: [view for view in collector.get("/v1/ranks") if view["others"]])
+        (said,) = view["others"]
+        assert {view["pid"], int(said.rpartition("(pid ")[2].rstrip(")"))} == {one.pid, other.pid}
+        assert collector.get("/v1/job")["shared"] == 1
+        assert "stepscope_shared_ranks 1.0" in ask(f"{collector.url}/metrics").body.decode()
+        with quiet_page() as page:
+            page.goto(collector.url)
+            page.get_by_text("rank 0 is several processes at once").wait_for()
+            page.get_by_text("If these are several jobs, name them").wait_for()
+        until(lambda: collector.get("/v1/ranks")[0]["windows"])
+    assert main(["merge", str(tmp_path / "c"), "--out", str(tmp_path / "job.pftrace")]) == 0
+    assert "do two processes have one rank?" in capsys.readouterr().out
+
+
+def test_a_rank_that_was_started_again_is_one_process() -> None:
+    """Also while the connection of the first is still there, half-open: it has compared no clocks since."""
+    streams = Streams(8)
+    for number, times in enumerate(((1, 2), (3, 4))):
+        stream = Stream(f"{number:032x}", msgspec.structs.replace(run_of(0), pid=number), born_ns=START + number)
+        stream.connection = object()
+        for time in times:
+            stream.took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(time, time, 10))], 1, time)
+        streams.add(stream)
+    (rank,) = streams
+    assert rank.others == []
+    rank.streams[0].took([record_frame(fmt.FrameType.CLOCK_SYNC, sync(5, 5, 10))], 1, 5)
+    assert rank.others == [rank.streams[0]]
+    rank.streams[0].connection = None
+    assert rank.others == []
+
+
+async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
+    """Each of its own job only; one to a job that comes later is told of it then."""
+    streams = Streams(64)
+    for number, job in enumerate(("one", "two")):
+        streams.add(stream := Stream(f"{number:032x}", run_of(0, job)))
+        stream.connection = object()
+    events = LiveEvents(Live(streams, Downloads(Path("/nowhere")), exposed=False))
+    listeners = {job: events.listen(job) for job in (None, "one", "two", "three")}
+
+    async def following() -> dict[str | None, Snapshot]:
+        return {job: await _next(listener) for job, listener in listeners.items()}
+
+    first = await following()
+    assert {job: len(one.ranks) for job, one in first.items()} == {None: 2, "one": 1, "two": 1, "three": 0}
+    assert all(one.full for one in first.values())
+    streams.all[f"{1:032x}"].steps.add(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
+    streams.add(stream := Stream(f"{2:032x}", run_of(0, "three")))
+    stream.connection = object()
+    second = await following()
+    assert not any(one.full for one in second.values())
+    assert [[one.id for one in told.changed] for told in second.values()] == [["two-0"], [], ["two-0"], []]
+    assert [[one.id for one in told.ranks] for told in second.values()] == [["three-0"], [], [], ["three-0"]]
+    assert all(one.jobs and [job.id for job in one.jobs] == ["one", "three", "two"] for one in second.values())
+    third = await following()
+    assert all(one.jobs is None and not one.changed and not one.ranks for one in third.values())
+    await events.stop()
+    for listener in listeners.values():
+        await listener.aclose()
+
+
+async def _next(listener: Any) -> Snapshot:
+    data = (await anext(listener)).split(b"data: ")[1]
+    return msgspec.json.decode(data, type=Snapshot)
+
+
+def test_changes_make_of_a_snapshot_the_next_one() -> None:
+    """Of what changes all the time only that is told; of what seldom does, the whole rank."""
+    streams = Streams(64)
+    live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
+    for number in range(3):
+        streams.add(Stream(f"{number:032x}", run_of(number)))
+    before = live.snapshot(age=0)
+    streams.all[f"{0:032x}"].steps.add(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
+    streams.add(Stream(f"{5:032x}", run_of(1)))
+    streams.replace(f"{2:032x}")
+    after = live.snapshot(age=0)
+    told = msgspec.to_builtins(changes(before, after))
+    known = {view.id: msgspec.to_builtins(view) for view in before.ranks}
+    known |= {view["id"]: view for view in told["ranks"]}
+    for change in told["changed"]:
+        known[change["id"]] |= change
+    for id in told["gone"]:
+        del known[id]
+    assert msgspec.convert(list(known.values()), list[RankView]) == after.ranks
+    assert [view["id"] for view in told["ranks"]] == ["job-1"]
+    (change,) = [one for one in told["changed"] if one["id"] == "job-0"]
+    assert set(change) <= {"id", "step", "step_ms", "last_step_ms", "silent_s"} and change["step"] == 2
+
+
+def test_more_jobs_than_can_be_chosen() -> None:
+    """Those are offered of which something came last; the others can be asked for."""
+    streams = Streams(4 * MOST_JOBS)
+    for number in range(2 * MOST_JOBS):
+        stream = Stream(f"{number:032x}", run_of(0, f"job{number}"))
+        stream.seen += number
+        streams.add(stream)
+    live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
+    assert {one.id for one in live.jobs()} == {f"job{number}" for number in range(MOST_JOBS, 2 * MOST_JOBS)}
+    assert live.snapshot("job0").job.ranks == 1

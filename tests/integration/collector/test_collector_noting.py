@@ -1,0 +1,289 @@
+"""What is in a message is looked into bit by bit: whatever it is, everybody else is served meanwhile, and all of it counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.collector.clocks import latest
+from stepscope.collector.clocks.latest import LatestClock
+from stepscope.collector.clocks.timeline import Timeline
+from stepscope.collector.files.store import Store
+from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.events import empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.records import WindowRecord
+from stepscope.runtime.ledger import Ledger, SourceLedger
+from tests.support.basics import poll
+from tests.support.collectors import answer, collecting, connected
+from tests.support.streams import STREAM, SYNC, hello
+from tests.unit.collector.test_collector_live import SECOND, START, events_frame, record_frame, run_of, steps, sync
+
+Frame = tuple[int, int, bytes]
+
+MANY = 5000
+"""Frames that take a loop a good while."""
+
+
+def many() -> list[Frame]:
+    """Frames of a step each, and round trips."""
+    step = events_frame(steps([SECOND]), compression="")
+    trips = [
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START + n * SECOND, START + n * SECOND, 100, "ab"[n % 2]))
+        for n in range(2)
+    ]
+    return [step, trips[0], step, trips[1]] * (MANY // 4)
+
+
+def encoded(frames: list[Frame], first: int = 0) -> bytes:
+    """As they are sent."""
+    return b"".join(
+        bytes(part)
+        for number, (kind, flags, payload) in enumerate(frames, first)
+        for part in fmt.encode_frame(SYNC, kind, number, [payload], flags)
+    )
+
+
+def message(frames: list[Frame], first: int = 0) -> bytes:
+    """All of them at once."""
+    return protocol.encode(protocol.Frames(first, len(frames)), encoded(frames, first))
+
+
+@contextlib.asynccontextmanager
+async def turns(look: Callable[[], int]) -> AsyncGenerator[set[int]]:
+    """What is seen in the turns of the loop inside."""
+    found = set[int]()
+
+    async def watch() -> None:
+        while True:
+            found.add(look())
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield found
+    finally:
+        task.cancel()
+
+
+def events_of(streams: Streams) -> int:
+    """Of all of them."""
+    return sum(stream.events for stream in streams.all.values())
+
+
+async def test_a_message_of_many_frames_does_not_hold_the_loop(tmp_path: Path) -> None:
+    """Its steps are counted over many turns; it is confirmed when all are, and the next one counts after them."""
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        async with turns(lambda: events_of(running.collector.streams)) as seen:
+            await one.send(message(many()))
+            assert await answer(one) == protocol.Ack(MANY)
+            assert max(seen) <= MANY // 2 and len(seen - {0, MANY // 2}) >= 2
+        assert events_of(running.collector.streams) == MANY // 2
+        await one.send(message([events_frame(steps([SECOND]))], MANY))
+        assert await answer(one) == protocol.Ack(MANY + 1)
+        stream = running.collector.streams.all[STREAM]
+        assert (stream.events, stream.steps.count, stream.next) == (MANY // 2 + 1, MANY // 2 + 1, MANY + 1)
+        assert stream.bytes == running.journal().stat().st_size and not stream.undecodable
+
+
+async def test_many_frames_are_checked_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a usual message are checked where they come in, at once."""
+    check, threads = StreamFile.check, list[bool]()
+
+    def noted(file: StreamFile, first: int, count: int, data: memoryview) -> Addition:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return check(file, first, count, data)
+
+    monkeypatch.setattr(StreamFile, "check", noted)
+    async with collecting(tmp_path) as running, connected(running.url) as one:
+        await one.send(hello())
+        await answer(one)
+        await one.send(message(many()))
+        assert await answer(one) == protocol.Ack(MANY)
+        await one.send(message([events_frame(steps([SECOND]))], MANY))
+        assert await answer(one) == protocol.Ack(MANY + 1)
+    assert threads == [False, True]
+
+
+async def test_several_that_bring_much_have_one_slice_together() -> None:
+    """Between two turns of the others one stream goes on, and not each."""
+    streams = Streams(8)
+    made = [Stream(f"{number:032x}", run_of(number)) for number in range(4)]
+    for stream in made:
+        streams.noting.took(stream, many(), 1, MANY)
+    progress: list[list[int]] = []
+
+    async def watch() -> None:
+        while any(stream.behind for stream in made):
+            progress.append([stream.events for stream in made])
+            await asyncio.sleep(0)
+
+    await asyncio.gather(watch(), *(streams.noting.caught_up(stream) for stream in made))
+    moved = [
+        sum(now > then for now, then in zip(later, earlier, strict=True))
+        for earlier, later in zip(progress, progress[1:], strict=False)
+    ]
+    assert max(moved) == 1 and sum(moved) > len(made)
+    assert [stream.events for stream in made] == [MANY // 2] * 4
+
+
+async def test_all_of_it_counts_though_its_connection_goes(tmp_path: Path) -> None:
+    """Another connection of the stream takes over in the midst of it, and goes on behind it."""
+    async with collecting(tmp_path) as running:
+        async with connected(running.url) as one, connected(running.url) as other:
+            await one.send(hello())
+            await answer(one)
+            await one.send(message(many()))
+            await poll(lambda: 0 < events_of(running.collector.streams) < MANY // 2)
+            await other.send(hello())
+            welcome = await answer(other)
+            assert isinstance(welcome, protocol.Welcome) and welcome.next == MANY
+            await other.send(message([events_frame(steps([SECOND]))], MANY))
+            assert await answer(other) == protocol.Ack(MANY + 1)
+        stream = running.collector.streams.all[STREAM]
+        assert (stream.events, stream.steps.count) == (MANY // 2 + 1, MANY // 2 + 1)
+        assert stream.bytes == running.journal().stat().st_size
+
+
+async def test_files_are_read_again_without_holding_the_loop(tmp_path: Path) -> None:
+    """What the streams of a collector that starts hold is counted over many turns."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    frames = [record_frame(fmt.FrameType.RUN, run_of()), *many()]
+    for id in ("a" * 32, "b" * 32):
+        store.path(id).parent.mkdir(mode=0o700)
+        store.path(id).write_bytes(fmt.encode_file_header(SYNC) + encoded(frames))
+    restoring = Restoring(store, streams)
+    restoring.look()
+    async with turns(lambda: events_of(streams)) as seen:
+        await restoring.run()
+    assert events_of(streams) == MANY and len(seen - {0, MANY // 2, MANY}) >= 4
+    assert all(stream.event_rate.per_second(stream.seen + 1) == 0 for stream in streams.all.values())
+
+
+def test_a_clock_is_fitted_when_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of round trips costs one fit, which says what it would have said had somebody looked all the time."""
+    made: list[Timeline] = []
+
+    class Noted(Timeline):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    monkeypatch.setattr(latest, "Timeline", Noted)
+    seldom, always = LatestClock(run_of().anchor), LatestClock(run_of().anchor)
+    for n in range(1000):
+        trip = sync(
+            START + n * SECOND, START + n * SECOND + (n * 7919) % 1000, 1000 + (n * 104729) % 5000, "ab"[n > 900]
+        )
+        seldom.add(trip)
+        always.add(trip)
+        _ = always.now if n % 3 else always.offset_ns
+        bound = always.now.bound_ns
+        assert bound is not None and abs(always.now.offset_ns - always.offset_ns) <= 2 * bound
+    before = len(made)
+    assert before <= 1000 // 2 and seldom.now == always.now
+    assert seldom.now == always.now and len(made) == before + 1
+
+
+def test_steps_need_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their places in the charts come from the round trips as they are."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a clock was fitted")
+
+    monkeypatch.setattr(latest, "Timeline", refuse)
+    stream = Stream(STREAM, run_of(), born_ns=START)
+    ahead = 50 * SECOND
+    trip = record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START + ahead, 0))
+    stream.took([trip, events_frame(steps([SECOND]))], 0, 2)
+    index, _ = stream.steps.recent.means(SECOND)
+    assert index.tolist() == [(START + SECOND + ahead) // SECOND]
+
+
+def large_ledger(entries: int) -> Ledger:
+    """Of so many sources."""
+    return Ledger(sources={f"s{n}": SourceLedger(produced=1, dropped={"r": 1}) for n in range(entries)})
+
+
+def window(**fields: Any) -> Frame:
+    """The end of one."""
+    record = WindowRecord(index=7, start_ns=START, end_ns=START + 1, complete=True, **fields)
+    return record_frame(fmt.FrameType.WINDOW_CLOSED, record)
+
+
+def gone(windows: int) -> Frame:
+    """Frames that were given up, with events of so many windows."""
+    return int(fmt.FrameType.GIVEN_UP), 0, given_up.encode(GivenUp(dict.fromkeys(range(windows), 1)))
+
+
+def strings(count: int) -> Frame:
+    """So many names, the last of which is of a span in which a rank waits."""
+    rows = [(n, "") for n in range(count - 1)]
+    return record_frame(fmt.FrameType.STRINGS, [*rows, (count, "nccl:all_reduce")])
+
+
+LARGE: dict[str, tuple[Frame, Frame, Callable[[Stream], object]]] = {
+    "a ledger": (
+        record_frame(fmt.FrameType.LEDGER, large_ledger(900)),
+        record_frame(fmt.FrameType.LEDGER, large_ledger(2000)),
+        lambda stream: stream.lost,
+    ),
+    "the accounts of a window": (
+        window(ledger=large_ledger(900)),
+        window(ledger=large_ledger(2000)),
+        lambda stream: stream.lost,
+    ),
+    "the diagnostics of a window": (
+        window(diagnostics=["x" * 60_000]),
+        window(diagnostics=["x" * 70_000]),
+        lambda stream: next(iter(stream.windows)).diagnostics,
+    ),
+    "what was given up": (gone(20_000), gone(100_000), lambda stream: stream.events),
+    "names": (strings(16_000), strings(17_000), lambda stream: stream.waiting._ids),  # pyright: ignore[reportPrivateUsage]
+    "a round trip": (
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 4000)),
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 5000)),
+        lambda stream: stream.clock.last,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_records_that_are_too_large_are_passed_over(what: str) -> None:
+    """One that would hold the loop counts as not shown; what an exporter makes is shown, and a window in any case."""
+    usual, large, shown = LARGE[what]
+    for frame, there in ((usual, True), (large, False)):
+        stream = Stream(STREAM, run_of())
+        stream.took([frame, events_frame(empty_block(0), source="recorder")], 0, 2)
+        stream.note()
+        assert stream.undecodable == (not there), len(frame[2])
+        if frame[0] == fmt.FrameType.WINDOW_CLOSED:
+            assert [one.index for one in stream.windows] == [7]
+        assert bool(shown(stream)) == there
+
+
+def test_a_window_of_very_many_steps_is_told_whole() -> None:
+    """Its steps are no reason to leave its accounts out."""
+    stream = Stream(STREAM, run_of())
+    frame = window(steps=bytes(24 * 100_000), ledger=large_ledger(3))
+    stream.took([frame], len(frame[2]), 1)
+    stream.note()
+    (only,) = stream.windows
+    assert (only.steps, only.dropped, stream.undecodable) == (100_000, 3, 0)
+    assert not msgspec.to_builtins(only)["diagnostics"]

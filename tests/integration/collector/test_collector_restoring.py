@@ -1,0 +1,116 @@
+"""A collector that starts again reads its files, whatever is in them: one that is odd costs itself only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.restoring import Restoring
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.events import empty_block
+from stepscope.runtime.journal import format as fmt
+from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
+
+SYNC = fmt.new_sync_word()
+Frame = tuple[int, int, bytes]
+
+
+def stored(store: Store, id: str, frames: list[Frame]) -> Path:
+    """The file of a stream with these frames."""
+    path = store.path(id)
+    path.parent.mkdir(mode=0o700)
+    data = [b"".join(fmt.encode_frame(SYNC, kind, n, [body], flags)) for n, (kind, flags, body) in enumerate(frames)]
+    path.write_bytes(fmt.encode_file_header(SYNC) + b"".join(data))
+    return path
+
+
+ODD: dict[str, list[Frame]] = {
+    "begins with events": [events_frame(empty_block(10), source="recorder"), *a_life()],
+    "has no run at all": a_life()[1:],
+    "begins with a type that has no record": [(13, 0, b""), *a_life()],
+    "begins with a type of the future": [(200, 0, b"x" * 50), *a_life()],
+    "has a run that cannot be read": [(1, 0, b"\xc1"), *a_life()],
+    "is empty": [],
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_an_odd_stream_costs_itself_only(tmp_path: Path, what: str) -> None:
+    """The newest file is the odd one, and is read first; the other is shown, and the state says that all is read."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    stored(store, "a" * 32, a_life())
+    stored(store, "b" * 32, ODD[what])
+    restoring = Restoring(store, streams)
+    restoring.look()
+    streams.unread = dict(sorted(streams.unread.items()))  # the last is read first
+    await restoring.run()
+    assert not streams.unread
+    assert streams.all["a" * 32].ended and not any(one.restoring for one in streams.all.values())
+    shown = "b" * 32 in streams.all
+    assert shown == any(kind == fmt.FrameType.RUN and body != b"\xc1" for kind, _, body in ODD[what])
+    if shown:
+        assert streams.all["b" * 32].ended and streams.all["b" * 32].windows.count == 1
+
+
+@pytest.mark.parametrize("what", ODD)
+async def test_an_odd_stream_that_is_connected_goes_on(tmp_path: Path, what: str) -> None:
+    """What arrives after its file was read is shown: the page does not stay as it was."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    path = stored(store, "b" * 32, ODD[what])
+    restoring = Restoring(store, streams)
+    restoring.look()
+    with streams.connected(Hello("b" * 32, SYNC, 0, run_of()), object()) as stream:
+        assert stream.restoring
+        await restoring.run()
+        assert not stream.restoring and not streams.unread
+        before = stream.events
+        more = events_frame(empty_block(7), source="recorder")
+        stream.took([more], path.stat().st_size, len(ODD[what]) + 1)
+        assert stream.events == before + 7
+
+
+async def test_small_frames_are_read_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day of round trips, among a few events, is not read one by one: a start over the files of many ranks takes seconds."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    trips = [
+        record_frame(fmt.FrameType.CLOCK_SYNC, sync(START + n * SECOND, START + n * SECOND, 9)) for n in range(2000)
+    ]
+    events = events_frame(empty_block(1), source="recorder")
+    stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of()), *trips, *[events, trips[-1]] * 1000])
+    restoring = Restoring(store, streams)
+    restoring.look()
+    reads: list[int] = []
+    pread = os.pread
+
+    def noted(file: int, size: int, at: int) -> bytes:
+        reads.append(size)
+        return pread(file, size, at)
+
+    monkeypatch.setattr(os, "pread", noted)
+    await restoring.run()
+    stream = streams.all["a" * 32]
+    assert (stream.events, stream.next, stream.clock.last) == (1000, 4001, START + 1999 * SECOND)
+    assert stream.bytes == stream_size(store) and len(reads) < 100
+
+
+def stream_size(store: Store) -> int:
+    """Of the only file."""
+    ((_, path),) = store.journals()
+    return path.stat().st_size
+
+
+async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is named in the log, with what is wrong."""
+    store, streams = Store(CollectorSettings(directory=tmp_path)), Streams(8)
+    stored(store, "a" * 32, [record_frame(fmt.FrameType.RUN, run_of())])
+    stored(store, "b" * 32, []).write_bytes(b"PK\3\4" * 100)
+    restoring = Restoring(store, streams)
+    restoring.look()
+    await restoring.run()
+    assert list(streams.all) == ["a" * 32]
+    assert "b" * 32 in caplog.text and "not a stepscope journal" in caplog.text

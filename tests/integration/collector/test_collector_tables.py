@@ -1,0 +1,139 @@
+"""The table of a window, which a process of its own reads, within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from stepscope.collector.downloads.bounded import ProcessBounds
+from stepscope.collector.files.store import Store
+from stepscope.collector.problems import ProblemError
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web.tables import AT_ONCE, WAITING, Tables
+from tests.support.basics import children, poll
+from tests.support.collecting import ask
+from tests.support.collectors import collecting
+from tests.support.streams import STREAM
+from tests.support.windowed import END, run_of, stored, windows
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """A stream of two windows."""
+    return stored(
+        Store(CollectorSettings(directory=tmp_path / "c")), STREAM, [run_of(), *windows(range(2), 1 << 16), END]
+    )
+
+
+async def test_it_is_kept_once_it_cannot_change(journal: Path) -> None:
+    tables = Tables()
+    found = await tables.get(journal, 0, closed=True)
+    assert json.loads(found)["left_out"] == 0
+    os.unlink(journal)
+    assert await tables.get(journal, 0, closed=True) == found
+    with pytest.raises(ProblemError, match="could not be read"):
+        await tables.get(journal, 1, closed=True)
+
+
+async def test_those_that_are_kept_take_no_more_bytes_than_they_may(journal: Path) -> None:
+    """The one that was asked for last stays; one that is larger than all that may be kept is answered all the same."""
+    tables = Tables()
+    first = await tables.get(journal, 0, closed=True)
+    room = tables.kept_bytes
+    tables = Tables(kept_bytes=room)
+    assert await tables.get(journal, 0, closed=True) == first
+    second = await tables.get(journal, 1, closed=True)
+    assert 0 < tables.kept_bytes <= room
+    none = Tables(kept_bytes=100)
+    assert await none.get(journal, 1, closed=True) == second and none.kept_bytes == 0
+    os.unlink(journal)
+    assert await tables.get(journal, 1, closed=True) == second
+    with pytest.raises(ProblemError, match="could not be read"):
+        await tables.get(journal, 0, closed=True)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        (ProcessBounds(seconds=0.001), "may take 0.001 seconds at most"),
+        (ProcessBounds(memory_bytes=1 << 20), "could not be read: ."),
+    ],
+    ids=["time", "memory"],
+)
+async def test_it_takes_no_more_than_it_may(journal: Path, bounds: ProcessBounds, why: str) -> None:
+    with pytest.raises(ProblemError, match=why):
+        await Tables(bounds).get(journal, 0, closed=False)
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncGenerator[set[int]]:
+    """The processes that were started inside, as far as they were seen to run."""
+    before, found = children(os.getpid()), set[int]()
+
+    async def look() -> None:
+        while True:
+            found.update(children(os.getpid()) - before)
+            await asyncio.sleep(0.005)
+
+    task = asyncio.create_task(look())
+    try:
+        yield found
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+async def test_who_asks_for_the_same_waits_for_one(journal: Path, closed: bool) -> None:
+    """However many ask, and though the first of them goes away: one process reads. The next one who asks is not told what was."""
+    tables = Tables()
+    async with started() as processes:
+        asking = [asyncio.create_task(tables.get(journal, 0, closed=closed)) for _ in range(12)]
+        await poll(lambda: processes)
+        asking.pop(0).cancel()
+        found = await asyncio.gather(*asking)
+        assert len(set(found)) == 1 and len(processes) == 1
+        assert await tables.get(journal, 0, closed=closed) == found[0]
+        assert len(processes) == (1 if closed else 2)
+
+
+async def test_so_many_wait_at_most(journal: Path) -> None:
+    """Whoever comes then is told when to come again; those who wait do so."""
+    tables = Tables()
+    asking = [asyncio.create_task(tables.get(journal, n, closed=False)) for n in range(AT_ONCE + WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(ProblemError, match="too many") as refused:
+        await tables.get(journal, 100, closed=False)
+    assert (refused.value.status, refused.value.headers) == (503, {"Retry-After": "10"})
+    assert not any(task.done() for task in asking)
+    for task in asking[1:]:
+        task.cancel()
+    await asyncio.wait(asking)
+    assert json.loads(asking[0].result())["left_out"] == 0 and await tables.get(journal, 0, closed=False)
+
+
+async def test_what_nobody_waits_for_is_not_read(tmp_path: Path) -> None:
+    """Of clients that ask and go away the processes go as well, and nobody's turn comes after them."""
+    async with collecting(tmp_path) as running:
+        stored(running.collector.store, STREAM, [run_of(), *windows(range(2), 1 << 16), END])
+        address = f"/v1/streams/{STREAM}/windows/{{}}/statistics"
+        async with started() as processes:
+            clients = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(AT_ONCE + WAITING)]
+            for number, client in enumerate(clients):
+                client.sendall(f"GET {address.format(number)} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await poll(lambda: processes)
+            for client in clients[AT_ONCE:]:  # those who wait first: a turn that ends is another one's
+                client.close()
+            await poll(lambda: len(running.server.server_state.connections) == AT_ONCE)
+            for client in clients[:AT_ONCE]:
+                client.close()
+            url = f"http://127.0.0.1:{running.port}{address.format(1)}"
+            await poll(lambda: not running.server.server_state.connections)
+            assert (await asyncio.to_thread(ask, url)).json()["left_out"] == 0
+            assert len(processes) < len(clients) / 2

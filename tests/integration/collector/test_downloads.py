@@ -1,0 +1,201 @@
+"""The making of downloads has bounds: of memory, time and size, of those who read, and when the collector is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+import pytest
+
+from stepscope.collector.app import Collector
+from stepscope.collector.downloads.downloads import Bounds, Download, Downloads, Source
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.problems import ProblemError
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web import web_protocols
+from stepscope.exporters.collector import protocol
+from tests.support.basics import children, poll
+from tests.support.collecting import until
+from tests.support.collectors import answer, collecting, connected
+from tests.support.streams import STREAM, frames, hello
+from tests.support.windowed import run_of, stored
+
+
+def kind(program: str, *, grows: bool = True) -> Download:
+    """A kind of file that a program writes; `{}` in it is the file."""
+
+    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
+        return ["-c", program.replace("{}", repr(str(target)))]
+
+    return Download(name="x", suffix=".x", media_type="x/x", command=command, grows=grows)
+
+
+async def whole(chunks: AsyncGenerator[bytes]) -> bytes:
+    """Everything that comes."""
+    return b"".join([chunk async for chunk in chunks])
+
+
+def left(directory: Path) -> list[Path]:
+    """What is left of downloads."""
+    return list((directory / "downloads").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("program", "bounds", "why"),
+    [
+        ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), "MemoryError"),
+        ("import time; time.sleep(1000)", Bounds(seconds=5.0), "may take 5 seconds at most"),
+        (
+            "open({}, 'wb').write(b'x' * (1 << 20))",
+            Bounds(file_bytes=1 << 18),
+            "File too large.* 262,144 bytes at most",
+        ),
+    ],
+)
+async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, why: str) -> None:
+    """It is told why, nothing is left of it, and the next one is made."""
+    downloads = Downloads(tmp_path, bounds)
+    before = children(os.getpid())
+    with pytest.raises(ProblemError, match=why):
+        await whole(downloads.send(kind(program, grows=False), [], 0))
+    assert not left(tmp_path) and children(os.getpid()) == before
+    assert await whole(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
+
+
+async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
+    """What was sent of it is no whole file."""
+    downloads = Downloads(tmp_path, Bounds(seconds=5.0))
+    chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
+    with pytest.raises(RuntimeError, match="broke off: it was ended, as it may take 5 seconds"):
+        await whole(chunks)
+    assert not left(tmp_path)
+
+
+async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
+    """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
+    downloads = Downloads(tmp_path)
+    program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
+    with pytest.raises(ProblemError, match="y+the end$") as told:
+        await whole(downloads.send(kind(program), [], 0))
+    assert len(told.value.detail) < 400
+
+
+async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
+    """Its turn is for others; one that takes what there is at once may wait as long as it takes to be made."""
+    program = "open({}, 'wb').write(b'x' * 1_000_000)"
+    impatient = Downloads(tmp_path, Bounds(grace=0.0, least_rate=1e15))
+    with pytest.raises(RuntimeError, match="its reader took"):
+        await whole(impatient.send(kind(program), [], 0))
+    assert not left(tmp_path)
+    assert len(await whole(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000
+
+
+async def test_a_reader_that_stalls_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes nothing: the connection, the process and the file go, however much is still to be sent."""
+    monkeypatch.setattr(web_protocols, "STALLED", 0.3)
+    before = children(os.getpid())
+    async with collecting(tmp_path) as running:
+        stored(running.collector.store, STREAM, [run_of()])
+        program = "import time; open({}, 'wb').write(b'x' * (64 << 20)); time.sleep(1000)"
+        running.collector.downloads.of_rank["x"] = kind(program)
+        with socket.create_connection(("127.0.0.1", running.port)) as client:
+            client.sendall(f"GET /v1/streams/{STREAM}/windows/0/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            await poll(lambda: children(os.getpid()) - before)
+            await poll(lambda: children(os.getpid()) == before)
+            await poll(lambda: not left(tmp_path))
+            await poll(lambda: not running.server.server_state.connections)
+
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from stepscope.collector.downloads.downloads import Download, Downloads
+
+def command(sources, window, target):
+    return ["-c", f"import time; open({str(target)!r}, 'wb').write(b'x' * 100_000); time.sleep(1000)"]
+
+async def main():
+    downloads = Downloads(Path(sys.argv[1]))
+    async for _ in downloads.send(Download(name="x", suffix=".x", media_type="x/x", command=command), [], 0):
+        print("made", flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_what_makes_it_ends_with_the_collector(tmp_path: Path) -> None:
+    """Also if that is killed; what lies there is deleted by the next one."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert parent.stdout is not None and parent.stdout.readline() == "made\n"
+        (child,) = children(parent.pid)
+    finally:
+        parent.kill()
+        parent.communicate()
+
+    def state() -> str:
+        try:
+            return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return "gone"
+
+    until(lambda: state() in ("gone", "Z", "X"))
+    assert left(tmp_path)
+    Downloads(tmp_path).clear()
+    assert not (tmp_path / "downloads").exists()
+    Downloads(tmp_path).clear()
+
+
+async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
+    """Two are made, sixteen wait, and who comes then is told to come later."""
+    downloads = Downloads(tmp_path)
+    go = tmp_path / "go"
+    waits = f"import time, pathlib\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\nopen({{}}, 'wb').write(b'x')"
+    before = children(os.getpid())
+    running = [asyncio.create_task(whole(downloads.send(kind(waits), [], 0))) for _ in range(18)]
+    await poll(lambda: len(children(os.getpid()) - before) == 2)
+    with pytest.raises(ProblemError, match="too many downloads"):
+        await whole(downloads.send(kind(waits), [], 0))
+    assert len(children(os.getpid()) - before) == 2
+    go.touch()
+    assert await asyncio.gather(*running) == [b"x"] * 18
+    assert not left(tmp_path)
+
+
+LARGE = """
+import os, pathlib, time
+with open({}, "wb") as file:
+    file.write(os.urandom(SIZE))
+while not pathlib.Path(GO).exists():
+    time.sleep(0.01)
+"""
+
+
+async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
+    """Room for as many as are made at once is kept free: streams that fill the disk leave it, and nothing is given up for it."""
+    limit, go = 16 << 20, tmp_path / "go"
+    size = limit // 16
+    collector = Collector(CollectorSettings(directory=tmp_path / "collected", port=0, disk_bytes=limit))
+    large = kind(LARGE.replace("SIZE", str(size)).replace("GO", repr(str(go))))
+    async with collector.serving() as url, connected(url.replace("http", "ws")) as one:
+        await one.send(hello())
+        said, first = await answer(one), 0
+        while not isinstance(said, protocol.Refused):
+            await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=size // 4)))
+            said, first = await answer(one), first + 1
+        assert f"limit of {limit} bytes on disk" in said.reason
+        assert limit * 3 // 4 < disk_use(collector.settings.directory).total
+        made = [asyncio.create_task(whole(collector.downloads.send(large, [], 0))) for _ in range(2)]
+        await poll(lambda: disk_use(collector.settings.directory).downloads >= 2 * size)
+        assert disk_use(collector.settings.directory).total <= limit
+        go.touch()
+        assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
+        with pytest.raises(ProblemError, match=f"may have {size:,} bytes at most, `stepscope merge` makes larger"):
+            await whole(
+                collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
+            )

@@ -1,0 +1,244 @@
+"""Each event counts once in a merge, in however many files it lies; and what is in one file costs no other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.cli.main import main
+from stepscope.collector.merge.plan import Selection
+from stepscope.collector.runs.mark import SUPERSEDED
+from stepscope.collector.runs.recording import recordings_in
+from stepscope.exporters.specimens import batch_of, run_in, window_of
+from stepscope.exporters.specimens import spans as spans_from
+from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.run import Run
+from tests.integration.collector.test_merge import add_rank, merged
+from tests.support.basics import require
+from tests.support.collectors import COMMAND
+from tests.support.journals import HandMade
+from tests.support.ranks.cluster import collector, start_rank
+from tests.support.ranks.worker import Rank
+
+
+@pytest.fixture(scope="module")
+def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A collector's directory with a rank that was killed in step 7 of 10, delivered, and started again from step 5."""
+    directory = tmp_path_factory.mktemp("delivered")
+    with collector(directory / "collected") as address:
+        assert start_rank(address, directory, Rank(rank=0, killed_at=7), 1).wait(60) == -9
+        (run,) = directory.glob("run-*/rank0")
+        command = [*COMMAND, "deliver", str(run), "--url", address]
+        done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert start_rank(address, directory, Rank(rank=0, first_step=5), 1).wait(60) == 0
+    assert len(list((directory / "collected" / "streams").iterdir())) == 3
+    return directory / "collected"
+
+
+def spans(directory: Path, out: Path) -> Counter[tuple[str, int]]:
+    """The spans of a merge, by name and step."""
+    table: Any = require("pyarrow.parquet")
+    assert main(["merge", str(directory), "--out", str(out)]) == 0
+    rows = table.read_table(out).to_pylist()
+    return Counter((row["name"], row["step"]) for row in rows if row["name"] in ("compute", "gloo:all_reduce"))
+
+
+def expected() -> Counter[tuple[str, int]]:
+    """What both starts did: steps 0 to 7, of which the last was cut, and 5 to 9."""
+    steps = [*range(8), *range(5, 10)]
+    return Counter({("compute", n): steps.count(n) for n in range(10)}) + Counter(
+        {("gloo:all_reduce", n): [*range(7), *range(5, 10)].count(n) for n in range(10)}
+    )
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path, marked: bool) -> None:
+    """The stream of a killed process and its recovered journal are one start; so they are where the mark was not copied."""
+    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
+    for mark in (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}"):
+        if not marked:
+            mark.unlink()
+    assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
+    _, report = merged(tmp_path / "in")
+    assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
+    first = report.members[0]
+    assert first.round_trips > 0 and first.bound_ns, "the stream's comparisons of clocks hold for the recovered journal"
+    assert not any("at the same time" in note for note in report.notes)
+
+
+def test_a_stream_whose_successor_is_elsewhere_is_merged(delivered: Path, tmp_path: Path) -> None:
+    """A mark alone takes nothing away."""
+    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
+    (mark,) = (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}")
+    shutil.rmtree(tmp_path / "in" / "streams" / mark.read_text())
+    _, report = merged(tmp_path / "in")
+    assert [(member.member, member.ended) for member in report.members] == [
+        ("rank 0", False),
+        ("rank 0 (start 2)", True),
+    ]
+    assert report.members[0].events > 0
+
+
+def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:
+    """One took it over from the other: the whole file counts, in whatever order they are given."""
+    add_rank(tmp_path / "b", 0)
+    (whole,) = (tmp_path / "b").glob("streams/*")
+    part = tmp_path / "a" / "streams" / ("0" * 32) / "journal"
+    part.parent.mkdir(parents=True)
+    whole = whole.rename(whole.with_name("0" * 32))
+    part.write_bytes((whole / "journal").read_bytes()[:-400])
+    alone, _ = merged(tmp_path / "b")
+    for first, second in (("a", "b"), ("b", "a")):
+        both, report = merged(tmp_path / first, None, None, tmp_path / second)
+        assert len(both) == len(alone) > 0
+        assert len(report.members) == 1 and report.members[0].ended and report.notes == []
+
+
+def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
+    """The one with more events counts, and what is left out is said."""
+    add_rank(tmp_path / "a", 0)
+    (stream,) = (tmp_path / "a").glob("streams/*")
+    stream.rename(stream.with_name("1" * 32))
+    (first,), _ = recordings_in([tmp_path / "a"])
+    block: Any = empty_block(2)
+    block["ts"], block["kind"] = first.last_ns + 1000, int(Kind.INSTANT)
+    other = tmp_path / "b" / "streams" / ("1" * 32) / "journal"
+    other.parent.mkdir(parents=True)
+    HandMade(other).record(fmt.FrameType.RUN, first.run).events(block)
+    exporter, report = merged(tmp_path / "b", None, None, tmp_path / "a")
+    assert len(report.members) == 1 and len(exporter) == first.events
+    (note,) = report.notes
+    assert "not the 2 of the second" in note and str(other) in note
+
+
+def test_windows_that_were_given_up_are_merged_without_their_events(tmp_path: Path) -> None:
+    """What a collector discards costs no other rank and no other window; how much it was is in the report."""
+    for rank in (0, 1):
+        add_rank(tmp_path, rank)
+    whole, _ = merged(tmp_path)
+    journal = min(tmp_path.glob("streams/*/journal"))
+    gone = sum(place.header.count for place in places(journal))
+    discard(journal, places(journal))
+    exporter, report = merged(tmp_path, Selection(window=0))
+    assert len(report.members) == 2 and len(exporter) == len(whole) - gone > 0
+    assert any(f"{gone:,} events were given up" in note for note in report.notes)
+    assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+
+
+def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]]) -> Path:
+    """A journal that a run left, with windows of which each has its start, its end and a number of spans."""
+    path.parent.mkdir(parents=True)
+    writer = JournalWriter(path)
+    writer.open(run)
+    for index, (start, end, count) in windows.items():
+        batch = batch_of(spans_from([f"{path.parent.name} {index}"] * count, start_ns=start), window=index)
+        writer.write_batch(batch)
+        writer.write_window(msgspec.structs.replace(window_of(index, batch), start_ns=start, end_ns=end))
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("rank", [None, 0])
+def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int | None) -> None:
+    """Window by window the fuller one counts; what a window of one holds of several of the other is not there twice."""
+    run = msgspec.structs.replace(run_in(tmp_path), rank=rank)
+    at = run.anchor.monotonic_ns
+    ms = 1_000_000
+    stream = {n: (at + n * ms, at + n * ms + ms - 1, count) for n, count in enumerate((9, 9, 5, 9, 9, 9))}
+    journal = {
+        0: (*stream[0][:2], 9),
+        1: (*stream[1][:2], 2),
+        2: (*stream[2][:2], 9),
+        4: (stream[4][0], stream[5][1], 12),
+    }
+    for name, windows in (("a", stream), ("b", journal)):
+        recorded(tmp_path / "in" / "streams" / name / "x.journal", run, windows)
+    exporter, report = merged(tmp_path / "in")
+    assert Counter(exporter.names()) == {
+        "a 0": 9, "a 1": 9, "b 2": 9, "a 3": 9, "a 4": 9, "a 5": 9,
+    }  # fmt: skip
+    label = "rank 0" if rank == 0 else "process 1234"
+    assert (
+        [member.member for member in report.members] == [label] * 2
+        and report.missing_ranks == ""
+        and report.absent == []
+    )
+    assert any("of one run, and none has all of it" in note for note in report.notes)
+    assert not any("at the same time" in note or "started again" in note for note in report.notes)
+
+
+def test_windows_of_one_event_count_once(tmp_path: Path) -> None:
+    """They end when they begin, and so overlap with nothing by their times."""
+    run = run_in(tmp_path)
+    at = run.anchor.monotonic_ns
+    for name, windows in (("a", (0, 1, 2)), ("b", (0, 1, 3))):
+        recorded(tmp_path / "in" / name / "x.journal", run, {n: (at + n, at + n, 1) for n in windows})
+    exporter, _ = merged(tmp_path / "in")
+    assert Counter(exporter.names()) == {"a 0": 1, "a 1": 1, "a 2": 1, "b 3": 1}
+
+
+@given(frames=st.lists(st.tuples(st.integers(0, 255), st.integers(0, 255), st.binary(max_size=60)), max_size=8))
+@settings(max_examples=80)
+def test_any_frames_of_a_client_cost_nobody_else(
+    frames: list[tuple[int, int, bytes]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Types of frames that a reader does not know, or that have no record, with anything in them."""
+    directory = tmp_path_factory.mktemp("hostile")
+    add_rank(directory, 0)
+    (first,), _ = recordings_in([directory])
+    made = HandMade(directory / "hostile.journal")
+    made.record(fmt.FrameType.RUN, first.run)
+    for kind, flags, payload in frames:
+        made.frame(kind, payload, flags)
+    exporter, report = merged(directory, job="job")
+    assert "ProfilerStep#7" in exporter.names()
+    assert report.members[0].events > 0
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: int) -> None:
+    """As when a collector died, and what it had was no longer there for the next: they are put together."""
+    add_rank(tmp_path / "whole", 0)
+    (whole,) = (tmp_path / "whole" / "streams").glob("*/journal")
+    data = whole.read_bytes()
+    reader = FrameReader(whole)
+    ends = [fmt.FILE_HEADER.size]
+    while reader.next() is not None:
+        ends.append(reader.position[1])
+    reader.close()
+    middle = len(ends) // 2
+    parts = {
+        "one": data[: ends[middle]] + b"half of a frame",
+        "other": data[: fmt.FILE_HEADER.size] + data[ends[middle - overlap] :],
+    }
+    for name, part in parts.items():
+        place = tmp_path / name / "streams" / whole.parent.name
+        place.mkdir(parents=True)
+        (place / "journal").write_bytes(part)
+    outputs = [tmp_path / "out" / name for name in ("whole.json", "one.json", "other.json")]
+    outputs[0].parent.mkdir()
+    one, other = tmp_path / "one", tmp_path / "other"
+    for sources, out in zip(([tmp_path / "whole"], [one, other], [other, one]), outputs, strict=True):
+        assert main(["merge", *map(str, sources), "--out", str(out)]) == 0
+    rows = [events(out) for out in outputs]
+    assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
+    assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+
+
+def events(trace: Path) -> list[Any]:
+    """The events of a Chrome trace, but for what names their rows."""
+    return [event for event in json.loads(trace.read_text()) if event["ph"] != "M" and event["name"] != "stepscope"]

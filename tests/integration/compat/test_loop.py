@@ -1,0 +1,410 @@
+"""The part that all callbacks share: settings, runs one after the other, errors that training does not see."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.compat.loop import KEPT, Loop, Traced, guarded
+from stepscope.compat.loop_settings import LoopArguments, LoopSettings
+from stepscope.runtime.events import Kind
+from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.basics import ROOT
+from tests.support.frameworks import Runs, steps
+from tests.support.raised import length
+
+
+def settings_of(tmp_path: Path, **given: Any) -> LoopSettings:
+    """Settings that write into the test's directory."""
+    return LoopSettings.of({"output_dir": str(tmp_path), "tensorboard": False, **given})
+
+
+def run_steps(loop: Loop, stage: str, count: int, **given: Any) -> None:
+    """A run of so many steps, a span in each."""
+    loop.open(stage, **given)
+    for _ in range(count):
+        loop.enter("work")
+        loop.leave("work")
+        loop.step()
+    loop.close()
+
+
+def test_each_run_has_steps_of_its_own(tmp_path: Path) -> None:
+    """Runs count from where they are told; the schedule, its repetitions and the spans are right in each."""
+    runs = Runs()
+    loop = Loop(
+        settings_of(tmp_path, exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=2)), "x"
+    )
+    run_steps(loop, "fit", 8)
+    run_steps(loop, "test", 5)
+    loop.raise_errors()
+    assert runs.stages == ["fit", "test"]
+    assert runs.steps("fit") == [(1, 2), (4, 5)]
+    assert runs.steps("test") == [(1, 2), (4,)]
+    assert runs.spans("fit").count("work") == 4
+    assert (tmp_path / "fit" / "journal").is_file() and (tmp_path / "test" / "journal").is_file()
+
+
+def test_a_run_goes_on_counting(tmp_path: Path) -> None:
+    """The first step's number decides with the schedule, as after a resumption."""
+    memory = sc.exporters.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory]), "x")
+    run_steps(loop, "fit", 2, step=3)
+    loop.raise_errors()
+    assert steps(memory) == [(3, 4)]
+
+
+class Odd:
+    """A value that is no number, and whose shape is none."""
+
+    def __init__(self, shape: object) -> None:
+        self._shape = shape
+
+    @property
+    def shape(self) -> object:
+        """An int, or an error that is raised."""
+        if isinstance(self._shape, Exception):
+            raise self._shape
+        return self._shape
+
+
+def test_logged_values(tmp_path: Path) -> None:
+    """Arrays of one number are counters; what can be none costs itself, and the error says why."""
+    memory = sc.exporters.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=None), "x")
+    loop.open("fit")
+    values: dict[Any, Any] = {
+        1: 0.5,
+        "large": 10**400,
+        "raises": Odd(RuntimeError("no shape")),
+        "int": Odd(5),
+        "several": np.zeros(3),
+        "complex": 1j,
+        "n" * 500: None,
+        "row": np.array([0.25]),
+        "matrix": np.array([[0.5]], np.float32),
+        "flag": True,
+    }
+    for _ in range(2):
+        loop.counters(values)
+    loop.step()
+    loop.close()
+    counters = memory.names(kind=Kind.COUNTER)
+    assert [name for name in counters if name in ("row", "matrix", "flag")] == ["row", "matrix", "flag"] * 2
+    head = "the logged value"
+    errors = [str(error) for error in loop.raised.errors]
+    assert len(errors) == 7
+    assert errors[0].startswith(f"{head} 1 is no counter: its name is of type int: TypeError: ")
+    assert errors[1].startswith(f"{head} 'large' is no counter: its value is of type int: OverflowError: ")
+    assert errors[2].startswith(f"{head} 'raises' is no counter: its value is of type Odd: TypeError: ")
+    assert errors[3].startswith(f"{head} 'int' is no counter: its value is of type Odd: TypeError: ")
+    assert errors[4].startswith(f"{head} 'several' is no counter: its value is of type ndarray and shape (3,): ")
+    assert errors[5].startswith(f"{head} 'complex' is no counter: its value is of type complex: TypeError: ")
+    assert len(errors[6]) < 250
+
+
+def test_a_run_that_is_left_open_is_closed_by_the_next(tmp_path: Path) -> None:
+    """As where an exception that nobody told of ended the first: its window is incomplete, its spans have ended."""
+    runs = Runs()
+    loop = Loop(settings_of(tmp_path, exporters=[runs], schedule=None), "x")
+    loop.open("fit")
+    loop.enter("work")
+    loop.step()
+    run_steps(loop, "test", 1)
+    loop.raise_errors()
+    assert "work" in runs.spans("fit")
+    assert runs.stages == ["fit", "test"] and loop.depth == 0
+
+
+@pytest.mark.checklist("F7")
+def test_a_deleted_loop_closes_its_run(tmp_path: Path) -> None:
+    """Whoever drops a callback after an exception leaves no thread running, and keeps what was recorded."""
+    memory = sc.exporters.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
+    loop.open("fit")
+    loop.step()
+    loop.step()
+    del loop
+    gc.collect()
+    (window,) = memory.windows
+    assert not window.complete and len(window.steps) == 2
+
+
+def test_nothing_is_held_before_a_run_and_copies_hold_nothing(tmp_path: Path) -> None:
+    """A copy of an open loop, pickled or deep, is a fresh one of the same settings."""
+    before = threading.active_count()
+    loop = Loop(settings_of(tmp_path, schedule=sc.schedule(wait=0, warmup=0, active=1)), "x")
+    assert threading.active_count() == before
+    loop.open("fit")
+    for twin in (pickle.loads(pickle.dumps(loop)), copy.deepcopy(loop)):
+        assert isinstance(twin, Loop)
+        assert twin.profiler is None and twin.stage == "" and twin.settings == loop.settings
+    loop.close()
+    loop.raise_errors()
+
+
+def test_ranks_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory is the rank's; other ranks than the chosen record nothing."""
+    monkeypatch.setenv("RANK_ID", "3")
+    monkeypatch.setenv("RANK_SIZE", "8")
+    runs = Runs()
+    loop = Loop(settings_of(tmp_path, exporters=[runs], schedule=None), "x")
+    run_steps(loop, "fit", 1)
+    ((name, directory, memory),) = runs.made
+    assert name == "rank3" and directory == tmp_path / "fit" / "rank3"
+    assert memory.run is not None and (memory.run.rank, memory.run.world_size) == (3, 8)
+    other = Loop(settings_of(tmp_path, exporters=[runs], ranks=[0, 1]), "x")
+    run_steps(other, "fit", 1)
+    assert other.profiler is None and len(runs.made) == 1
+
+
+def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
+    """It is closed with its run; the next is written without it, and that is said."""
+    memory = sc.exporters.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory], schedule=None), "x")
+    run_steps(loop, "fit", 2)
+    run_steps(loop, "test", 3)
+    assert steps(memory) == [(0, 1)]
+    with pytest.raises(ExceptionGroup, match="kept 1 error") as caught:
+        loop.raise_errors()
+    assert "give a function that makes an exporter" in str(caught.value.exceptions[0])
+
+
+def test_tensorboard_files_of_ranks_are_beside_each_other(tmp_path: Path) -> None:
+    """One directory for all ranks, as TensorBoard wants it, with the names that it looks for."""
+    loop = Loop(LoopSettings(output_dir=str(tmp_path), schedule=None), "x")
+    loop.open("fit", rank=1, world_size=2)
+    loop.enter("work")
+    loop.leave("work")
+    loop.step()
+    loop.close()
+    loop.raise_errors()
+    (file,) = (tmp_path / "fit" / "tensorboard").iterdir()
+    assert file.name.endswith(".pt.trace.json")
+    assert '"world_size": 2' in file.read_text() or '"world_size":2' in file.read_text()
+
+
+class Hooks(Traced):
+    """A callback whose hook raises."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+
+    @guarded
+    def hook(self, number: int) -> None:
+        """Raises always."""
+        raise ValueError(f"number {number}")
+
+
+def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What they raise is kept, counted, logged while there is room, and raised for those who ask."""
+    hooks = Hooks(Loop(settings_of(tmp_path), "x"))
+    for number in range(KEPT + 3):
+        hooks.hook(number)
+    assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(KEPT)]
+    assert "tracing of x goes on without: ValueError: number 0" in caplog.text
+    with pytest.raises(ExceptionGroup, match=f"kept {KEPT + 3} errors"):
+        hooks.raise_errors()
+
+
+def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is counted each time, said once, and does not grow."""
+    loop = Loop(settings_of(tmp_path), "x")
+    error = ValueError("once")
+
+    class Same(Traced):
+        def __init__(self) -> None:
+            self.loop = loop
+
+        @guarded
+        def hook(self) -> None:
+            raise error
+
+    hooks = Same()
+    for _ in range(20):
+        hooks.hook()
+    assert hooks.errors == (error,) and length(error) < 4
+    assert caplog.text.count("tracing of x goes on without: ValueError: once") == 1
+    with pytest.raises(ExceptionGroup, match="kept 20 errors"):
+        hooks.raise_errors()
+
+
+def test_leaving_the_context_closes_the_run(tmp_path: Path) -> None:
+    """The exception goes on, and the window says what cut it."""
+    memory = sc.exporters.MemoryExporter()
+    hooks = Hooks(
+        Loop(settings_of(tmp_path, exporters=[memory], schedule=sc.schedule(wait=0, warmup=0, active=9)), "x")
+    )
+    with pytest.raises(KeyError), hooks:
+        hooks.loop.open("fit")
+        hooks.loop.step()
+        raise KeyError("lost")
+    (window,) = memory.windows
+    assert not window.complete
+    hooks.raise_errors()
+
+
+@pytest.mark.checklist("F14")
+def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
+    """`on_trace_ready` is the program's, and so is its error; the run is whole."""
+
+    def ready(window: sc.Window) -> None:
+        raise LookupError(f"window {window.index}")
+
+    memory = sc.exporters.MemoryExporter()
+    loop = Loop(settings_of(tmp_path, exporters=[memory], on_trace_ready=ready, schedule=None), "x")
+    run_steps(loop, "fit", 2)
+    (error,) = loop.raised.errors
+    assert isinstance(error, sc.errors.ExporterError) and "window 0" in str(error)
+    assert steps(memory) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"shedule": None}, "did you mean 'schedule'"),
+        ({"bananas": 1}, "known: backends, control, exporters"),
+        ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
+        ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
+        ({"exporters": sc.exporters.MemoryExporter()}, r"write exporters=\[...\]"),
+        ({"exporters": [3]}, "3 is neither an exporter nor a function"),
+        ({"backends": [3]}, "3 is no backend"),
+        ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, "takes no schedule"),
+        ({"keep_last": "five"}, "keep_last must be a number of steps"),
+        ({"overhead_budget": 7.0}, "budget"),
+        ({"control": 3}, "control must be a path or a stepscope.Control, got int: 3"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(given: dict[str, Any], message: str) -> None:
+    """When the callback is made, not when training has begun."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        LoopSettings.of(given)
+
+
+def test_keywords_are_the_settings() -> None:
+    """What type checkers know of the keywords is what there is."""
+    assert set(LoopArguments.__annotations__) == set(LoopSettings.__struct_fields__)
+
+
+def test_keep_last_records_always(tmp_path: Path) -> None:
+    """A flight recorder in place of the schedule: the exception's last steps are saved."""
+    memory = sc.exporters.MemoryExporter()
+    flight = sc.FlightRecorder(steps=2, triggers=(sc.triggers.Raised(),))
+    hooks = Hooks(Loop(settings_of(tmp_path, exporters=[memory], keep_last=flight), "x"))
+    with pytest.raises(KeyError), hooks:
+        hooks.loop.open("fit")
+        for _ in range(5):
+            hooks.loop.step()
+        raise KeyError("lost")
+    hooks.raise_errors()
+    assert len(memory.windows) == 1 and memory.events(kind=Kind.SPAN).size
+
+
+@pytest.mark.parametrize("name", ["lightning", "transformers", "accelerate", "keras"])
+def test_without_the_framework_the_door_says_what_to_install(name: str) -> None:
+    """Importing stepscope loads none of them; importing the front door says how to get it."""
+    blocked = "; ".join(f"sys.modules[{module!r}] = None" for module in (name, f"pytorch_{name}"))
+    program = f"import sys; {blocked}; import stepscope; import stepscope.{name}"
+    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: stepscope." + name) and "pip install" in last
+    loaded = f"import sys, stepscope; sys.exit({name!r} in sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", loaded], check=True, cwd=ROOT, timeout=60)
+
+
+CALLS = ("open", "step", "enter", "leave", "close", "copy")
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(calls=st.lists(st.sampled_from(CALLS), max_size=24), first=st.integers(0, 1000))
+def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> None:
+    """Whatever a framework calls when, each run has the steps and spans that were told of while it was open."""
+    runs = Runs()
+    where = tempfile.mkdtemp(dir=tmp_path)
+    loop = Loop(LoopSettings(output_dir=where, tensorboard=False, schedule=None, exporters=[runs]), "x")
+    expected: list[list[int]] = []
+    is_open, depth = False, 0
+    for call in calls:
+        if call == "open":
+            loop.open(f"run{len(expected)}", step=first)
+            expected.append([0, 0])
+            is_open, depth = True, 0
+        elif call == "step":
+            loop.step()
+            if is_open:
+                expected[-1][0] += 1
+        elif call == "enter":
+            loop.enter("work")
+            depth += 1
+            if is_open:
+                expected[-1][1] += 1
+        elif call == "leave":
+            assert loop.leave("work") == (depth > 0)
+            depth = max(depth - 1, 0)
+        elif call == "close":
+            loop.close()
+            is_open, depth = False, 0
+        else:
+            assert copy.deepcopy(loop).depth == 0
+        assert loop.depth == depth and bool(loop.stage) == is_open
+    loop.close()
+    loop.raise_errors()
+    assert len(runs.made) == len(expected)
+    for (_, _, memory), (count, spans) in zip(runs.made, expected, strict=True):
+        numbers = [number for window in steps(memory) for number in window]
+        assert numbers[:count] == list(range(first, first + count))
+        assert len(numbers) <= count + 1  # what came after the last call of step()
+        assert memory.names(kind=Kind.SPAN).count("work") == spans
+
+
+@pytest.mark.parametrize("wrong", [0, True, "8"])
+def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
+    """By `trace` itself, as a rank is."""
+    with pytest.raises(TypeError, match="world_size must be a whole number from 1"):
+        sc.trace(world_size=wrong)
+
+
+@pytest.mark.checklist("B6")
+def test_what_can_be_asked_for_replaces_only_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the program or by the environment; a schedule that was given is followed besides."""
+    cycle = sc.schedule(wait=1, warmup=0, active=1, repeat=1)
+    recorded: list[list[tuple[int, ...]]] = []
+    for chosen in ({"control": SOCKET}, {"control": SOCKET, "schedule": cycle}, {}, {"schedule": cycle}):
+        if "control" not in chosen:
+            say_in_environment(monkeypatch, control={"socket": True})
+        memory = sc.exporters.MemoryExporter()
+        loop = Loop(settings_of(tmp_path, exporters=[memory], **chosen), "x")
+        loop.open("fit")
+        for number in range(8):
+            if number == 4:
+                assert arm_here(1)
+            loop.enter("work")
+            loop.leave("work")
+            loop.step()
+        loop.close()
+        assert loop.raised.errors == []
+        recorded.append(steps(memory))
+    assert recorded == [[(5,)], [(1,), (5,)]] * 2
+
+
+def test_settings_that_can_be_armed_may_be_pickled(tmp_path: Path) -> None:
+    """Nothing listens before a run begins, and a copy listens as well."""
+    loop = pickle.loads(pickle.dumps(Loop(settings_of(tmp_path, control=SOCKET, schedule=None), "x")))
+    loop.open("fit")
+    assert arm_here(1)
+    loop.close()
+    assert loop.settings.control == SOCKET

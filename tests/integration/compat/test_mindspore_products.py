@@ -1,0 +1,417 @@
+"""What the front door for MindSpore makes of a window: tables, timeline, memory, stacks, and answers about operators."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.backends.process_memory import COUNTER
+from stepscope.compat.mindspore.analysis import PRODUCTS
+from stepscope.compat.mindspore.cost import costs
+from stepscope.compat.mindspore.layout import RAW
+from stepscope.mindspore import Profiler, ProfilerActivity, ProfilerLevel, schedule
+from stepscope.runtime import strings
+from stepscope.runtime._core import span
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.windows import RECORDER
+from tests.support import mindspore_output as output
+from tests.support.basics import require
+
+
+@pytest.mark.checklist("C20")
+def test_pretty(tmp_path: Path) -> None:
+    """The same events, over several lines each."""
+    profiler = output.recorded(tmp_path, data_simplification=False)
+    profiler.analyse()
+    profiler.analyse(pretty=True)
+    (directory,) = profiler.directories
+    assert output.events(directory, f"{PRODUCTS}-2") == output.events(directory)
+    lines = [
+        len((directory / each / "trace_view.json").read_text().splitlines()) for each in (PRODUCTS, f"{PRODUCTS}-2")
+    ]
+    assert lines[1] > 5 * lines[0]
+
+
+@pytest.mark.checklist("C22")
+def test_op_analyse(tmp_path: Path) -> None:
+    """By kind of operator: JSON text as MindSpore's, on every device, and the same as data."""
+    profiler = output.recorded(tmp_path)
+    answer = json.loads(profiler.op_analyse("MatMul"))
+    (row,) = answer["MatMul"]
+    assert list(row) == ["op_side", "input_shape", "op_occurrences", "op_total_time(us)", "op_avg_time(us)"]
+    assert (row["op_side"], row["op_occurrences"], answer["device_id"]) == ("cpu", 6, "0")
+    assert row["op_total_time(us)"] == pytest.approx(6 * row["op_avg_time(us)"])
+    assert set(json.loads(profiler.op_analyse(["MatMul", "Add"]))) == {"MatMul", "Add", "device_id"}
+    profiler.analyse()
+    assert json.loads(profiler.op_analyse("MatMul")) == answer
+    rows = profiler.operators("MatMul")
+    assert {(each.name, each.subgraph, each.count) for each in rows} == {
+        ("Default/network/MatMul-op1", "Default", 3),
+        ("Gradients/Default/MatMul-op3", "Gradients", 3),
+    }
+    assert sum(each.total_ns for each in rows) / 1000 == pytest.approx(row["op_total_time(us)"])
+
+
+@pytest.mark.checklist("C22")
+def test_op_analyse_of_what_is_wrong(tmp_path: Path) -> None:
+    """Types are checked, unknown operators are named with the nearest, and other devices have none."""
+    profiler = output.recorded(tmp_path, data_simplification=False)
+    for wrong in (3, None, [1], []):
+        with pytest.raises(TypeError, match="op_name must be a str or a list of them"):
+            profiler.op_analyse(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="device_id must be a whole number, got str"):
+        profiler.op_analyse("MatMul", "0")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(RuntimeError, match="no operator 'MatMull' was recorded; did you mean 'MatMul'"):
+        profiler.op_analyse("MatMull")
+    assert json.loads(profiler.op_analyse("MatMul", device_id=3)) == {"MatMul": [], "device_id": "3"}
+    assert [row.count for row in profiler.operators("Add", steps=[0, 2])] == [2]
+    profiler.analyse()
+    assert [row.count for row in profiler.operators("Add", steps=[1])] == [1]
+
+
+@pytest.mark.checklist("C22")
+def test_operators_of_steps_need_raw_data(tmp_path: Path) -> None:
+    """Once these are deleted, it is said what to do."""
+    profiler = output.recorded(tmp_path)
+    profiler.analyse()
+    with pytest.raises(FileNotFoundError, match="raw data of .* were deleted; record with data_simplification=False"):
+        profiler.operators("Add", steps=[1])
+
+
+@pytest.mark.checklist("D11")
+def test_tables(tmp_path: Path) -> None:
+    """The tables have MindSpore's columns, and numbers that add up."""
+    profiler = output.recorded(tmp_path, steps=4)
+    profiler.analyse()
+    (directory,) = profiler.directories
+    detail = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert {row["full_op_name"]: (row["op_type"], row["op_name"], row["op_occurrences"]) for row in detail} == {
+        "Default/network/MatMul-op1": ("MatMul", "MatMul-op1", "4"),
+        "Default/network/Add-op2": ("Add", "Add-op2", "4"),
+        "Gradients/Default/MatMul-op3": ("MatMul", "MatMul-op3", "4"),
+        "AllReduce-op4": ("AllReduce", "AllReduce-op4", "4"),
+    }
+    assert sum(float(row["total_proportion"]) for row in detail) == pytest.approx(1, abs=1e-4)
+    kinds = {row["op_type"]: row for row in output.rows(directory, "cpu_op_type_info_0.csv")}
+    assert kinds["MatMul"]["type_occurrences"] == "8"
+    assert kinds["MatMul"]["execution_frequency(per-step)"] == "2"
+    for row in output.rows(directory, "step_trace_time.csv"):
+        times = {name: float(value) for name, value in row.items()}
+        assert times["Stage"] == pytest.approx(
+            times["Computing"] + times["Communication(Not Overlapped)"] + times["Free"], abs=0.01
+        )
+        assert times["Communication"] > 0
+        assert times["Overlapped"] == 0
+
+
+def test_names_of_any_kind(tmp_path: Path) -> None:
+    """Quotes, separators and line breaks in a name break no product."""
+    name = 'a,"b";c\n</td><script>\t\\é\ud800'
+    profiler = Profiler(output_path=tmp_path, profile_framework="time", start_profile=False)
+    profiler.start()
+    with span(name):
+        pass
+    profiler.step()
+    profiler.stop()
+    analysis = profiler.analyse()
+    assert analysis is not None
+    assert analysis.complete, analysis
+    (directory,) = profiler.directories
+    (row,) = output.rows(directory, "cpu_op_detail_info_0.csv")
+    assert row["full_op_name"].startswith('a,"b";c\n</td>')
+    assert "</td><script>" not in (directory / PRODUCTS / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.checklist("B13", "C12", "D14")
+def test_the_timeline_is_capped(tmp_path: Path) -> None:
+    """At the limit the file ends, is valid, says so, and what was left out is counted."""
+    profiler = Profiler(output_path=tmp_path, timeline_limit=1, start_profile=False)
+    profiler.start()
+    for number in range(20_000):
+        with span(f"operator number {number % 100} with a rather long name"):
+            pass
+    profiler.stop()
+    analysis = profiler.analyse()
+    assert analysis is not None
+    (window,) = analysis.windows
+    assert window.complete
+    assert window.dropped > 1000
+    assert f"{window.dropped:,} events were kept out by timeline_limit" in str(analysis)
+    path = window.directory / "trace_view.json"
+    assert path.stat().st_size <= 1 << 20
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert any(event["name"].startswith("stopped: the file is full") for event in found)
+    assert sum(event.get("ph") == "X" for event in found) + window.dropped >= 20_000
+    # Tables have all.
+    assert sum(row.count for row in profiler.operators()) == 20_000
+
+
+@pytest.mark.checklist("B16", "C13", "C5", "B10")
+def test_host_info_and_memory(tmp_path: Path) -> None:
+    """Host data are a table of spans with the memory beside it; without memory if only times are wanted."""
+    wanted = [("all", True), ("time", False)]
+    for value, memory in wanted:
+        profiler = Profiler(output_path=tmp_path / value, profile_framework=value, start_profile=False)
+        profiler.start()
+        if memory:
+            output.until_sampled(profiler, "process memory")
+        output.work(0)
+        profiler.step()
+        profiler.stop()
+        profiler.analyse()
+        (directory,) = profiler.directories
+        host = output.rows(directory, "host_info/host_info_0.csv")
+        assert [row["name"] for row in host if "-op" in row["name"]] == [
+            "Default/network/Add-op2",
+            "Default/network/MatMul-op1",
+            "Gradients/Default/MatMul-op3",
+            "AllReduce-op4",
+        ]
+        assert (directory / PRODUCTS / "memory_record.csv").exists() is memory
+        if memory:
+            record = output.rows(directory, "memory_record.csv")
+            assert all(float(row["Total Allocated(MB)"]) > 1 for row in record)
+    nothing = output.recorded(tmp_path / "none", profile_framework=None)
+    nothing.analyse()
+    assert not (nothing.directories[0] / PRODUCTS / "host_info").exists()
+
+
+@pytest.mark.checklist("C14", "A8")
+def test_flame_graph(tmp_path: Path) -> None:
+    """Stacks are in the timeline, and folded for flame graphs."""
+    profiler = Profiler(output_path=tmp_path, with_stack=True, start_profile=False)
+    profiler.start()
+    output.until_sampled(profiler, "python stacks")
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    (directory,) = profiler.directories
+    folded = (directory / PRODUCTS / "stacks_0.folded").read_text(encoding="utf-8").splitlines()
+    assert any("test_flame_graph (" in line and ";" in line and line.split()[-1].isdigit() for line in folded)
+    assert any("test_flame_graph (" in event["name"] for event in output.events(directory))
+
+
+@pytest.mark.checklist("A7", "B15", "C6", "D18")
+def test_parallel_strategy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The place of the process in its job, as JSON."""
+    monkeypatch.setenv("RANK_ID", "3")
+    monkeypatch.setenv("RANK_SIZE", "8")
+    profiler = output.recorded(tmp_path, parallel_strategy=True)
+    profiler.analyse()
+    layout = json.loads((profiler.directories[0] / "parallel_strategy_3.json").read_text())
+    assert (layout["rank_id"], layout["rank_size"], layout["device_target"]) == (3, 8, "CPU")
+    assert output.info(profiler.directories[0])["rank_id"] == "3"
+
+
+def test_communication_in_the_times_of_steps(tmp_path: Path) -> None:
+    """Collectives are told from computing, by their names, whatever recorded them."""
+    profiler = output.recorded(tmp_path)
+    profiler.analyse()
+    row = output.rows(profiler.directories[0], "step_trace_time.csv")[0]
+    assert float(row["Communication(Not Overlapped)"]) > 0
+    assert not (profiler.directories[0] / PRODUCTS / "communication.json").exists()
+
+
+@pytest.mark.checklist("B11", "C4", "C25", "D10", "D16")
+def test_collectives_of_torch(tmp_path: Path) -> None:
+    """With `profile_communication` each step has the collectives that ran in it, with their times; without, none has."""
+    torch = require("torch")
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for wanted in (True, False):
+            profiler = Profiler(output_path=tmp_path / str(wanted), start_profile=False, profile_communication=wanted)
+            profiler.start()
+            for number in range(3):
+                for _ in range(number):
+                    torch.distributed.all_reduce(torch.ones(8))
+                profiler.step()
+            profiler.stop()
+            profiler.analyse()
+            path = profiler.directories[0] / PRODUCTS / "communication.json"
+            assert path.exists() is wanted
+            if wanted:
+                found = json.loads(path.read_text())
+                told = {
+                    step: found[step]["collective"]["c10d::allreduce_"]["Communication Time Info"] for step in found
+                }
+                assert {step: info["Occurrences"] for step, info in told.items()} == {"step1": 1, "step2": 2}
+                assert all(info["Elapse Time(ms)"] > 0 for info in told.values())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_batches_of_any_loader(tmp_path: Path) -> None:
+    """How long the loop waits for each batch of `watch_data` is a span, whatever the options say."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False)
+    profiler.start()
+    batches = [batch for batch in profiler.watch_data(iter(range(3)))]
+    assert batches == [0, 1, 2]
+    profiler.stop()
+    profiler.analyse()
+    names = [event["name"] for event in output.events(profiler.directories[0]) if event.get("ph") == "X"]
+    assert names.count("data_wait") == 4
+
+
+@pytest.mark.checklist("C2", "A4", "A6")
+@pytest.mark.parametrize(
+    ("level", "activities", "expected"),
+    [
+        (ProfilerLevel.LevelNone, None, (False, False, False)),
+        (ProfilerLevel.Level0, None, (True, False, False)),
+        (ProfilerLevel.Level1, None, (True, True, False)),
+        (ProfilerLevel.Level2, None, (True, True, True)),
+        (ProfilerLevel.Level0, [ProfilerActivity.CPU], (True, False, False)),
+        (ProfilerLevel.Level0, [ProfilerActivity.NPU], (False, False, False)),
+    ],
+)
+def test_what_levels_and_activities_record(
+    tmp_path: Path, level: ProfilerLevel, activities: list[ProfilerActivity] | None, expected: tuple[bool, bool, bool]
+) -> None:
+    """Operators, memory and stacks: each level has those of the one before, and operators only of what is active."""
+    torch = require("torch")
+    profiler = Profiler(output_path=tmp_path, start_profile=False, profiler_level=level, activities=activities)
+    profiler.start()
+    for wanted, source in zip(expected[1:], ("process memory", "python stacks"), strict=True):
+        if wanted:
+            output.until_sampled(profiler, source)
+    output.work(0)
+    assert float((torch.ones(4) + torch.ones(4)).sum()) == 8
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    profiler.raise_errors()
+    (directory,) = profiler.directories
+    products = directory / PRODUCTS
+    names = {event["name"] for event in output.events(directory)}
+    found = "aten::add" in names, (products / "memory_record.csv").exists(), (products / "stacks_0.folded").exists()
+    assert found == expected
+    assert "AllReduce-op4" in names
+
+
+@pytest.mark.checklist("C2")
+@pytest.mark.parametrize("level", list(ProfilerLevel))
+def test_every_level_records(tmp_path: Path, level: ProfilerLevel) -> None:
+    """Whatever the level and the activities, the program's own spans and the steps are there."""
+    profiler = output.recorded(tmp_path, profiler_level=level, activities=[ProfilerActivity.CPU])
+    profiler.analyse()
+    assert output.steps_of(profiler.directories[0]) == [0, 1, 2]
+    assert output.info(profiler.directories[0])["options"]["profiler_level"] == level.value
+
+
+@pytest.mark.checklist("B20")
+def test_the_cost_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What a recording is likely to cost is told when it starts: by what this process has recorded so far."""
+    costs.forget()
+    with caplog.at_level(logging.INFO, "stepscope"):
+        first = Profiler(output_path=tmp_path, start_profile=False, data_simplification=False)
+        first.start()
+        assert "nothing was recorded so far: about " in caplog.messages[-1]
+        assert first.estimate.ns_per_event > 0
+        output.loop(100, lambda _: None, lambda _: first.step())
+        first.stop()
+        second = Profiler(output_path=tmp_path)
+        estimate = second.estimate
+        second.stop()
+    (directory,) = first.directories
+    size = (directory / RAW / "journal").stat().st_size
+    assert (
+        size / 100 > 64 * 5
+    )  # four spans and a step's mark in each step, and the names of all that this process recorded
+    told = f"Profiler: recording begins; by 100 steps recorded so far: about {size / 100:,.0f} bytes of raw data and "
+    assert any(message.startswith(told) for message in caplog.messages)
+    assert estimate.steps == 100
+    assert estimate.ns_per_step > 0
+    assert output.info(second.directories[0])["estimate"]["bytes_per_step"] == size / 100
+    assert Profiler(output_path=tmp_path, start_profile=False, profile_memory=True).estimate.steps == 0
+
+
+@pytest.mark.checklist("B20")
+def test_a_budget(tmp_path: Path) -> None:
+    """Recording may be given a share of the time; what is no share is refused."""
+    profiler = output.recorded(tmp_path, overhead_budget=0.02)
+    profiler.analyse()
+    assert "budget 2.00%" in str(profiler.trust_report())
+    wrong: list[tuple[Any, type[Exception]]] = [(2, ValueError), (0, ValueError), ("1%", TypeError), (True, TypeError)]
+    for value, error in wrong:
+        with pytest.raises(error, match="overhead_budget is .*: it must be a share of the time"):
+            Profiler(output_path=tmp_path, start_profile=False, overhead_budget=value)
+
+
+@pytest.mark.checklist("C5", "B10", "C25", "D15")
+def test_memory_by_step(tmp_path: Path) -> None:
+    """Each step has the peak, what there was at its end, and by how much that grew; without the option nobody has."""
+    profiler = Profiler(output_path=tmp_path / "with", start_profile=False, profile_memory=True)
+    held: list[bytearray] = []
+    profiler.start()
+    for step in range(4):
+        if step == 2:
+            held.append(bytearray(b"x" * (64 << 20)))
+        profiler.step()
+        if step == 2:
+            held.clear()
+    profiler.stop()
+    profiler.analyse()
+    rows = output.rows(profiler.directories[0], "memory_by_step.csv")
+    by_step = {int(row["Step"]): row for row in rows if row["Component"] == "process"}
+    assert sorted(by_step) == [0, 1, 2, 3]
+    assert float(by_step[2]["Change(MB)"]) > 48
+    assert float(by_step[2]["Peak Allocated(MB)"]) - float(by_step[1]["Peak Allocated(MB)"]) > 48
+    assert float(by_step[3]["Change(MB)"]) < -48
+    assert float(by_step[3]["Peak Allocated(MB)"]) - float(by_step[3]["Allocated(MB)"]) > 48
+    for row in rows:
+        assert float(row["Peak Allocated(MB)"]) >= float(row["Allocated(MB)"]) > 1
+        assert int(row["Samples"]) >= 1
+    nothing = output.recorded(tmp_path / "without")
+    nothing.analyse()
+    assert not (nothing.directories[0] / PRODUCTS / "memory_by_step.csv").exists()
+
+
+@pytest.mark.checklist("C5", "B10")
+def test_every_window_has_its_memory(tmp_path: Path) -> None:
+    """Also one that is over before anybody looks: at the start, and at the end of each step or of all."""
+    planned = schedule(wait=0, active=1)
+    profiler = Profiler(output_path=tmp_path, start_profile=False, profile_memory=True, schedule=planned)
+    profiler.start()
+    for _ in range(3):
+        profiler.step()
+    profiler.stop()
+    assert read_by_loop(profiler.directories[0] / RAW / "journal") == {0: 2, 1: 1, 2: 1}
+    alone = Profiler(output_path=tmp_path / "alone", start_profile=False, profile_memory=True)
+    alone.start()
+    alone.stop()
+    assert read_by_loop(alone.directories[0] / RAW / "journal") == {0: 2}
+    analysis = alone.analyse()
+    assert analysis is not None and "window 0, 1 step: " in str(analysis)
+    assert len(output.rows(alone.directories[0], "memory_record.csv")) >= 2
+
+
+def read_by_loop(journal: Path) -> Counter[int]:
+    """How often the thread of the loop has read the memory, by window; what the thread beside it saw does not count."""
+    found: Counter[int] = Counter()
+    with JournalReader(journal) as reader:
+        for item in reader:
+            if isinstance(item, EventBatch) and item.source == RECORDER:
+                found[item.window] += int((item.events["name"] == strings.intern(COUNTER)).sum())
+    return +found
+
+
+@pytest.mark.checklist("D8")
+def test_phases_are_the_users(tmp_path: Path) -> None:
+    """Instead of two points named in the environment: any phase, by its own name, as a span."""
+    profiler = Profiler(output_path=tmp_path, start_profile=False)
+    profiler.start()
+    for phase in ("forward", "backward", "optimizer"):
+        with span(phase):
+            pass
+    profiler.step()
+    profiler.stop()
+    profiler.analyse()
+    assert {row.name for row in profiler.operators()} == {"forward", "backward", "optimizer"}

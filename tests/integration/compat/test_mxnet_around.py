@@ -1,0 +1,306 @@
+"""What is around a recording of `stepscope.mxnet`: other processes, other tools, memory, the environment, former names."""
+
+from __future__ import annotations
+
+import csv
+import mmap
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope import mxnet
+from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.basics import require
+from tests.support.mxnets import alone, begin, load, run, slices, statistics
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path) -> Iterator[Path]:
+    """Each test records in an empty directory."""
+    with alone(tmp_path) as directory:
+        yield directory
+
+
+class Server:
+    """A remote control that keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def configure(self, settings: Mapping[str, Any]) -> None:
+        self.asked.append(dict(settings))
+
+    def set_state(self, state: str) -> None:
+        self.asked.append(state)
+
+    def pause(self) -> None:
+        self.asked.append("pause")
+
+    def resume(self) -> None:
+        self.asked.append("resume")
+
+    def dump(self, finished: bool) -> None:
+        self.asked.append(("dump", finished))
+
+
+@pytest.mark.checklist("E14")
+def test_the_server_is_reached_by_a_remote_control() -> None:
+    """Every call is passed on, and changes nothing here; without a remote control it is an error that says what to do."""
+    calls: list[Any] = [
+        lambda: mxnet.set_config(profile_process="server", filename="server.json", aggregate_stats=True),
+        lambda: mxnet.set_state("run", profile_process="server"),
+        lambda: mxnet.pause(profile_process="server"),
+        lambda: mxnet.resume(profile_process="server"),
+        lambda: mxnet.dump(False, profile_process="server"),
+        lambda: mxnet.set_state("stop", "server"),
+    ]
+    for handle, said in ((None, "none was given"), (3, "int is none"), (Server, "type is none")):
+        mxnet.set_kvstore_handle(handle)
+        for call in calls:
+            with pytest.raises(mxnet.MXNetError, match=f"needs a remote control, and {said}; give one to set_kvstore"):
+                call()
+    server = Server()
+    mxnet.set_kvstore_handle(server)
+    for call in calls:
+        call()
+    assert server.asked == [
+        {"filename": "server.json", "aggregate_stats": True}, "run", "pause", "resume", ("dump", False), "stop",
+    ]  # fmt: skip
+    assert mxnet.current_profiler() is None
+    with pytest.raises(mxnet.MXNetValueError, match="profile_process must be one of 'worker', 'server', got 'both'"):
+        mxnet.pause("both")
+    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'server'"):
+        mxnet.set_state("run", "srver")
+
+
+@pytest.mark.checklist("E15")
+def test_former_names(here: Path) -> None:
+    """They work, and warn."""
+    with pytest.warns(UserWarning, match=r"profiler_set_config\(\) is deprecated; use set_config\(\)"):
+        mxnet.profiler_set_config("all", "old.json")
+    with pytest.warns(UserWarning, match=r"profiler_set_state\(\) is deprecated; use set_state\(\)"):
+        mxnet.profiler_set_state("run")
+    with mxnet.Event("old"):
+        pass
+    with pytest.warns(UserWarning, match=r"dump_profile\(\) is deprecated; use dump\(\)"):
+        mxnet.dump_profile()
+    assert slices(load("old.json"), "old")
+    with pytest.warns(UserWarning), pytest.raises(mxnet.MXNetValueError, match="did you mean 'symbolic'"):
+        mxnet.profiler_set_config("symbolik")
+
+
+@pytest.mark.checklist("E16", "E13")
+def test_the_table_of_allocations(here: Path) -> None:
+    """torch's allocations, each with its scope, in MXNet's columns."""
+    torch = require("torch")
+    begin(
+        gpu_memory_profile_filename_prefix="memory",
+        backends=[stepscope.TorchBackend(profile_memory=True)],
+    )
+
+    def allocate(count: int) -> Any:
+        time.sleep(0.05)  # times of torch's profiler are mapped to ours, with an error
+        made = torch.zeros(count)
+        time.sleep(0.05)
+        return made
+
+    with mxnet.scope("net"):
+        with mxnet.scope("layer"):
+            kept = allocate(1 << 16)
+        other = allocate(1 << 14)
+    last = allocate(1 << 12)
+    assert len(kept) + len(other) + len(last)
+    mxnet.dump()
+    with (here / f"memory-pid_{os.getpid()}.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["Attribute Name", "Requested Size", "Device", "Actual Size", "Reuse?"]
+    found = {int(row["Requested Size"]): (row["Attribute Name"], row["Device"]) for row in rows}
+    assert found[4 << 16] == ("net:layer:", "cpu/0")
+    assert found[4 << 14] == ("net:", "cpu/0")
+    assert found[4 << 12] == ("<unk>:", "cpu/0")
+
+
+@pytest.mark.checklist("E17", "B6")
+def test_it_starts_by_the_environment(here: Path) -> None:
+    """As MXNet does; the file is complete when the program ends. The mode says what is asked for."""
+    program = "from stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint(mxnet.capabilities()[-1].recorded)"
+    assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE="8") == "True\n"
+    assert slices(load("profile.json"), "auto")
+    Path("profile.json").unlink()
+    assert run(program, here, MXNET_PROFILER_AUTOSTART="1", MXNET_PROFILER_MODE="5") == "False\n"
+    assert slices(load("profile.json"), "auto")
+    Path("profile.json").unlink()
+    run(program, here, MXNET_PROFILER_AUTOSTART="0")
+    assert not Path("profile.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "said", "recorded"),
+    [
+        ({"AUTOSTART": "yes"}, "AUTOSTART is 'yes': Expected `bool`, got `str`; the nearest is 1; 0 is taken", False),
+        ({"AUTOSTART": "2"}, "AUTOSTART is '2': Expected `bool`, got `str`; the default is 0; 0 is taken", False),
+        ({"AUTOSTART": "true"}, "", True),
+        ({"AUTOSTART": "1", "MODE": ""}, "", True),
+        (
+            {"AUTOSTART": "1", "MODE": "abc"},
+            "MODE is 'abc': Expected `int`, got `str`; the default is 13; 13 is taken",
+            True,
+        ),
+        ({"AUTOSTART": "1", "MODE": "16"}, "MODE is '16': Expected `int` <= 15; the nearest is 15; 13 is taken", True),
+        ({"AUTOSTART": "1", "MODE": "-1"}, "MODE is '-1': Expected `int` >= 0; the nearest is 0; 13 is taken", True),
+    ],
+)
+def test_a_variable_that_cannot_be_followed(
+    here: Path, variables: Mapping[str, str], said: str, recorded: bool
+) -> None:
+    """It is named with its value and the nearest that could be, and the program goes on."""
+    program = "from stepscope import mxnet\nwith mxnet.Event('auto'): pass\nprint('went on')"
+    environment = {f"MXNET_PROFILER_{name}": value for name, value in variables.items()}
+    ended = run(program, here, errors=True, **environment)
+    assert ended.partition("went on\n")[1] and ended.count("MXNET_PROFILER_") == bool(said)
+    assert f"MXNET_PROFILER_{said}" in ended if said else True
+    assert Path("profile.json").exists() is recorded
+
+
+class Told:
+    """Another tool, which keeps what it is told."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.told: list[Any] = []
+        self.fails = fails
+
+    def start(self, name: str, category: str) -> object:
+        if self.fails:
+            raise ValueError("no tool")
+        self.told.append((name, category))
+        return name
+
+    def stop(self, started: Any) -> None:
+        self.told.append(started)
+
+    def mark(self, name: str, category: str) -> None:
+        self.told.append((name, category))
+
+
+@pytest.mark.checklist("E18")
+def test_objects_are_forwarded() -> None:
+    """To whoever is named; one that fails is asked no more, and costs nothing but itself."""
+    told = Told()
+    begin(forward=told)
+    domain = mxnet.Domain("d")
+    with domain.new_task("task"):
+        domain.new_marker("mark").mark()
+    assert told.told == [("task", "d"), ("mark", "d,instant_marker"), "task"]
+    mxnet.set_config(forward=Told(fails=True), aggregate_stats=True, profile_memory=False)
+    with domain.new_task("task"), domain.new_task("task"):
+        pass
+    assert statistics()["Time"]["d"]["task"]["Count"] == 3
+
+
+@pytest.mark.checklist("E18")
+def test_objects_are_forwarded_to_nvtx() -> None:
+    """By NVIDIA's own package, which does nothing where no tool is attached."""
+    require("nvtx")
+    begin(forward=mxnet.NvtxForward())
+    with mxnet.Event("event"), mxnet.Domain("d").new_task("task"):
+        mxnet.Domain("").new_marker("mark").mark()
+    assert statistics()["Time"]["d"]["task"]["Count"] == 1
+
+
+@pytest.mark.checklist("E19")
+def test_memory_is_a_counter() -> None:
+    """Of the process, from the begin on; it is in kB in the statistics, and in bytes in the trace."""
+    mxnet.set_config(aggregate_stats=True)
+    mxnet.set_state("run")
+    ending = time.monotonic() + 60
+    while "Device Storage" not in statistics()["Memory"] and time.monotonic() < ending:
+        time.sleep(0.01)
+    grown = 64 << 20
+    with mmap.mmap(-1, grown) as block:  # pages that no allocator has already
+        row: dict[str, float] = {"Min": 0, "Max": 0}
+        while row["Max"] - row["Min"] < grown * 0.9 / 1000 and time.monotonic() < ending:
+            block.seek(0)
+            for _ in range(64):  # again and again: the system may have taken some away, also of the rest of the process
+                block.write(b"x" * (grown // 64))
+            time.sleep(0.01)
+            row = statistics()["Memory"]["Device Storage"]["Memory: cpu/0"]
+    assert row["Count"] >= 2 and row["Max"] - row["Min"] >= grown * 0.9 / 1000
+    assert row["Min"] < row["Avg"] < row["Max"]
+    assert statistics()["Unit"] == {"Time": "ms", "Memory": "kB"}
+    mxnet.dump()
+    values = [event["args"]["value"] for event in load("profile.json") if event["name"] == "Memory: cpu/0"]
+    assert len(values) >= row["Count"] and max(values) >= 1000 * row["Max"] * 0.999
+
+
+def test_what_cannot_be_recorded_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Once, at the begin: as a warning if it was asked for by name; and in the trace."""
+    mxnet.set_config(profile_imperative=True)
+    mxnet.set_state("run")
+    mxnet.set_state("stop")
+    mxnet.set_state("run")
+    (record,) = [record for record in caplog.records if "imperative" in record.message]
+    assert record.levelname == "WARNING"
+    assert (
+        "no operators or API calls (symbolic, imperative, api): MXNet is not installed; for torch's" in record.message
+    )
+    assert record.message.endswith("set_config(backends=[stepscope.TorchBackend()])")
+    mxnet.close()
+    (said,) = [event for event in load("profile.json") if event["name"] == "stepscope"]
+    kinds = {one["kind"]: one["recorded"] for one in said["args"]["metadata"]["capabilities"]}
+    assert kinds == {"objects": True, "symbolic": False, "imperative": False, "api": False, "memory": True}
+    caplog.clear()
+    mxnet.set_config()
+    mxnet.set_state("run")
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_operators_come_from_backends() -> None:
+    """With torch's, `dumps` has the operators of torch."""
+    torch = require("torch")
+    begin(backends=[stepscope.TorchBackend()])
+    assert {one.kind: one.recorded for one in mxnet.capabilities()}["imperative"]
+    total = torch.ones(4) + torch.ones(4)
+    assert float(total.sum()) == 8
+    mxnet.dump()
+    assert "aten::add" in mxnet.dumps()
+
+
+def train(steps: int, order_at: int | None = None) -> None:
+    """Steps with a task in each, in one of which an operator asks for the next two."""
+    mxnet.set_state("run")
+    for number in range(steps):
+        if number == order_at:
+            assert arm_here(2)
+        with mxnet.Task(mxnet.Domain("loop"), f"task {number}"):
+            pass
+        mxnet.step()
+    mxnet.dump()
+
+
+def tasks(path: Path) -> list[str]:
+    """The tasks in a file."""
+    return [event["name"] for event in load(path) if event["name"].startswith("task ") and event["ph"] in ("X", "b")]
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule; each recording of the process has a directory of its own where it says."""
+    say_in_environment(monkeypatch, window={"start_step": 2, "steps": 2}, output_dir=str(here / "said"))
+    for name, place in (("one.json", here / "said"), ("two.json", here / "said" / "mxnet-2")):
+        mxnet.set_config(filename=name, output_dir=str(here / "programs"))
+        train(6)
+        assert tasks(here / name) == ["task 2", "task 3"]
+        assert (place / "journal").is_file()
+    assert not (here / "programs").exists()
+
+
+def test_an_operator_has_steps_recorded(here: Path) -> None:
+    """Those that were asked for, and without a schedule no others."""
+    mxnet.set_config(filename="profile.json", control=SOCKET)
+    train(7, order_at=3)
+    assert tasks(here / "profile.json") == ["task 4", "task 5"]

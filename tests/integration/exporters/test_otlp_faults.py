@@ -1,0 +1,479 @@
+"""What a receiver may do wrong: nothing is lost that could be delivered, and what is lost is counted by reason."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import anyio
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.exporters.otlp.ceiling import Ceiling
+from stepscope.exporters.otlp.exporter import OtlpExporter
+from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.otlp.retry import LONGEST_ASKED, retry_after
+from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime.errors import BrokenError
+from stepscope.runtime.events import Kind
+from tests.support.basics import BUSY, missing
+from tests.support.receiver import Receiver, ReceiverThread, Reply, receiver
+
+EVENTS = 20
+QUICK = OtlpOptions(retry_seconds=20.0, first_delay=0.02, longest_delay=0.1)
+PLAIN = msgspec.structs.replace(QUICK, spans_per_second=None, metrics=False)
+
+
+class Sent:
+    """What became of the events of one window."""
+
+    def __init__(self) -> None:
+        self.exported = 0
+        self.dropped: Counter[str] = Counter()
+        self.errors: list[str] = []
+
+
+async def send(exporter: OtlpExporter, path: Path) -> Sent:
+    """Sends one window, as an outlet would."""
+    sent = Sent()
+    batch = batch_of(spans([f"span {number}" for number in range(EVENTS)]))
+    await exporter.open(run_in(path))
+    for call in (exporter.export(batch), exporter.close_window(window_of(0, batch)), exporter.aclose()):
+        try:
+            await call
+        except BrokenError as error:
+            sent.errors.append(str(error))
+        for settled in exporter.settle():
+            sent.exported += settled.exported
+            sent.dropped.update(settled.dropped)
+    assert sent.exported + sent.dropped.total() == EVENTS
+    return sent
+
+
+def everything(server: Receiver) -> bool:
+    return server.names() == Counter({f"span {number}": 1 for number in range(EVENTS)})
+
+
+async def test_what_may_pass_is_tried_again(tmp_path: Path) -> None:
+    """The four codes of the specification, one after the other."""
+    async with receiver() as server:
+        server.replies = [Reply(status) for status in (503, 429, 502, 504)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+        assert len({got.size for got in server.received[:5]}) == 1  # the same request
+
+
+@pytest.mark.parametrize("status", [301, 400, 401, 403, 404, 408, 500, 501, 505])
+async def test_what_will_not_pass_is_not(status: int, tmp_path: Path) -> None:
+    """One attempt, one error that says where and what; a redirection is not followed."""
+    async with receiver() as server:
+        server.replies = [Reply(status, (("Location", f"{server.url}/elsewhere"),), b"a reason")]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert sent.dropped == {"rejected": EVENTS}
+        (error,) = sent.errors
+        assert f"{server.url}/v1/traces: {status}" in error and "a reason" in error
+        assert (f"a redirect to {server.url}/elsewhere, which is not followed" in error) == (status == 301)
+        assert {got.path for got in server.received} == {"/v1/traces"}
+
+
+@pytest.mark.parametrize("fault", ["drop", "drop in body", "half an answer", "close after", "hang"])
+async def test_broken_connections_are_made_anew(fault: str, tmp_path: Path) -> None:
+    """Wherever it breaks, every span is there in the end; a store tells those that came twice by their ids."""
+    options = msgspec.structs.replace(PLAIN, timeout=0.5, batch_spans=5)
+    async with receiver() as server:
+        server.replies = [Reply(), Reply(fault=fault), Reply(), Reply(fault=fault)]  # type: ignore[arg-type]
+        sent = await send(OtlpExporter(server.url, options=options), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+        assert server.connections >= 2
+
+
+async def test_a_receiver_says_when_to_come_again(tmp_path: Path) -> None:
+    """Retry-After is waited for, also by the requests behind."""
+    async with receiver() as server:
+        server.replies = [Reply(429, (("Retry-After", "1"),))]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert everything(server) and not sent.dropped
+        assert server.received[1].at - server.received[0].at >= 1.0
+
+
+async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> None:
+    """An hour is longer than there is; nobody waits for nothing, and it is not asked again."""
+    options = msgspec.structs.replace(PLAIN, retry_seconds=0.3)
+    async with receiver() as server:
+        server.always = Reply(503, (("Retry-After", "3600"),))
+        sent = await send(OtlpExporter(server.url, options=options), tmp_path)
+        assert sent.dropped == {"unsent": EVENTS}
+        assert "503" in sent.errors[0] and "given up after 0.3 s" in sent.errors[0]
+        assert len(server.received) == len({request.path for request in server.received})
+
+
+DATES = st.from_regex(r"\A[A-Z][a-z]{2}, ?\d{1,3} [A-Z][a-z]{2} \d{1,25} \d{1,3}:\d{1,3}:\d{1,3} ([+-]\d{1,25}|GMT)?\Z")
+ZONED = st.builds(
+    "Mon, {} Jan {} 00:00:00 {}{}".format, st.integers(0, 40), st.integers(), st.sampled_from("+-"), st.integers(0)
+)
+
+
+@given(text=st.one_of(st.text(), st.integers().map(str), DATES, ZONED), now=st.floats(0.0, 1e11))
+@example(text="Mon, 01 Jan 2024 00:00:00 +99999999999999999999999", now=0.0)
+@example(text="Mon, 01 Jan 0001 00:00:00 +2359", now=0.0)
+@example(text="Fri, 31 Dec 9999 23:59:59 -2359", now=0.0)
+@example(text="9" * 5000, now=0.0)
+def test_any_retry_after_is_a_wait_or_none(text: str, now: float) -> None:
+    """What cannot be read is as no header."""
+    wait = retry_after(text, now)
+    assert wait is None or 0.0 <= wait <= LONGEST_ASKED
+
+
+async def test_a_retry_after_that_cannot_be_read(tmp_path: Path) -> None:
+    """It does not end the exporter: the request is tried again."""
+    async with receiver() as server:
+        server.replies = [Reply(429, (("Retry-After", "Mon, 01 Jan 2024 00:00:00 +99999999999999999999999"),))]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+
+
+async def test_partial_success_is_counted(tmp_path: Path) -> None:
+    """What a receiver took but for some is exported but for those."""
+    async with receiver() as server:
+        server.replies = [Reply(rejects=7)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert (sent.exported, sent.dropped) == (EVENTS - 7, {"rejected": 7})
+
+
+@pytest.mark.parametrize("claim", [10**9, -5])
+async def test_partial_success_is_not_believed_beyond_reason(claim: int, tmp_path: Path) -> None:
+    """The accounts stay whole whatever a receiver says."""
+    async with receiver() as server:
+        server.replies = [Reply(rejects=claim)]
+        sent = await send(OtlpExporter(server.url, options=PLAIN), tmp_path)
+        assert sent.dropped == ({"rejected": EVENTS} if claim > 0 else {})
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    """A receiver that is away costs the spans that could not wait, and says so."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{reserved.getsockname()[1]}"
+        options = msgspec.structs.replace(PLAIN, retry_seconds=0.2)
+        sent = await send(OtlpExporter(url, options=options), tmp_path)
+    assert sent.dropped == {"unsent": EVENTS}
+    assert f"cannot connect to 127.0.0.1:{url.rpartition(':')[2]}: Connection refused" in sent.errors[0]
+    assert "ssl" not in sent.errors[0]
+
+
+async def test_a_receiver_that_comes_late(tmp_path: Path) -> None:
+    """What is sent before it is there arrives when it is."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = int(reserved.getsockname()[1])
+    server = Receiver()
+
+    async def later() -> None:
+        await anyio.sleep(0.7)
+        await server.start(port=port)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        sent = await send(OtlpExporter(f"http://127.0.0.1:{port}", options=PLAIN), tmp_path)
+        assert everything(server) and sent.exported == EVENTS
+    await server.stop()
+
+
+async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
+    """Stores of traces refuse metrics: spans go on arriving."""
+    async with receiver() as server:
+        exporter = OtlpExporter(server.url, options=OtlpOptions())
+        counters = spans(["loss"] * 3)
+        counters["kind"] = int(Kind.COUNTER)
+        await exporter.open(run_in(tmp_path))
+        errors: list[str] = []
+        counted: Counter[str] = Counter()
+        for window in range(3):
+            batch = batch_of(counters.copy(), window=window)
+            await exporter.export(batch)
+            server.replies = [] if window else [Reply(404)]  # the metrics come before the window's span
+            try:
+                await exporter.close_window(window_of(window, batch))
+            except BrokenError as error:
+                errors.append(str(error))
+            for settled in exporter.settle():
+                counted.update(settled.dropped)
+        await exporter.aclose()
+        assert len([got for got in server.received if got.path == "/v1/metrics"]) == 1
+        assert counted == {"rejected": 9}
+        assert len(errors) == 1 and "metrics=False" in errors[0]
+
+
+async def test_no_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by errors, also where a receiver repeats them, nor by names and representations."""
+    async with receiver() as server:
+        server.replies = [Reply(401, body=b"bad token s3cr3t-token in Bearer s3cr3t-token, key=qu3ry-key")]
+        exporter = OtlpExporter(
+            f"{server.url}/base?key=qu3ry-key", headers={"Authorization": "Bearer s3cr3t-token"}, options=PLAIN
+        )
+        sent = await send(exporter, tmp_path)
+        assert server.received[0].headers["authorization"] == "Bearer s3cr3t-token"
+        assert server.received[0].path == "/base/v1/traces?key=qu3ry-key"
+    told = repr((exporter, exporter.name, sent.errors, vars(exporter), caplog.text))
+    assert "401" in told and "s3cr3t" not in told and "qu3ry" not in told
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that only those trust who are given it, and its key."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        missing("openssl", "Install it (on Debian: apt-get install openssl).")
+    directory = tmp_path_factory.mktemp("tls")
+    key, file = directory / "key.pem", directory / "certificate.pem"
+    subprocess.run(
+        [
+            openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+            "-subj", "/CN=receiver", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", file,
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return file, key
+
+
+@pytest.mark.parametrize("trust", ["unknown", "named", "unchecked"])
+async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """Nothing goes to a receiver that cannot be told from another, unless it is said that this does not matter."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    options = OtlpOptions(
+        metrics=False, spans_per_second=None, certificate=str(certificate[0]) if trust == "named" else None,
+        verify=trust != "unchecked",
+    )  # fmt: skip
+    async with receiver(context) as server:
+        sent = await send(OtlpExporter(server.url, headers={"x-key": "secret"}, options=options), tmp_path)
+        if trust == "unknown":
+            assert sent.dropped == {"rejected": EVENTS} and not server.received
+            assert "OtlpOptions.certificate" in sent.errors[0]
+        else:
+            assert everything(server) and not sent.errors
+
+
+async def test_a_receiver_that_wants_tls_is_named(certificate: tuple[Path, Path], tmp_path: Path) -> None:
+    """What it probably is that ends connections without an answer, and what to write instead."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    options = msgspec.structs.replace(PLAIN, retry_seconds=0.0)
+    async with receiver(context) as server:
+        sent = await send(OtlpExporter(server.url.replace("https:", "http:"), options=options), tmp_path)
+    assert "probably wants TLS, use https://" in sent.errors[0]
+
+
+async def test_a_receiver_that_has_no_tls_is_named(tmp_path: Path) -> None:
+    """In place of what the library of TLS says of its answer."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        sent = await send(OtlpExporter(url, options=PLAIN), tmp_path)
+    assert "speaks no TLS: use http://" in sent.errors[0]
+
+
+@pytest.mark.parametrize("reply", [Reply(fault="hang"), Reply(503), Reply(429, (("Retry-After", "600"),))])
+def test_the_end_waits_for_no_receiver(reply: Reply, tmp_path: Path) -> None:
+    """Closing keeps its deadline, and what was not sent by then is counted."""
+    with ReceiverThread() as server:
+        server.always = reply
+        exporter = OtlpExporter(server.url, options=OtlpOptions(metrics=False))
+        profiler = sc.trace(exporters=[exporter], output_dir=tmp_path, options=sc.Options(close_timeout=1.0))
+        with profiler:
+            for _ in range(50):
+                with sc.span("work"):
+                    pass
+                profiler.step()
+            begun = time.monotonic()
+        assert time.monotonic() - begun <= 1.0 + BUSY
+        assert not profiler.audit()
+        pipeline = profiler.statistics().pipeline
+        assert pipeline is not None
+        (output,) = [output for output in pipeline.exporters if output.name == exporter.name]
+        assert sum(output.ledger.dropped.values()) == output.ledger.offered
+        assert set(output.ledger.dropped) <= {"closed", "unsent"}
+        assert output.ledger.offered > 100
+
+
+def test_the_end_gives_a_dead_receiver_up(tmp_path: Path) -> None:
+    """One that has failed for long is not waited for until the deadline, and what it has not taken is counted."""
+    reached = threading.Event()
+    with ReceiverThread() as server:
+        server.always = Reply(503)
+        server.seen = lambda _: reached.set()
+        options = OtlpOptions(metrics=False, retry_seconds=600.0, closing_seconds=0.2, hold_seconds=0.001)
+        exporter = OtlpExporter(server.url, options=options)
+        with sc.trace(exporters=[exporter], output_dir=tmp_path, options=sc.Options(close_timeout=60.0)) as profiler:
+            for _ in range(50):
+                with sc.span("work"):
+                    time.sleep(0.001)
+                profiler.step()
+            assert reached.wait(30.0)
+    assert not profiler.audit()
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    (output,) = [output for output in pipeline.exporters if output.name == exporter.name]
+    assert output.ledger.dropped == {"unsent": output.ledger.offered}, "not `closed`, which the deadline would say"
+    assert "given up as the run ends" in output.first_error
+
+
+async def end_after_a_failure(exporter: OtlpExporter, server: Receiver) -> None:
+    """Says that the end has come, as an outlet would, when the first request has failed."""
+    while len(server.received) < 2:
+        if server.received:
+            exporter.closing()
+        await anyio.sleep(0.02)
+
+
+async def test_the_end_finds_a_receiver_that_is_back(tmp_path: Path) -> None:
+    """An attempt that would come much later comes at once, and everything goes that the receiver takes."""
+    options = msgspec.structs.replace(PLAIN, first_delay=60.0, longest_delay=600.0, retry_seconds=3600.0, batch_spans=5)
+    async with receiver() as server:
+        server.replies = [Reply(503)]
+        exporter = OtlpExporter(server.url, options=options)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end_after_a_failure, exporter, server)
+            with anyio.fail_after(30.0):
+                sent = await send(exporter, tmp_path)
+                assert everything(server) and sent.exported == EVENTS and not sent.errors
+
+
+async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
+    """One that throttles is not asked before its time, also at the end."""
+    options = msgspec.structs.replace(PLAIN, closing_seconds=30.0)
+    async with receiver() as server:
+        server.replies = [Reply(429, (("Retry-After", "1"),))]
+        exporter = OtlpExporter(server.url, options=options)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end_after_a_failure, exporter, server)
+            sent = await send(exporter, tmp_path)
+            assert everything(server) and not sent.dropped
+        assert server.received[1].at - server.received[0].at >= 1.0
+
+
+@pytest.mark.parametrize("most", [1000, 1500, 6000])
+async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every span arrives once, however little a receiver takes at a time; what fits is learnt, and said once."""
+    async with receiver() as server:
+        server.most_bytes = most
+        options = msgspec.structs.replace(PLAIN, compression="none")
+        sent = await send(OtlpExporter(server.url, options=options), tmp_path)
+        assert everything(server) and sent.exported == EVENTS and not sent.errors
+        ids = [bytes(span.span_id) for span in server.all_spans]
+        assert len(ids) == len(set(ids))
+        assert max(got.size for got in server.received if got.size <= most) > most // 4
+        warnings = [record for record in caplog.records if "OtlpOptions.batch_bytes" in record.getMessage()]
+        assert len(warnings) == (most < 6000)
+
+
+async def test_a_request_of_more_than_a_megabyte(tmp_path: Path) -> None:
+    """Nothing is said of its size, neither by us nor by the client: it is allowed, and arrives."""
+    names = [f"span {number} " + "x" * 1000 for number in range(1500)]
+    options = msgspec.structs.replace(PLAIN, compression="none", batch_bytes=8 << 20, batch_spans=10_000)
+    async with receiver() as server:
+        exporter = OtlpExporter(server.url, options=options)
+        await exporter.open(run_in(tmp_path))
+        batch = batch_of(spans(names))
+        await exporter.export(batch)
+        await exporter.close_window(window_of(0, batch))
+        await exporter.aclose()
+        (settled,) = exporter.settle()
+        assert (settled.exported, settled.dropped) == (len(names), {})
+        assert server.names() == Counter(names)
+        assert max(request.size for request in server.received) > 1 << 20
+
+
+async def test_a_span_that_is_too_large_alone_costs_itself(tmp_path: Path) -> None:
+    """It is counted as rejected; what was with it arrives."""
+    async with receiver() as server:
+        server.most_bytes = 900
+        names = [f"span {number}" for number in range(EVENTS)]
+        names[7] = "x" * 3000
+        exporter = OtlpExporter(server.url, options=msgspec.structs.replace(PLAIN, compression="none"))
+        await exporter.open(run_in(tmp_path))
+        batch = batch_of(spans(names))
+        await exporter.export(batch)
+        with pytest.raises(BrokenError, match="413"):
+            await exporter.close_window(window_of(0, batch))
+        (settled,) = exporter.settle()
+        await exporter.aclose()
+        assert (settled.exported, settled.dropped) == (EVENTS - 1, {"rejected": 1})
+        assert server.names() == Counter(name for name in names if len(name) < 100)
+
+
+async def test_metrics_that_are_too_large_go_in_parts(tmp_path: Path) -> None:
+    """Points of two counters, divided between and within them; none is lost and none is there twice."""
+    async with receiver() as server:
+        server.most_bytes = 900
+        options = OtlpOptions(spans_per_second=None, compression="none", leave_out=())
+        exporter = OtlpExporter(server.url, options=options)
+        counters = spans(["loss"] * 5 + ["rate"] * 8)
+        counters["kind"] = int(Kind.COUNTER)
+        counters["value"] = range(13)
+        await exporter.open(run_in(tmp_path))
+        batch = batch_of(counters)
+        await exporter.export(batch)
+        await exporter.close_window(window_of(0, batch))
+        assert sum(settled.exported for settled in exporter.settle()) == 13
+        await exporter.aclose()
+        points = Counter(
+            (metric.name, point.as_double) for metric in server.metrics for point in metric.gauge.data_points
+        )
+        assert points == Counter({("loss" if value < 5 else "rate", float(value)): 1 for value in range(13)})
+        assert len([got for got in server.received if got.path == "/v1/metrics" and got.size > 900]) >= 1
+
+
+@given(sizes=st.lists(st.integers(1, 1 << 20), max_size=60), most=st.integers(1, 1 << 20))
+def test_the_ceiling_is_never_below_half_of_what_is_taken(sizes: list[int], most: int) -> None:
+    """Whatever is sent in whichever order, a receiver is not sent much smaller requests than it takes."""
+    ceiling = Ceiling()
+    for size in sizes:
+        (ceiling.taken if size <= most else ceiling.refused)(size)
+        assert ceiling.fits(most // 2)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"first_delay": 0.0}, {"longest_delay": 601.0}, {"closing_seconds": -1.0}, {"first_dely": 1.0}]
+)
+def test_settings_of_trying_again_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises((ValueError, TypeError), match=next(iter(wrong))):
+        OtlpOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
+    """A queue that is full drops for this exporter alone."""
+    with ReceiverThread() as server:
+        server.always = Reply(fault="hang")
+        exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.exporters.MemoryExporter()
+        options = sc.Options(close_timeout=1.0, queue_bytes=10_000, drain_interval=0.01)
+        with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
+            assert profiler.flush(60)  # a queue this small fills while an exporter opens
+            for _ in range(20):
+                for _ in range(200):
+                    with sc.span("work"):
+                        pass
+                profiler.step()
+                time.sleep(0.02)
+        assert not profiler.audit()
+        pipeline = profiler.statistics().pipeline
+        assert pipeline is not None
+        ledgers = {output.name: output.ledger for output in pipeline.exporters}
+        assert ledgers[exporter.name].dropped["queue"] > 0
+        assert ledgers[exporter.name].exported == 0 < 2000 < ledgers["memory"].exported

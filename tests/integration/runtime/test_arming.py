@@ -1,0 +1,495 @@
+"""Windows that are armed while the loop runs: which steps they get, and that they are told as what they are."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import stepscope
+from stepscope import schedule
+from stepscope.control import Armed, WindowRequest
+from stepscope.runtime.control.armed_facts import armed_facts
+from stepscope.runtime.control.end_change import EndChange
+from stepscope.runtime.control.placement import place
+from stepscope.runtime.schedule import NEVER, always, never
+from tests.support.armed_loop import QUICK, facts, numbers, running, work
+
+
+@pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
+def test_the_steps_that_were_asked_for_are_recorded_and_named(output_dir: Path) -> None:
+    """From the first to the last, both included; the name says what was recorded."""
+    with running(output_dir) as (profiler, windows):
+        assert str(profiler.arm(WindowRequest(start_step=3, stop_step=5, run_id="a"))) == "recording steps 3-5"
+        work(profiler, 10)
+    assert numbers(windows) == [[3, 4, 5]]
+    assert windows[0].complete and windows[0].diagnostics == ()
+    said = facts(windows[0])
+    assert said["name"] == "rank0_start3_stop5_a"
+    assert (said["first_step"], said["last_step"], said["trigger"], said["state"]) == (3, 5, "call", "recorded")
+
+
+@pytest.mark.checklist("A1", "B18")
+def test_one_step_and_the_first_step(output_dir: Path) -> None:
+    """A window that is armed before the start may begin with the first step."""
+    profiler = stepscope.trace(schedule=never, output_dir=output_dir, options=QUICK)
+    assert profiler.arm(WindowRequest(start_step=0, steps=1)).last == 0
+    assert profiler.arm(WindowRequest(start_step=10, stop_step=10))
+    with profiler:
+        work(profiler, 12)
+    assert [(status.state, status.first, status.last) for status in profiler.armed()] == [
+        ("recorded", 0, 0),
+        ("recorded", 10, 10),
+    ]
+
+
+@pytest.mark.checklist("A29", "A40", "F3", "F4")
+def test_windows_in_the_past(output_dir: Path) -> None:
+    """Refused with the nearest step, or clipped to what is left: then the name has the clipped steps."""
+    with running(output_dir) as (profiler, windows):
+        work(profiler, 6)
+        refused = profiler.arm(WindowRequest(start_step=2, stop_step=9))
+        assert not refused
+        assert (
+            refused.reason
+            == "start_step 2 is in the past: the loop is at step 6; the nearest that can be recorded is 7"
+        )
+        assert refused.nearest == 7
+        clipped = profiler.arm(WindowRequest(start_step=2, stop_step=8, past="clip"))
+        assert (clipped.first, clipped.last) == (7, 8)
+        assert clipped.reason == "clipped: the loop is at step 6 already, step 2 is past"
+        whole = profiler.arm(WindowRequest(start_step=2, stop_step=5, past="clip"))
+        assert not whole and "nothing of the window is left" in whole.reason
+        work(profiler, 4)
+    assert numbers(windows) == [[7, 8]]
+    assert facts(windows[0])["name"] == "rank0_start7_stop8"
+    assert facts(windows[0])["start_step"] == 2
+    assert "clipped" in facts(windows[0])["note"]
+
+
+@pytest.mark.checklist("A12", "F2", "F4")
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"start_step": -1, "steps": 2}, "WindowRequest.start_step is -1: "),
+        ({"start_step": 5, "stop_step": 4}, "stop_step is 4, before start_step 5: .* 5 at least"),
+        ({"start_step": 5, "steps": 0}, "WindowRequest.steps is 0: Expected `int` >= 1"),
+        ({"start_step": True, "steps": 1}, "WindowRequest.start_step is True: "),
+        ({"steps": True}, "WindowRequest.steps is True: "),
+        ({"steps": 1.5}, "WindowRequest.steps is 1.5: "),
+        ({"start_step": "soon", "steps": 1}, "WindowRequest.start_step is 'soon': "),
+        ({}, "one of steps, stop_step and seconds, got none of them"),
+        ({"steps": 2, "seconds": 1.0}, "got steps=2 and seconds=1.0"),
+        ({"stop_step": 4}, "stop_step is 4, and start_step is 'next': give steps"),
+        ({"seconds": 0}, "WindowRequest.seconds is 0: "),
+        ({"steps": 1, "granularity": 0}, "WindowRequest.granularity is 0: "),
+        ({"steps": 1, "ranks": ()}, "WindowRequest.ranks is empty"),
+        ({"steps": 1, "ranks": (-1,)}, r"WindowRequest.ranks\[0\] is -1: "),
+        ({"steps": 1, "run_id": "../x"}, "WindowRequest.run_id is '../x': "),
+        ({"steps": 1, "past": "later"}, "WindowRequest.past is 'later': "),
+    ],
+)
+def test_requests_that_cannot_be(fields: dict[str, Any], reason: str) -> None:
+    """The message has the field, the value, and what it should be."""
+    with pytest.raises(ValueError, match=reason):
+        WindowRequest(**fields)
+
+
+def test_a_request_is_one(output_dir: Path) -> None:
+    """Anything else is a mistake of the program, and said to be one."""
+    with running(output_dir) as (profiler, _):
+        wrong: Any = {"steps": 3}
+        with pytest.raises(TypeError, match="takes a stepscope.control.WindowRequest, got dict"):
+            profiler.arm(wrong)
+
+
+@pytest.mark.checklist("A30")
+def test_another_window_while_one_runs(output_dir: Path) -> None:
+    """It is refused with the steps that are in its way, or waits for them."""
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=2, stop_step=5, run_id="first"))
+        work(profiler, 3)
+        refused = profiler.arm(WindowRequest(start_step=5, steps=3))
+        assert refused.reason == "steps 5-7 overlap the window 'first' of steps 2-5; ask with overlap='queue' to wait"
+        queued = profiler.arm(WindowRequest(start_step=5, steps=3, overlap="queue"))
+        assert (queued.first, queued.last, queued.reason) == (6, 8, "queued behind the window 'first' of steps 2-5")
+        behind = profiler.arm(WindowRequest(steps=2, overlap="queue"))
+        assert (behind.first, behind.last) == (9, 10)
+        between = profiler.arm(WindowRequest(start_step=20, steps=1))
+        assert between
+        work(profiler, 20)
+    assert numbers(windows) == [[2, 3, 4, 5], [6, 7, 8], [9, 10], [20]]
+    assert all(window.complete for window in windows)
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_many_windows_in_one_run(output_dir: Path) -> None:
+    """Also with numbers that were recorded before, under another run id, and one after the other without a gap."""
+    with running(output_dir) as (profiler, windows):
+        for number in range(20):
+            assert profiler.arm(WindowRequest(steps=1, run_id=f"r{number}"))
+            work(profiler, 1 if number % 2 else 3)
+            work(profiler, 1)
+    assert [facts(window)["run_id"] for window in windows] == [f"r{number}" for number in range(20)]
+    assert all(len(window.steps) == 1 and window.complete for window in windows)
+
+
+@pytest.mark.checklist("A34", "F5")
+def test_extending_and_aborting(output_dir: Path) -> None:
+    """A running window changes by these commands only; what was recorded is delivered and named after what it has."""
+    with running(output_dir) as (profiler, windows):
+        assert profiler.extend(3).reason == "no armed window runs"
+        assert profiler.abort() == ()
+        profiler.arm(WindowRequest(start_step=2, steps=2, run_id="long"))
+        work(profiler, 3)
+        assert profiler.current_action.records
+        assert str(profiler.extend(2)) == "recording steps 2-5 (extended to step 5)"
+        assert not profiler.extend() and not profiler.extend(seconds=1.0)
+        work(profiler, 7)
+        profiler.arm(WindowRequest(steps=50, run_id="cut"))
+        profiler.arm(WindowRequest(start_step=100, steps=1, run_id="later"))
+        work(profiler, 3)
+        assert profiler.abort("unknown") == ()
+        ended = profiler.abort()
+        assert [status.run_id for status in ended] == ["cut", "later"]
+        work(profiler, 3)
+    assert numbers(windows) == [[2, 3, 4, 5], [11, 12, 13]]
+    assert windows[0].complete and not windows[1].complete
+    assert windows[1].diagnostics[0] == "aborted after step 13: abort() was called"
+    assert facts(windows[1])["name"] == "rank0_start11_stop13_cut"
+    assert [status.state for status in profiler.armed()] == ["recorded", "withdrawn", "aborted"]
+
+
+@pytest.mark.checklist("A26", "F7")
+def test_the_run_ends_inside_of_a_window(output_dir: Path) -> None:
+    """What there is is delivered, marked as incomplete, and named after it; a window that never came is told of."""
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=2, steps=100, run_id="x"))
+        profiler.arm(WindowRequest(start_step=500, steps=1, run_id="never"))
+        work(profiler, 4)
+        with stepscope.span("the last step is not ended"):
+            pass
+    assert numbers(windows) == [[2, 3]]
+    assert not windows[0].complete
+    assert facts(windows[0])["name"] == "rank0_start2_stop3_x"
+    assert facts(windows[0])["state"] == "cut"
+    assert [(status.run_id, status.state) for status in profiler.armed()] == [("x", "cut"), ("never", "queued")]
+
+
+def test_windows_of_seconds(output_dir: Path) -> None:
+    """They end with the first step that ends later, are complete, and may be extended by seconds."""
+    with running(output_dir) as (profiler, windows):
+        began = time.monotonic()
+        answer = profiler.arm(WindowRequest(seconds=0.2))
+        assert (answer.first, answer.last) == (1, None)
+        queued = profiler.arm(WindowRequest(steps=2, overlap="queue"))
+        assert str(queued) == "queued (begins when the window of the steps from 1 on has ended)"
+        work(profiler, 1)
+        assert profiler.extend(seconds=0.1)
+        assert not profiler.extend(3)
+        while not windows or len(windows) < 2:
+            work(profiler, 1)
+            time.sleep(0.005)
+            assert time.monotonic() - began < 60
+    first, second = windows
+    assert first.complete and second.complete
+    assert first.end_ns - first.start_ns >= 300_000_000
+    assert first.steps[-1].start_ns - first.start_ns <= 300_000_000
+    assert [step.number for step in second.steps] == [first.steps[-1].number + 1, first.steps[-1].number + 2]
+
+
+@pytest.mark.checklist("B19")
+def test_windows_of_whole_groups_of_steps(output_dir: Path) -> None:
+    """Rounded down at the begin and up at the end, so that each group of steps is recorded whole or not at all."""
+    with running(output_dir) as (profiler, windows):
+        answer = profiler.arm(WindowRequest(start_step=5, stop_step=9, granularity=4))
+        assert (answer.first, answer.last, answer.reason) == (4, 11, "rounded to groups of 4 steps")
+        work(profiler, 13)
+        assert profiler.arm(WindowRequest(steps=1, granularity=4)).first == 16
+        past = profiler.arm(WindowRequest(start_step=14, steps=1, granularity=4))
+        assert past.nearest == 16 and "start_step (rounded to groups of 4) 12 is in the past" in past.reason
+        work(profiler, 4)
+        assert profiler.extend(1).last == 23
+        work(profiler, 10)
+    assert numbers(windows) == [list(range(4, 12)), list(range(16, 24))]
+
+
+def test_ranks(output_dir: Path) -> None:
+    """A request for other ranks is not followed, and the answer says so."""
+    with running(output_dir, rank=3) as (profiler, windows):
+        assert profiler.arm(WindowRequest(steps=1, ranks=(0, 1))).reason == "rank 3 is not among the ranks that record"
+        assert profiler.arm(WindowRequest(steps=1, ranks=(1, 3)))
+        work(profiler, 3)
+    assert facts(windows[0])["name"] == "rank3_start1_stop1"
+
+
+def test_warmup_before_an_armed_window(output_dir: Path) -> None:
+    """Backends are told to warm up for the steps before; what they give then is thrown away."""
+    backend = stepscope.backends.ScriptedBackend([])
+    with running(output_dir, backends=[backend]) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=5, steps=2, warmup=2))
+        work(profiler, 10)
+    assert numbers(windows) == [[5, 6]]
+    calls = [call for call in backend.calls if call.what == "transition"]
+    told = [(call.before.name, call.after.name) for call in calls if call.before is not None and call.after is not None]
+    assert told == [
+        ("NONE", "WARMUP"),
+        ("WARMUP", "RECORD"),
+        ("RECORD", "RECORD_AND_SAVE"),
+        ("RECORD_AND_SAVE", "NONE"),
+    ]
+
+
+def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
+    """They go where the schedule records nothing; what it records is not touched."""
+    own = schedule(wait=4, warmup=0, active=2, repeat=2)
+    with running(output_dir, schedule=own) as (profiler, windows):
+        assert profiler.arm(WindowRequest(start_step=1, steps=2))
+        refused = profiler.arm(WindowRequest(start_step=3, steps=2))
+        assert refused.reason == "steps 3-4 overlap the schedule's window with step 4; ask with overlap='queue' to wait"
+        queued = profiler.arm(WindowRequest(start_step=3, steps=2, overlap="queue"))
+        assert (queued.first, queued.last) == (6, 7)
+        work(profiler, 20)
+        assert profiler.arm(WindowRequest(steps=1)).first == 21
+        work(profiler, 3)
+    assert numbers(windows) == [[1, 2], [4, 5], [6, 7], [10, 11], [21]]
+    assert [armed_facts(window) is not None for window in windows] == [True, False, True, False, True]
+
+
+def _unplanned(step: int) -> int:
+    return [0, 0, 2, 3][step % 4]
+
+
+def test_a_schedule_that_does_not_know_its_future(output_dir: Path) -> None:
+    """Its windows go first: an armed window that comes upon one is missed, and told of."""
+    with running(output_dir, schedule=_unplanned) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=3, steps=1, run_id="inside"))
+        profiler.arm(WindowRequest(start_step=5, steps=1, run_id="beside"))
+        work(profiler, 8)
+    assert [5] in numbers(windows) and [2, 3] in numbers(windows)
+    assert {status.run_id: status.state for status in profiler.armed()} == {"inside": "missed", "beside": "recorded"}
+    assert any("inside" not in note and "missed" in note for note in profiler.diagnostics())
+
+
+def test_profilers_that_record_everything_refuse(output_dir: Path) -> None:
+    """There is nothing to be armed where every step is recorded, or the flight recorder keeps it."""
+    with running(output_dir / "a", schedule=always) as (profiler, _):
+        assert "records every step" in profiler.arm(WindowRequest(steps=1)).reason
+    assert "is closed" in profiler.arm(WindowRequest(steps=1)).reason
+    with running(output_dir / "b", schedule=None, keep_last=5) as (profiler, _):
+        assert not profiler.arm(WindowRequest(steps=1))
+
+
+def test_the_queue_is_bounded(output_dir: Path) -> None:
+    """Who asks without end is refused at some point."""
+    with running(output_dir) as (profiler, _):
+        answers = [profiler.arm(WindowRequest(start_step=1000 + number, steps=1)) for number in range(100)]
+        assert sum(answer.accepted for answer in answers) == 64
+        assert "64 windows wait already" in answers[-1].reason
+        assert len(profiler.abort()) == 64
+        assert profiler.arm(WindowRequest(start_step=1000, steps=1))
+
+
+def test_a_gate_decides_at_the_first_step(output_dir: Path) -> None:
+    """It is asked once, on the thread that steps; its reason is told."""
+    asked: list[tuple[int, int]] = []
+
+    def gate(step: int) -> str:
+        asked.append((step, threading.get_ident()))
+        return "not today" if len(asked) == 1 else ""
+
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=2, steps=2), gate=gate)
+        profiler.arm(WindowRequest(start_step=6, steps=2), gate=gate)
+        work(profiler, 10)
+    assert asked == [(2, threading.get_ident()), (6, threading.get_ident())]
+    assert numbers(windows) == [[6, 7]]
+    assert [(status.state, status.reason) for status in profiler.armed()] == [
+        ("withdrawn", "not today"),
+        ("recorded", ""),
+    ]
+
+
+def test_arming_from_other_threads_while_the_loop_races(output_dir: Path) -> None:
+    """Whatever the loop does meanwhile: what the answer promises is what is recorded."""
+    promised: dict[str, Armed] = {}
+
+    with running(output_dir) as (profiler, windows):
+
+        def ask(name: str) -> None:
+            for number in range(60):
+                answer = profiler.arm(WindowRequest(steps=1 + number % 3, run_id=f"{name}{number}"))
+                if answer:
+                    promised[answer.run_id] = answer
+                time.sleep(0.0005)
+
+        threads = [threading.Thread(target=ask, args=(name,)) for name in "abc"]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            work(profiler, 1)
+        work(profiler, 20)
+    recorded = {facts(window)["run_id"]: [step.number for step in window.steps] for window in windows}
+    assert promised
+    for run_id, answer in promised.items():
+        assert answer.first is not None and answer.last is not None
+        assert recorded[run_id] == list(range(answer.first, answer.last + 1))
+    assert len(recorded) == len(promised)
+
+
+def test_arming_in_a_signal_handler(output_dir: Path) -> None:
+    """It may come anywhere, also inside of a change that is under way."""
+    answers: list[Armed] = []
+    with running(output_dir) as (profiler, windows):
+
+        def arm(number: int, frame: FrameType | None) -> None:
+            answers.append(profiler.arm(WindowRequest(steps=1)))
+
+        before = signal.signal(signal.SIGUSR1, arm)
+        try:
+            for _ in range(50):
+                signal.raise_signal(signal.SIGUSR1)
+                work(profiler, 2)
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+    assert len(windows) == sum(answer.accepted for answer in answers) > 0
+
+
+def test_stopping_and_starting_again(output_dir: Path) -> None:
+    """A window that waits is recorded after the next start; one that is open ends with the stop."""
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=2, steps=5))
+        profiler.arm(WindowRequest(start_step=8, steps=1))
+        work(profiler, 4)
+        with stepscope.span("more"):
+            pass
+        profiler.stop()
+        profiler.start()
+        work(profiler, 6)
+    assert numbers(windows) == [[2, 3], [8]]
+    assert [window.complete for window in windows] == [False, True]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[tuple[int, Any]]:
+    """What is done at which step."""
+    request = st.builds(
+        WindowRequest,
+        start_step=st.one_of(st.just("next"), st.integers(0, 60)),
+        steps=st.integers(1, 6),
+        granularity=st.integers(1, 3),
+        past=st.sampled_from(["refuse", "clip"]),
+        overlap=st.sampled_from(["refuse", "queue"]),
+        warmup=st.integers(0, 3),
+    )
+    deed = st.one_of(request, st.sampled_from(["abort"]), st.integers(1, 4))
+    return draw(st.lists(st.tuples(st.integers(0, 40), deed), max_size=12))
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(plan=plans(), cycle=st.sampled_from([None, (6, 1, 2, 3), (0, 0, 1, 2)]))
+def test_what_is_promised_is_recorded(
+    tmp_path: Path, plan: list[tuple[int, Any]], cycle: tuple[int, ...] | None
+) -> None:
+    """Against a model: each step belongs to one window at most, and each window has the steps of its last answer."""
+    own: Any = never
+    if cycle is not None:
+        own = schedule(wait=cycle[0], warmup=cycle[1], active=cycle[2], repeat=cycle[3])
+    deeds: dict[int, list[Any]] = {}
+    for step, deed in plan:
+        deeds.setdefault(step, []).append(deed)
+    count = 0
+    with running(tmp_path, schedule=own) as (profiler, windows):
+        for step in range(120):
+            for deed in deeds.get(step, []):
+                if isinstance(deed, WindowRequest):
+                    count += 1
+                    profiler.arm(msgspec.structs.replace(deed, run_id=f"r{count}"))
+                elif deed == "abort":
+                    profiler.abort()
+                else:
+                    profiler.extend(deed)
+            work(profiler, 1)
+    states = {status.run_id: status for status in profiler.armed()}
+    recorded = [number for window in numbers(windows) for number in window]
+    assert recorded == sorted(set(recorded))
+    told = {facts(window)["run_id"]: window for window in windows if armed_facts(window) is not None}
+    for run_id, window in told.items():
+        status = states[run_id]
+        assert status.state in ("recorded", "aborted")
+        assert (status.first, status.last) == (window.steps[0].number, window.steps[-1].number)
+        assert window.complete == (status.state == "recorded")
+    assert {run_id for run_id, status in states.items() if status.state in ("recorded", "aborted")} == told.keys()
+
+
+@given(
+    st.integers(0, 1000),
+    st.integers(1, 50),
+    st.integers(1, 9),
+    st.integers(0, 1000),
+    st.sampled_from(["refuse", "clip"]),
+)
+def test_placing_alone(start: int, length: int, group: int, ahead: int, past: Any) -> None:
+    """What is placed is ahead, made of whole groups, and holds what was asked for unless that is past."""
+    request = WindowRequest(start_step=start, steps=length, granularity=group, past=past)
+    placed = place(request, ahead, [], never)
+    if placed.first is None:
+        assert start // group * group < ahead
+        return
+    assert ahead <= placed.first <= placed.last < NEVER
+    assert placed.first % group == 0 and (placed.last + 1) % group == 0
+    assert placed.last >= start + length - 1
+    assert placed.first <= start or past == "clip"
+
+
+def test_nothing_waits_for_an_armed_window(output_dir: Path) -> None:
+    """Arming before anything is recorded, and closing at once, leaves nothing behind."""
+    with running(output_dir) as (profiler, windows):
+        profiler.arm(WindowRequest(start_step=5, steps=5))
+    assert not windows
+    assert profiler.diagnostics() == (
+        "no step records: the profiler records only windows that are asked for, and none was recorded",
+    )
+
+
+@pytest.mark.parametrize("where", ["schedule", "gate", "end"])
+def test_requests_while_the_thread_that_steps_hangs(where: str, output_dir: Path) -> None:
+    """In the schedule, in the gate of a window or of its end: who asks from another thread is answered at once."""
+    reached, over = threading.Event(), threading.Event()
+
+    def hang(_: int) -> str:
+        reached.set()
+        assert over.wait(30)
+        return ""
+
+    def planned(step: int) -> stepscope.ProfilerAction:
+        if step == 2 and where == "schedule":
+            hang(step)
+        return stepscope.ProfilerAction.NONE
+
+    with running(output_dir, schedule=planned) as (profiler, windows):
+        request = WindowRequest(start_step=2, steps=4)
+        assert profiler.arm(request, gate=hang if where == "gate" else None)
+        if where == "end":
+            assert profiler.change_end(EndChange(command="abort", last=2, reason="the end"), gate=hang)
+        thread = threading.Thread(target=lambda: work(profiler, 9), daemon=True)
+        thread.start()
+        assert reached.wait(30)
+        assert profiler.arm(WindowRequest(start_step=7, steps=1))
+        assert [status.first for status in profiler.armed()] == [2, 7]
+        if where == "gate":
+            assert len(profiler.abort()) == 2
+        assert profiler.arm(WindowRequest(start_step=6, steps=1))
+        assert thread.is_alive() and profiler.report()
+        over.set()
+        thread.join(30)
+    expected = {"schedule": [[2, 3, 4, 5], [6], [7]], "gate": [[6]], "end": [[2]]}
+    assert numbers(windows) == expected[where]

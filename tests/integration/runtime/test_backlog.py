@@ -1,0 +1,398 @@
+"""The backlog of a profiler: exporters that are behind are waited for, at the expense of nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import stepscope as sc
+from stepscope.backends.script import Deliver, Span
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime import backlog, clock
+from stepscope.runtime.backlog import JUDGED, MOST, Backlog
+from stepscope.runtime.change import Change
+from stepscope.runtime.delivered import Delivered
+from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, split_block
+from stepscope.runtime.faults import Faults
+from stepscope.runtime.inbox import Inbox
+from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.sink import Sink
+from tests.support.basics import poll
+
+SMALL = 64 << 10
+PAUSE = 0.2
+"""Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
+
+
+class Slow(sc.exporters.MemoryExporter):
+    """Takes its time for each batch, until it is told to be quick."""
+
+    quick = False
+
+    async def export(self, batch: sc.exporters.EventBatch) -> None:
+        if not self.quick:
+            await anyio.sleep(PAUSE)
+        await super().export(batch)
+
+
+class Device(ScriptedBackend):
+    """Delivers when it is told to."""
+
+    sink: Sink
+
+    def open(self, sink: Sink) -> None:
+        super().open(sink)
+        self.sink = sink
+
+    def deliver(self, count: int) -> None:
+        """So many spans of now."""
+        events = np.zeros(count, EVENT_DTYPE)
+        events["kind"], events["ts"], events["dur"] = Kind.SPAN, clock.now(), 10
+        self.sink.deliver(events)
+
+
+def record(count: int) -> None:
+    for _ in range(count):
+        sc.instant("x")
+
+
+def outputs(profiler: sc.Profiler) -> dict[str, OutputLedger]:
+    """Accounts by exporter."""
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    return {output.name: output.ledger for output in pipeline.exporters}
+
+
+def dropped(profiler: sc.Profiler) -> dict[str, dict[str, int]]:
+    """By exporter."""
+    return {name: ledger.dropped for name, ledger in outputs(profiler).items()}
+
+
+async def test_a_slow_exporter_is_nothing_to_another_profiler(tmp_path: Path) -> None:
+    """What that has recorded is with its exporters, and it closes, while the first has much to do; all of its others have
+    everything, but for what is counted: on a crowded machine a thread of theirs may be behind for its queue of 1,024 events."""
+    slow, beside, quick = Slow(), sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
+    slow.name = "slow"
+    crowded = sc.trace(
+        name="crowded", exporters=[slow, beside], output_dir=tmp_path / "crowded", options=sc.Options(queue_bytes=SMALL)
+    )
+    other = sc.trace(name="other", exporters=[quick], output_dir=tmp_path / "other")
+    with crowded:
+        assert await asyncio.to_thread(crowded.flush)  # a queue this small fills while an exporter opens
+        with other:
+            for _ in range(4):
+                record(5000)
+                assert await asyncio.to_thread(other.flush)
+                assert len(quick.names(kind=Kind.INSTANT)) % 5000 == 0
+            assert len(quick.names(kind=Kind.INSTANT)) == 20_000
+            assert len(slow.names(kind=Kind.INSTANT)) < 20_000, "it is behind"
+        assert quick.closed and not slow.closed
+        record(5000)
+        slow.quick = True
+        assert await asyncio.to_thread(crowded.flush)
+    assert dropped(other) == {"memory": {}, "journal": {}}
+    lost = dropped(crowded)
+    assert len(beside.names(kind=Kind.INSTANT)) + sum(lost["memory"].values()) == 25_000
+    assert set(lost["memory"]) | set(lost["journal"]) <= {"queue"}
+    for name in ("memory", "journal"):
+        missing = 25_002 - outputs(crowded)[name].exported
+        assert missing == sum(lost[name].values()) and (f"at {name} (queue)" in str(crowded.report())) is bool(missing)
+    assert not crowded.audit() and not other.audit()
+
+
+async def test_a_slow_exporter_is_nothing_to_others_beside_it(tmp_path: Path) -> None:
+    """What it has no room for it drops by itself, before rings do for all; closing, too, costs only what it has not taken."""
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
+    slow.name = "slow"
+    options = sc.Options(queue_bytes=SMALL, ring_bytes=32 << 20, close_timeout=8)
+    produced = 0
+    with sc.trace(exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        assert await asyncio.to_thread(profiler.flush)
+        with anyio.fail_after(60):
+            while outputs(profiler)["memory"].exported < 100_000:  # an eighth of what rings may hold waits until then
+                record(2000)
+                produced += 2000
+                await asyncio.sleep(0.01)
+        assert outputs(profiler)["slow"].exported < 100_000, "it is behind"
+    stats = profiler.statistics()
+    assert stats.recorder is not None and stats.recorder.dropped == 0
+    assert len(quick.names(kind=Kind.INSTANT)) == produced
+    lost = dropped(profiler)
+    assert lost["memory"] == lost["journal"] == {}
+    assert set(lost["slow"]) <= {"queue", "closed"} and sum(lost["slow"].values()) > 50_000
+    assert not profiler.audit()
+
+
+async def test_windows_close_while_an_exporter_is_behind(tmp_path: Path) -> None:
+    """Also beside a profiler that keeps nobody waiting."""
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
+    slow.name = "slow"
+    crowded = sc.trace(
+        name="crowded", schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[slow, quick],
+        output_dir=tmp_path / "crowded", options=sc.Options(queue_bytes=SMALL, close_timeout=1),
+    )  # fmt: skip
+    with sc.trace(name="other", output_dir=tmp_path / "other") as other, crowded:
+        with anyio.fail_after(60):
+            while len(quick.windows) < 5:
+                record(2000)
+                crowded.step()
+                await asyncio.sleep(0.02)
+        assert len(slow.windows) < 5, "it is behind"
+    assert not crowded.audit() and not other.audit()
+
+
+async def test_deliveries_that_wait_are_bounded(tmp_path: Path) -> None:
+    """By the limit of the inbox, whose overflow is counted; and those that are slow are passed over."""
+    slow, quick, limit = Slow(), sc.exporters.MemoryExporter(), 1 << 20
+    slow.name = "slow"
+    backend = Device()
+    options = sc.Options(queue_bytes=SMALL, inbox_bytes=limit, close_timeout=1)
+    with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        with anyio.fail_after(60):
+            await poll(lambda: hasattr(backend, "sink"))
+            while outputs(profiler)["memory"].exported < 100_000:
+                backend.deliver(2000)
+                await asyncio.sleep(0.01)
+                stats = profiler.statistics().pipeline
+                assert stats is not None and stats.undelivered * EVENT_DTYPE.itemsize <= limit
+        assert outputs(profiler)["slow"].exported < 100_000, "it is behind"
+    assert not profiler.audit()
+
+
+async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -> None:
+    """What they deliver then is with the other exporters."""
+    slow, quick = Slow(), sc.exporters.MemoryExporter()
+    slow.name = "slow"
+    backend = ScriptedBackend([Deliver([Span("at the end", 0, 10)], "aclose")])
+    options = sc.Options(queue_bytes=SMALL, close_timeout=6)
+    with sc.trace(backends=[backend], exporters=[slow, quick], output_dir=tmp_path, options=options) as profiler:
+        record(50_000)
+        await poll(lambda: outputs(profiler)["slow"].exported)
+    assert backend.calls[-1].what == "aclose"
+    assert "at the end" in quick.names()
+    assert len(quick.names(kind=Kind.INSTANT)) == 50_000
+    assert not profiler.audit()
+
+
+class Diary:
+    """Stages that write down what passes."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.deliveries = 0
+        self.delivered = Delivered(Inbox[Any](1 << 30, lambda: None))
+
+    def take_marks(self, marks: Block) -> None:
+        self.said.append(f"{len(marks)} marks")
+
+    def take_block(self, events: Block, args: bytes) -> None:
+        self.said.append(f"{len(events)} events")
+
+    def take_watermark(self, until: int) -> None:
+        self.said.append(f"until {until}")
+
+    def take_delivery(self, until: int) -> bool:
+        self.deliveries -= 1
+        return self.deliveries >= 0
+
+    def save(self, until: int) -> None:
+        self.said.append("save")
+
+    def close_windows(self, open_spans: Block) -> None:
+        self.said.append(f"close with {len(open_spans)}")
+
+    def drop_closed(self, source: str, events: Block) -> None:
+        self.said.append(f"{len(events)} dropped")
+
+    def taken(self) -> list[str]:
+        """What was written since."""
+        said, self.said = self.said, []
+        return said
+
+
+class Exporter:
+    """One that is waited for while it is `busy`."""
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.asked = 0
+        self.change = Change()
+
+    def crowded(self) -> bool:
+        return self.busy
+
+    async def relieve(self) -> None:
+        self.asked += 1
+        await self.change.wait_for(lambda: not self.busy)
+
+    def free(self) -> None:
+        self.busy = False
+        self.change.tell()
+
+
+class Bench:
+    """A backlog with two exporters, of which one may be slow."""
+
+    def __init__(self) -> None:
+        self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), Change()
+        # 1,024 events on top of what is under way.
+        options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
+        self.backlog = Backlog(self.diary, [self.slow, self.quick], options, Faults("it"))
+
+    def give(self, count: int, until: int, *, spans: int | None = None) -> None:
+        events = np.zeros(count, EVENT_DTYPE)
+        open_spans = None if spans is None else np.zeros(spans, EVENT_DTYPE)
+        self.backlog.give(events[:1], [(events, b"")], until, open_spans)
+
+    async def through(self) -> None:
+        await self.passed.wait_for(lambda: self.backlog.through)
+
+    async def pause(self) -> None:
+        """Lets everybody do what there is to do, for as long as it takes to tell who is slow."""
+        await anyio.sleep(1.5 * JUDGED)
+
+
+@asynccontextmanager
+async def running() -> AsyncGenerator[Bench]:
+    """With its task, which ends."""
+    bench = Bench()
+    async with anyio.create_task_group() as group:
+        group.start_soon(bench.backlog.run, bench.passed)
+        yield bench
+        bench.backlog.close()
+
+
+async def test_the_order_of_a_turn() -> None:
+    async with running() as bench:
+        bench.diary.deliveries = 1
+        bench.give(3, 10, spans=2)
+        assert not bench.backlog.through
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
+        bench.give(600, 20)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "256 events", "256 events", "88 events", "until 20", "save"]
+
+
+async def test_what_comes_meanwhile_is_one_turn() -> None:
+    """Unless windows close in between, which need what came before, and not what comes after."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        bench.give(3, 3, spans=1)
+        bench.give(4, 4)
+        bench.give(5, 5)
+        bench.slow.free()
+        await bench.through()
+        assert bench.diary.taken() == [
+            *("1 marks", "1 events", "until 1", "save"),
+            *("2 marks", "2 events", "3 events", "until 3", "save", "close with 1"),
+            *("2 marks", "4 events", "5 events", "until 5", "save"),
+        ]
+
+
+async def test_only_the_slow_one_is_passed_over() -> None:
+    """When more waits than a queue may hold; once all has passed it is waited for again."""
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.give(1024, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"]
+        bench.quick.busy = True
+        bench.give(1, 3)
+        await bench.pause()
+        assert bench.diary.taken() == ["until 1", "save", "2 marks", "256 events"], "the other one is waited for"
+        bench.quick.free()
+        await bench.through()
+        assert bench.diary.taken()[-1] == "save" and bench.slow.busy
+        asked = bench.slow.asked
+        bench.give(1, 4)
+        await bench.pause()
+        assert not bench.backlog.through and bench.slow.asked == asked + 1
+        bench.slow.free()
+        await bench.through()
+
+
+async def test_a_second_slow_one_is_passed_over_as_well() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.quick.busy = True
+        bench.give(1025, 2)
+        await bench.pause()
+        assert bench.diary.taken()[-1] == "256 events", "nobody was waited for but the first"
+        bench.give(1025, 3)
+        await bench.through()
+        assert bench.slow.busy and bench.quick.busy
+
+
+async def test_what_cannot_be_split_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again."""
+    failures = [MemoryError("once")]
+
+    def split(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return split_block(*arguments)
+
+    monkeypatch.setattr(backlog, "split_block", split)
+    async with running() as bench:
+        bench.give(300, 1)
+        await bench.through()
+        assert bench.diary.taken() == ["1 marks", "1 marks", "256 events", "44 events", "until 1", "save"]
+
+
+async def test_nobody_is_waited_for_with_too_much() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.hurry()
+        bench.quick.busy = True
+        bench.give(1, 2)
+        await bench.pause()
+        assert not bench.backlog.through, "this one has kept nobody waiting so far"
+        bench.give(MOST // EVENT_DTYPE.itemsize + 1, 3)
+        await bench.pause()
+        assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
+
+
+async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(1, 1)
+        await bench.pause()
+        bench.backlog.end()
+        bench.give(2000, 2)
+        await bench.pause()
+        assert bench.diary.taken() == ["1 marks", "1 events"], "there is time"
+        bench.backlog.hurry()
+        bench.give(1, 3)
+        await bench.through()
+        assert bench.slow.busy
+
+
+async def test_what_has_not_passed_is_given_back() -> None:
+    async with running() as bench:
+        bench.slow.busy = True
+        bench.give(300, 1)
+        await bench.pause()
+        bench.give(2, 2)
+        rest = bench.backlog.close()
+        assert [len(events) for events, _ in rest] == [44, 2]
+        assert bench.backlog.through
+        bench.give(1, 3)
+        assert bench.backlog.through, "closed"
+    assert bench.diary.taken() == ["1 marks", "256 events"]

@@ -1,0 +1,462 @@
+"""Control of a running profiler: by its file and by SIGUSR2; and that it costs the loop nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope
+from stepscope import Control, Options, Profiler, Window
+from stepscope.errors import ControlError
+from stepscope.runtime.control.armed_facts import armed_facts
+from stepscope.runtime.control.job_directory import JobDirectory
+from stepscope.runtime.control.ranks import ranks_from, ranks_text
+from stepscope.runtime.control.settings import Control as Settings
+from stepscope.runtime.run import rank_from_environment
+from tests.support.basics import ROOT, require
+from tests.support.launch import launched
+
+QUICK = Options(journal=False, drain_interval=0.01)
+
+
+@contextlib.contextmanager
+def controlled(directory: Path, **more: Any) -> Generator[tuple[Profiler, list[Window], Path]]:
+    """A profiler that follows a file in the directory."""
+    windows: list[Window] = []
+    settings: dict[str, Any] = {"control": Control(path=str(directory), poll=0.01), "options": QUICK, **more}
+    with stepscope.trace(output_dir=directory / "run", on_trace_ready=windows.append, **settings) as profiler:
+        yield profiler, windows, directory / "stepscope.json"
+    profiler.raise_errors()
+
+
+def step_until(profiler: Profiler, condition: Callable[[], object]) -> None:
+    """Goes on stepping until something holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+        assert time.monotonic() < deadline
+
+
+def go_on(profiler: Profiler, steps: int) -> None:
+    """So many steps more."""
+    end = profiler.step_num + steps
+    step_until(profiler, lambda: profiler.step_num >= end)
+
+
+def say(path: Path, **fields: Any) -> None:
+    """Writes the file."""
+    draft = path.with_name("draft")
+    draft.write_text(json.dumps(fields))
+    draft.replace(path)
+
+
+def status(path: Path) -> dict[str, Any]:
+    """What the status file says."""
+    found: dict[str, Any] = json.loads(path.with_name(f"{path.name}.status.json").read_text())
+    return found
+
+
+def said(window: Window) -> Any:
+    """What a window says of its request."""
+    found = armed_facts(window)
+    assert found is not None
+    return found
+
+
+@pytest.mark.checklist("B17", "B18", "A24", "A33", "F6")
+def test_windows_by_the_file(tmp_path: Path) -> None:
+    """It appears at the start; each edit has a window recorded, under a name of what was recorded."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        assert path.exists() and profiler.armed() == ()
+        step_until(profiler, lambda: profiler.step_num >= 5)
+        assert windows == []
+        say(path, start_step="next", steps=1)
+        step_until(profiler, lambda: len(windows) == 1)
+        say(path, start_step="next", steps=1)
+        step_until(profiler, lambda: profiler.step_num >= windows[0].steps[0].number + 60)
+        assert len(windows) == 1
+        say(path, start_step="next", steps=1, run_id="again")
+        step_until(profiler, lambda: len(windows) == 2)
+        step_until(profiler, lambda: [one["state"] for one in status(path).get("windows", ())] == ["recorded"] * 2)
+        told = status(path)
+    assert [len(window.steps) for window in windows] == [1, 1]
+    assert [said(window)["trigger"] for window in windows] == ["file", "file"]
+    number = windows[1].steps[0].number
+    assert said(windows[1])["name"] == f"rank0_start{number}_stop{number}_again"
+    assert told["state"] == "ok" and told["trigger"] == "file" and told["run_id"] == "again"
+    assert told["answer"] == f"recording step {number}"
+
+
+@pytest.mark.checklist("A33", "F6")
+def test_a_request_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever was asked for meanwhile, and by every profiler that follows the file; what nothing came of can be asked again."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        for run_id in ("a", "b"):
+            say(path, start_step="next", steps=1, run_id=run_id)
+            step_until(profiler, lambda: path.exists() and status(path).get("run_id") == run_id)  # noqa: B023
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: "was taken already" in status(path)["answer"])
+        step_until(profiler, lambda: windows)
+        number = windows[0].steps[0].number
+        taken = f"this request was taken already (recording step {number}); another run_id records it again"
+        assert (status(path)["answer"], status(path)["run_id"]) == (taken, "a")
+        assert any(taken in record.getMessage() for record in caplog.records)
+        say(path, start_step=1, steps=1, run_id="past")
+        step_until(profiler, lambda: "is in the past" in status(path)["answer"])
+        say(path, start_step=100_000, steps=1, run_id="far")
+        step_until(profiler, lambda: status(path)["answer"] == "recording step 100000")
+    assert [said(window)["run_id"] for window in windows] == ["a", "b"]
+    with controlled(tmp_path) as (profiler, windows, path):
+        assert [one.first for one in profiler.armed()] == [100_000], "the first profiler did not come to it"
+        say(path, start_step="next", steps=1, run_id="a")
+        step_until(profiler, lambda: status(path)["answer"] == taken)
+        go_on(profiler, 20)
+        say(path, start_step=profiler.step_num + 500, steps=1, run_id="past")
+        step_until(profiler, lambda: windows)
+    assert [said(window)["run_id"] for window in windows] == ["past"]
+
+
+@pytest.mark.checklist("B18")
+def test_ranks_that_do_not_agree_say_who_was_asked(tmp_path: Path) -> None:
+    """Rank 0 writes the status file, and does not record: that is no refusal."""
+    with controlled(tmp_path, rank=0, control=Control(path=str(tmp_path), poll=0.01, agree=False)) as (
+        profiler,
+        _,
+        path,
+    ):
+        say(path, start_step="next", steps=1, ranks="1")
+        step_until(profiler, lambda: "answer" in status(path))
+        assert status(path)["answer"] == "asked of ranks 1, not of rank 0; each goes by its own steps"
+
+
+@pytest.mark.checklist("A29", "A40", "F3")
+def test_a_window_in_the_past_by_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is refused once, in the log and the status file, or clipped: as the file says."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        step_until(profiler, lambda: profiler.step_num >= 10)
+        say(path, start_step=2, stop_step=6)
+        step_until(profiler, lambda: "is in the past" in status(path).get("answer", ""))
+        assert sum("is in the past" in record.getMessage() for record in caplog.records) == 1
+        last = profiler.step_num + 3000
+        say(path, start_step=2, stop_step=last, past="clip")
+        step_until(profiler, lambda: windows)
+    assert windows[0].steps[0].number > 10 and windows[0].steps[-1].number == last
+    assert "clipped" in said(windows[0])["note"]
+    assert said(windows[0])["name"] == f"rank0_start{windows[0].steps[0].number}_stop{last}"
+
+
+@pytest.mark.checklist("A25", "A34", "F1", "F5")
+def test_the_file_changes_while_a_window_is_open(tmp_path: Path) -> None:
+    """Neither nonsense nor other numbers nor its removal end the window; only the commands do."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        say(path, start_step="next", steps=100_000, run_id="long")
+        step_until(profiler, lambda: profiler.current_action.records)
+        first = profiler.armed()[0].first
+        assert first is not None
+        for content in (b"{", b"[]", b'{"start_step": null}', b'{"stop_step": -1}'):
+            path.write_bytes(content)
+            go_on(profiler, 20)
+        path.unlink()
+        go_on(profiler, 20)
+        assert windows == [] and profiler.current_action.records
+        say(path, command="extend", steps=100)
+        step_until(profiler, lambda: "extend" in status(path)["request"])
+        assert (
+            status(path)["answer"] == f"recording steps {first}-{first + 100_099} (extended to step {first + 100_099})"
+        )
+        say(path, command="abort")
+        step_until(profiler, lambda: windows)
+        assert status(path)["answer"] == "1 window ended"
+    assert not windows[0].complete
+    assert windows[0].diagnostics[0].endswith("the control file says so")
+    assert said(windows[0])["name"] == f"rank0_start{first}_stop{windows[0].steps[-1].number}_long"
+
+
+def test_the_first_content_counts_before_the_first_step(tmp_path: Path) -> None:
+    """What the file says at the start is armed when step 0 begins."""
+    say(tmp_path / "stepscope.json", start_step=0, steps=2)
+    with controlled(tmp_path) as (profiler, windows, _):
+        step_until(profiler, lambda: windows)
+    assert [step.number for step in windows[0].steps] == [0, 1]
+
+
+@pytest.mark.checklist("A37", "A35", "A36")
+def test_only_what_is_asked_for_is_recorded(tmp_path: Path) -> None:
+    """No step before it, none after it, and nothing at all while the file asks for nothing."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        step_until(profiler, lambda: profiler.step_num >= 30)
+        assert profiler.statistics().windows == 0
+        say(path, start_step=profiler.step_num + 2000, steps=3)
+        step_until(profiler, lambda: windows)
+    (window,) = windows
+    assert len(window.steps) == 3 and profiler.statistics().windows == 1
+
+
+@pytest.mark.checklist("A19")
+def test_which_rank_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What launchers say counts, a number of the machine alone last; what is no number is not taken."""
+    names = ["RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK"]
+    for name in [*names, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "RANK_SIZE"]:
+        monkeypatch.delenv(name, raising=False)
+    assert rank_from_environment() == (None, None)
+    for number, name in reversed(list(enumerate(names))):
+        monkeypatch.setenv(name, str(number))
+        assert rank_from_environment()[0] == number
+    monkeypatch.setenv("RANK", "zero")
+    assert rank_from_environment()[0] == 1
+
+
+@pytest.mark.checklist("A19")
+def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no launcher has said anything, the process group does."""
+    torch = require("torch")
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    if not torch.distributed.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert rank_from_environment() == (0, 1)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rank_from_environment()[0] is None
+
+
+@pytest.mark.checklist("A16", "A17")
+def test_settings_that_cannot_be(tmp_path: Path) -> None:
+    """The message has the field and the value."""
+    for fields, message in (
+        ({"poll": 0}, "Control.poll is 0: "),
+        ({"poll": "2"}, "Control.poll is '2': "),
+        ({"path": ""}, "Control.path is '': "),
+        ({"path": 3}, "Control.path is 3: "),
+        ({"signal_steps": 0}, "Control.signal_steps is 0: "),
+        ({"job": "a b"}, "Control.job is 'a b': "),
+    ):
+        wrong: Any = fields
+        with pytest.raises(ValueError, match=message):
+            Settings(**wrong)
+    unknown: Any = {"pol": 2}
+    with pytest.raises(TypeError, match="pol"):
+        Settings(**unknown)
+    nothing: Any = 5
+    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 5"):
+        stepscope.trace(control=nothing, output_dir=tmp_path)
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    """The loop goes on; diagnostics say what is not watched."""
+    (tmp_path / "file").write_text("")
+    with controlled(tmp_path, control=Control(path=str(tmp_path / "file" / "x.json"), poll=0.01)) as (profiler, _, _):
+        step_until(profiler, lambda: profiler.step_num >= 3)
+    assert any("is not watched" in note for note in profiler.diagnostics())
+
+
+@pytest.mark.checklist("A23")
+def test_a_directory_that_others_may_open_is_not_used(tmp_path: Path) -> None:
+    """What is asked for is refused with the reason; once it is closed to them, ranks meet there."""
+    settings = Control(path=str(tmp_path), poll=0.01, job="job", patience=0.5)
+    directory = JobDirectory(tmp_path / "stepscope.json", "job").path
+    directory.mkdir()
+    directory.chmod(0o755)
+    with controlled(tmp_path, rank=0, world_size=2, control=settings) as (profiler, windows, path):
+        say(path, start_step="next", steps=1, run_id="refused")
+        step_until(profiler, lambda: f"{directory} is open to other users" in status(path).get("answer", ""))
+        directory.chmod(0o700)
+        say(path, start_step="next", steps=1, run_id="followed")
+        step_until(profiler, lambda: windows)
+    assert [said(window)["run_id"] for window in windows] == ["followed"]
+
+
+def test_ranks_without_a_world_size_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They agree with no others; a process that is alone hears nothing of that."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for rank, later, told in ((1, "", True), (None, "2", True), (None, "", False), (None, "1", False)):
+        with controlled(tmp_path, rank=rank) as (profiler, _, _):
+            if later:
+                monkeypatch.setenv("WORLD_SIZE", later)
+            notes = [note for note in profiler.diagnostics() if "no world size was known" in note]
+            assert bool(notes) == told, (rank, later)
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with controlled(tmp_path, rank=0, world_size=1) as (profiler, _, _):
+        assert not any("no world size" in note for note in profiler.diagnostics())
+
+
+def test_children_of_multiprocessing_are_told(tmp_path: Path) -> None:
+    """As `torch.multiprocessing.spawn` makes ranks, which join a process group later."""
+    context = multiprocessing.get_context("spawn")
+    asked: Any = context.SimpleQueue()
+    child = context.Process(target=_diagnose, args=(str(tmp_path), asked))
+    child.start()
+    assert "no world size was known when trace() was called" in asked.get()
+    child.join()
+
+
+def _diagnose(directory: str, asked: Any) -> None:
+    with stepscope.trace(control=Control(path=directory), output_dir=directory, options=QUICK) as profiler:
+        asked.put(" ".join(profiler.diagnostics()))
+
+
+def test_a_flight_recorder_says_how_it_saves(tmp_path: Path) -> None:
+    """No window can be asked of it, and what was given to it anyway is not advised."""
+    with controlled(tmp_path, keep_last=5) as (profiler, _, _):
+        armed = profiler.arm(stepscope.control.WindowRequest(steps=1))
+    assert not armed
+    assert armed.reason == (
+        "the profiler keeps the last 5 steps (keep_last) and records at all times; profiler.save() writes them, and a second "
+        "profiler, trace(control=...) without keep_last, records windows"
+    )
+
+
+def test_ranks_as_people_write_them() -> None:
+    """Numbers and ranges; each message has what is wrong."""
+    assert ranks_from("0,3-5") == (0, 3, 4, 5)
+    assert ranks_from(" 7 , 1-2,1") == (1, 2, 7)
+    assert ranks_from("all") is None and ranks_from(None) is None
+    assert ranks_text((5, 0, 3, 4)) == "0,3-5" and ranks_text(None) == "all"
+    for text, message in (
+        ("", "''"),
+        ("1-", "'1-'"),
+        ("5-3", "write 3-5"),
+        ("a", "'a'"),
+        ("0-9999999", "names 10,000,000 ranks"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ranks_from(text)
+
+
+@pytest.mark.checklist("A21", "A23", "F9")
+def test_directories_of_jobs(tmp_path: Path) -> None:
+    """Named after file, job and user, never by a clock; one of others, or open to them, is not used."""
+    one, two = JobDirectory(tmp_path / "c.json", "one"), JobDirectory(tmp_path / "c.json", "two")
+    again, elsewhere = JobDirectory(tmp_path / "c.json", "one"), JobDirectory(tmp_path / "d.json", "one")
+    assert one.path == again.path and len({one.path, two.path, elsewhere.path}) == 3
+    one.make()
+    assert one.path.stat().st_mode & 0o777 == 0o700
+    one.path.chmod(0o755)
+    with pytest.raises(ControlError, match="is open to other users"):
+        one.make()
+    two.path.symlink_to(one.path)
+    with pytest.raises(ControlError, match="is no directory"):
+        two.make()
+    if os.geteuid() == 0:
+        elsewhere.path.mkdir(0o700)
+        os.chown(elsewhere.path, 12345, -1)
+        with pytest.raises(ControlError, match="belongs to user 12345"):
+            elsewhere.make()
+
+
+@pytest.mark.checklist("A20")
+def test_control_goes_on_while_nothing_is_recorded(tmp_path: Path) -> None:
+    """One daemon thread, from the start to the close, and none after it."""
+    with controlled(tmp_path) as (profiler, windows, path):
+        threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
+        assert len(threads) == 1 and threads[0].daemon
+        profiler.stop()
+        say(path, start_step="next", steps=1, run_id="stopped")
+        deadline = time.monotonic() + 60
+        while not profiler.armed() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        profiler.start()
+        step_until(profiler, lambda: windows)
+    assert not any(thread.name.startswith("stepscope control") for thread in threading.enumerate())
+
+
+SIGNALLED = """
+import asyncio, os, signal, subprocess, sys, time
+import stepscope
+windows = []
+control = stepscope.Control(signal=True, signal_steps=3)
+with stepscope.trace(control=control, output_dir=sys.argv[1], on_trace_ready=windows.append) as profiler:
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while not windows and time.monotonic() < end:
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+def harmless(*, ignored):
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert (signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN) is ignored
+    child = subprocess.run(["sh", "-c", "kill -USR2 $$"])
+    assert child.returncode == (0 if ignored else -signal.SIGUSR2)
+
+harmless(ignored=False)
+async def again(number):
+    async with stepscope.trace(control=control, output_dir=f"{sys.argv[1]}/{number}"):
+        assert callable(signal.getsignal(signal.SIGUSR2))
+asyncio.run(again(1))
+harmless(ignored=False)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+asyncio.run(again(2))
+harmless(ignored=True)
+print([len(window.steps) for window in windows], windows[0].metadata["armed"]["trigger"])
+"""
+
+
+def test_sigusr2_arms_a_window(tmp_path: Path) -> None:
+    """From the next step on; a forked child does not die of it. After the end it does nothing, and in programs that are started
+    then what it did before."""
+    with launched([sys.executable, "-c", SIGNALLED, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR2)
+        assert process.communicate(timeout=60)[0] == "[3] signal\n"
+    assert process.returncode == 0
+
+
+def test_sigusr2_that_the_program_handles_is_left_alone(tmp_path: Path) -> None:
+    """Diagnostics say that nothing is armed by it."""
+    came: list[int] = []
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: came.append(number))
+    try:
+        with controlled(tmp_path, control=Control(signal=True)) as (profiler, _, _):
+            signal.raise_signal(signal.SIGUSR2)
+        assert came == [signal.SIGUSR2]
+        assert any("the program has a handler of its own" in note for note in profiler.diagnostics())
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+@pytest.mark.checklist("A26")
+def test_a_controlled_program_that_is_terminated(tmp_path: Path) -> None:
+    """The open window is delivered, marked as incomplete, and named after what it has."""
+    program = """
+import sys, time
+import stepscope
+def ready(window):
+    print(len(window.steps) > 0, window.complete, window.metadata["armed"]["state"], flush=True)
+with stepscope.trace(control=sys.argv[1], output_dir=sys.argv[1] + "/run", on_trace_ready=ready) as profiler:
+    while True:
+        with stepscope.span("work"):
+            time.sleep(0.001)
+        profiler.step()
+        if profiler.step_num == 50:
+            print("ready", flush=True)
+"""
+    say(tmp_path / "stepscope.json", start_step=3, steps=1_000_000)
+    with launched([sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        assert process.communicate(timeout=60)[0] == "True False cut\n"
+    assert process.returncode == -signal.SIGTERM

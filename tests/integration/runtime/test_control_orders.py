@@ -1,0 +1,451 @@
+"""Windows that are asked for over the collector."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import stepscope
+from stepscope import Control
+from stepscope.cli.main import main
+from stepscope.control import WindowRequest
+from stepscope.exporters.collector import protocol
+from stepscope.runtime.control.command import Command
+from stepscope.runtime.control.end_change import EndChange
+from stepscope.runtime.control.remote_gate import RemoteGate
+from tests.support.basics import ROOT, poll
+from tests.support.collectors import collecting
+from tests.support.launch import launched
+from tests.support.looping import QUICK
+from tests.support.streams import hello
+
+# over the collector
+
+RANK = """
+import os, sys, time
+import stepscope
+from stepscope import CollectorExporter, Control
+directory, url, rank, obeys = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4] == "1"
+def ready(window):
+    steps = [step.number for step in window.steps]
+    armed = window.metadata["armed"]
+    said = f"{armed['run_id']} {steps[0]} {steps[-1]} {armed.get('detail', '-')} {armed.get('note', '-')}\\n"
+    open(f"{directory}/windows-{rank}", "a").write(said)
+control = Control(collector=obeys, signal=True, poll=0.1)
+with stepscope.trace(control=control, exporters=[CollectorExporter(url)], output_dir=directory + "/run", rank=rank,
+                     on_trace_ready=ready, name="job", options=stepscope.Options(drain_interval=0.05)) as profiler:
+    while not os.path.exists(directory + "/stop"):
+        with stepscope.span("work"):
+            time.sleep(0.002 + 0.0001 * rank)
+        profiler.step()
+"""
+
+
+@contextlib.contextmanager
+def ranks_at(
+    url: str, directory: Path, count: int, *, obey: bool = True, world: int | None = None, deaf: int | None = None
+) -> Generator[list[subprocess.Popen[Any]]]:
+    """Ranks that stream to a collector.
+
+    Args:
+        url: the collector.
+        directory: of what they write.
+        count: how many.
+        obey: whether they take commands.
+        world: how many the job has; default: nobody says.
+        deaf: one that takes none.
+    """
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-c", RANK, str(directory), url]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        if world is not None:
+            environment["WORLD_SIZE"] = str(world)
+        settings: dict[str, Any] = {"cwd": ROOT, "env": environment}
+        yield [
+            stack.enter_context(launched([*command, str(rank), str(int(obey and rank != deaf))], **settings))
+            for rank in range(count)
+        ]
+        (directory / "stop").touch()
+
+
+def _has(path: Path, line: str) -> bool:
+    return path.exists() and line in path.read_text()
+
+
+async def order(url: str, **fields: Any) -> tuple[int, Any]:
+    """Sends an order; the status and the answer."""
+
+    def send() -> tuple[int, Any]:
+        token = fields.pop("token", "")
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
+        request = urllib.request.Request(
+            url.replace("ws:", "http:") + "/v1/windows", json.dumps(fields).encode(), headers, method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as response:
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    return await asyncio.to_thread(send)
+
+
+@pytest.mark.checklist("F10")
+async def test_all_ranks_of_a_collector_record_the_same_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One command; the answer of each rank is shown, and is what it recorded."""
+    token = "t" * 20
+    (tmp_path / "token").write_text(token)
+    async with collecting(tmp_path / "collector", token=token) as running:
+        os.environ["STEPSCOPE_TOKEN"] = token
+        try:
+            with ranks_at(running.url, tmp_path, 3):
+                streams = running.collector.streams
+                await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+                assert (await order(running.url, steps=2))[0] == 401
+                for number in range(3):
+                    status, said = await order(running.url, token=token, steps=3, run_id=f"r{number}", overlap="queue")
+                    assert (status, said["outcome"]) == (200, "done"), said
+                    assert said["last"] == said["first"] + 2
+                    line = f"r{number} {said['first']} {said['last']} - -\n"
+                    for rank in range(3):
+                        path = tmp_path / f"windows-{rank}"
+                        await poll(partial(_has, path, line))
+                status, said = await order(running.url, token=token, steps=1, ranks="0,2", run_id="some")
+                assert status == 200 and [rank["rank"] for rank in said["ranks"]] == [0, 2]
+                status, said = await order(running.url, token=token, start_step=1, steps=1)
+                assert said["outcome"] == "refused" and "is past" in said["reason"]
+                status, said = await order(running.url, token=token, ranks="0-4", steps=1)
+                assert status == 404 and "not connected: ranks 3-4" in said["detail"]
+                status, said = await order(running.url, token=token, steps=1, job="other")
+                assert status == 404
+                status, said = await order(running.url, token=token, steps=0)
+                assert status == 400
+                status, said = await order(running.url, token=token, start_step=5, stop_step=3)
+                assert status == 400 and "before start_step 5" in said["detail"]
+                url = running.url.replace("ws:", "http:")
+                arguments = ["--url", url, "--token-file", str(tmp_path / "token")]
+                code = await asyncio.to_thread(main, ["arm", *arguments, "--seconds", "0.1", "--ranks", "1"])
+                shown = capsys.readouterr().out
+                assert code == 0 and shown.startswith("done: steps ") and "rank 1 (pid " in shown
+                code = await asyncio.to_thread(main, ["arm", *arguments, "--status"])
+                assert code == 0 and capsys.readouterr().out.count("recorded 'r0'") == 3
+                await _none_waits(running.url, token=token)
+                code = await asyncio.to_thread(main, ["arm", *arguments, "--extend", "--steps", "2"])
+                assert code == 1
+                code = await asyncio.to_thread(
+                    main, ["arm", "--url", url, "--token-file", str(tmp_path), "--steps", "1"]
+                )
+                assert code == 1
+        finally:
+            del os.environ["STEPSCOPE_TOKEN"]
+    audit = [json.loads(line) for line in (tmp_path / "collector" / "audit.jsonl").read_text().splitlines()]
+    assert [line["outcome"] for line in audit if line["action"] == "ordered arm"][:3] == ["done"] * 3
+    assert any(line["action"] == "order status" and line["client"] == "127.0.0.1" for line in audit)
+    assert token not in (tmp_path / "collector" / "audit.jsonl").read_text()
+
+
+def _lines(directory: Path, ranks: int, run: str) -> list[str]:
+    """What the ranks say of one window, those that have recorded it."""
+    paths = [directory / f"windows-{rank}" for rank in range(ranks)]
+    lines = [line for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return [line for line in lines if line.startswith(f"{run} ")]
+
+
+async def _until(url: str, wanted: Callable[[set[str]], bool], **fields: Any) -> None:
+    """Looks until the windows of all that can be asked are in such states; fails after a minute."""
+    states: set[str] = set()
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        _, told = await order(url, command="status", **fields)
+        states = {window["state"] for rank in told["ranks"] for window in rank["windows"]}
+        if wanted(states):
+            return
+    pytest.fail(f"after a minute windows are {sorted(states)}", pytrace=False)
+
+
+async def _all_record(url: str) -> None:
+    """Looks until the windows of all that can be asked run."""
+    await _until(url, lambda states: states == {"running"})
+
+
+async def _none_waits(url: str, **fields: Any) -> None:
+    """Looks until no window runs, or waits for its steps."""
+    await _until(url, lambda states: not states & {"queued", "running"}, **fields)
+
+
+@pytest.mark.checklist("A34", "F5", "F10")
+async def test_all_ranks_of_a_collector_end_with_the_same_step(tmp_path: Path) -> None:
+    """One order extends or aborts what runs, on all ranks alike; the detail of a window is that of the order."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 3):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            status, said = await order(running.url, command="extend")
+            assert status == 400 and "takes steps or seconds" in said["detail"]
+            status, said = await order(running.url, command="extend", steps=3)
+            assert (said["outcome"], said["reason"]) == ("refused", "no armed window runs")
+            status, said = await order(running.url, command="abort")
+            assert (said["outcome"], said["reason"]) == ("done", "no armed window runs or waits")
+            status, said = await order(running.url, steps=1, detail="stacks")
+            assert said["outcome"] == "refused" and "PythonStacksBackend()" in said["ranks"][0]["text"]
+            status, said = await order(running.url, steps=1, detail="stack")
+            assert status == 400 and "did you mean 'stacks'?" in said["detail"]
+
+            status, said = await order(running.url, steps=1_000_000, run_id="long", granularity=4, detail="every=2")
+            assert said["outcome"] == "done", said
+            first, last = said["first"], said["last"]
+            await _all_record(running.url)
+            status, said = await order(running.url, command="extend", steps=5)
+            assert (said["outcome"], said["first"], said["last"]) == ("done", first, last + 8), said
+            status, said = await order(running.url, command="abort", run_id="other")
+            assert said["reason"] == "no armed window runs or waits"
+            status, said = await order(running.url, command="abort", run_id="long")
+            assert (said["outcome"], said["first"]) == ("done", first), said
+            end = said["last"]
+            await poll(lambda: len(_lines(tmp_path, 3, "long")) == 3)
+            aborted = f"aborted after step {end}: an operator of the collector"
+            assert set(_lines(tmp_path, 3, "long")) == {
+                f"long {first} {end} every=2 extended to step {last + 8}; {aborted}"
+            }
+    audit = [json.loads(line) for line in (tmp_path / "collector" / "audit.jsonl").read_text().splitlines()]
+    ordered = [(line["action"], line["outcome"]) for line in audit if line["action"].startswith("ordered ")]
+    assert [each for each in ordered if each[0] != "ordered status"] == [
+        ("ordered extend", "refused"),
+        ("ordered extend", "refused"),
+        ("ordered abort", "done"),
+        ("ordered arm", "refused"),
+        ("ordered arm", "refused"),
+        ("ordered arm", "done"),
+        ("ordered extend", "done"),
+        ("ordered abort", "done"),
+        ("ordered abort", "done"),
+    ]
+    assert len([line for line in audit if line["action"].startswith("order ")]) == len(ordered)
+
+
+async def test_ranks_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
+    """One of four is not connected and one takes no commands: a window of all is refused, one of the others is recorded; an
+    end is carried out where it can be, and is `partly`."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 3, world=4, deaf=1):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            lacking = "not connected: rank 3; without trace(control=Control(collector=True)): rank 1"
+            status, said = await order(running.url, steps=2, run_id="all")
+            assert (status, said["outcome"]) == (200, "refused"), said
+            assert said["reason"] == (
+                f"not all ranks of the job can be asked, so none records; {lacking}; for the others: ranks 0,2"
+            )
+            assert [(rank["rank"], rank["obeys"]) for rank in said["ranks"]] == [(0, False), (2, False)]
+            for ranks, named in (("0-1", "Control(collector=True)): rank 1"), ("2-3", "not connected: rank 3")):
+                status, said = await order(running.url, steps=2, ranks=ranks)
+                assert status == 404 and said["detail"].endswith(named), said
+            status, said = await order(running.url, steps=1_000_000, ranks="0,2", run_id="others")
+            assert said["outcome"] == "done", said
+            await _all_record(running.url)
+            status, said = await order(running.url, command="abort")
+            assert (said["outcome"], said["reason"]) == ("partly", lacking), said
+            await poll(lambda: len(_lines(tmp_path, 3, "others")) == 2)
+    assert _lines(tmp_path, 3, "all") == []
+
+
+async def test_jobs_of_one_name_and_different_sizes_are_told_apart(tmp_path: Path) -> None:
+    """Neither has an id: an order is for one of them, by the name that the page shows, and the other hears nothing of it."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.mkdir()
+    large.mkdir()
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, small, 1, world=1), ranks_at(running.url, large, 2, world=2):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 3)
+            status, said = await order(running.url, steps=2)
+            assert status == 409 and said["detail"].endswith("name 'job' job 'job x1', name 'job' job 'job x2'"), said
+            status, said = await order(running.url, steps=2, run_id="small", job="job x1")
+            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0], said
+            await poll(lambda: len(_lines(small, 1, "small")) == 1)
+            status, said = await order(running.url, steps=2, run_id="large", job="job x2")
+            assert said["outcome"] == "done" and [rank["rank"] for rank in said["ranks"]] == [0, 1], said
+            await poll(lambda: len(_lines(large, 2, "large")) == 2)
+    assert _lines(small, 1, "large") == _lines(large, 2, "small") == []
+
+
+async def test_a_rank_that_is_two_processes_records_nothing(tmp_path: Path) -> None:
+    """Two jobs of one name and size: which of them is meant nobody can say."""
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    async with collecting(tmp_path / "collector") as running:
+        with (
+            ranks_at(running.url, tmp_path / "one", 1, world=1),
+            ranks_at(running.url, tmp_path / "other", 1, world=1),
+        ):
+            await poll(lambda: any(rank.others for rank in running.collector.streams))
+            status, said = await order(running.url, steps=2, run_id="mine")
+            assert (status, said["outcome"]) == (200, "refused"), said
+            assert "several processes at once, maybe of jobs of one name: rank 0" in said["reason"]
+            status, said = await order(running.url, command="status")
+            assert said["outcome"] == "partly", said
+    assert _lines(tmp_path / "one", 1, "mine") == _lines(tmp_path / "other", 1, "mine") == []
+
+
+async def test_windows_of_several_ranks_wait_for_others(tmp_path: Path) -> None:
+    """With `queue` later steps are found, with fixed steps as with the next ones; behind one that ends by the clock none can
+    be, and that is said."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 2):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 2)
+            _, said = await order(running.url, steps=1_000_000, run_id="long")
+            assert said["outcome"] == "done", said
+            last = said["last"]
+            await _all_record(running.url)
+            _, said = await order(running.url, steps=2, run_id="refused")
+            assert said["outcome"] == "refused" and "ask with overlap='queue'" in said["ranks"][0]["text"], said
+            _, said = await order(running.url, steps=2, run_id="waits", overlap="queue")
+            assert (said["outcome"], said["first"], said["last"]) == ("done", last + 1, last + 2), said
+            _, said = await order(
+                running.url, start_step=last - 1, steps=2, granularity=4, run_id="fixed", overlap="queue"
+            )
+            first = -(-(last + 3) // 4) * 4
+            assert said["outcome"] == "done" and said["first"] == first, said
+            await order(running.url, command="abort")
+            await _none_waits(running.url)
+            _, said = await order(running.url, seconds=3600, run_id="timed")
+            assert said["outcome"] == "done", said
+            # Until it runs on both there may be room before it.
+            await _until(running.url, lambda states: "running" in states and "queued" not in states)
+            _, said = await order(running.url, steps=2, overlap="queue")
+            assert said["outcome"] == "refused", said
+            assert said["ranks"][0]["text"].endswith("ask again when it is over"), said
+
+
+async def test_processes_that_do_not_want_orders_get_none(tmp_path: Path) -> None:
+    """Without Control(collector=True) nothing can be asked of them, and the answer says what to do."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_at(running.url, tmp_path, 1, obey=False):
+            streams = running.collector.streams
+            await poll(lambda: sum(one.connection is not None for one in streams.all.values()) == 1)
+            status, said = await order(running.url, steps=2)
+            assert status == 404 and "Control(collector=True)" in said["detail"]
+
+
+def test_old_and_new_peers_understand_each_other() -> None:
+    """What is new stands at the end of a message, where those who do not know it pass over it."""
+
+    class OldHello(msgspec.Struct, frozen=True, tag=1, array_like=True):
+        stream: str
+        sync: bytes
+        oldest: int
+        run: Any
+        supersedes: str = ""
+
+    message = hello()
+    new = protocol.decode(message)[0]
+    assert isinstance(new, protocol.Hello) and new.control == 0
+    packed = msgspec.msgpack.encode(msgspec.structs.replace(new, control=1))
+    old = msgspec.msgpack.decode(packed, type=OldHello)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=protocol.Hello) == new
+    with pytest.raises(Exception, match="too large|length"):
+        protocol.decode(protocol.encode(protocol.Order(1, b"x" * (protocol.MAX_ORDER + 1))))
+
+
+def test_silence_means_no() -> None:
+    """A window that was proposed and not decided on is not recorded, and who decides too late is told."""
+    gate = RemoteGate()
+    assert gate(7) == "nothing was decided by step 7, when it was to begin"
+    assert gate.committed is False
+    gate = RemoteGate()
+    gate.committed = True
+    assert gate(7) == ""
+    gate = RemoteGate()
+    gate.committed, gate.reason = False, "rank 3 cannot"
+    assert gate(7) == "rank 3 cannot"
+
+
+async def test_an_end_that_is_proposed_and_decided(output_dir: Path) -> None:
+    """It is so if that is decided in time; silence, and a decision against it, leave the window as it is."""
+    windows: list[Any] = []
+    with stepscope.trace(
+        control=Control(collector=True), output_dir=output_dir, options=QUICK, on_trace_ready=windows.append
+    ) as profiler:
+        assert profiler.control is not None
+        obey = profiler.control.from_collector
+        assert obey is not None
+
+        async def ask(**fields: Any) -> Any:
+            return await asyncio.wrap_future(obey(Command(**fields)))
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                with stepscope.span("work"):
+                    pass
+                profiler.step()
+
+        assert "lacks" in (await ask(command="propose", proposal="nothing")).error
+        profiler.arm(WindowRequest(start_step=2, stop_step=5, run_id="w"))
+        steps(3)
+        extend = EndChange(command="extend", first=2, until=5, last=7)
+        assert (await ask(command="propose", proposal="no", end=extend)).armed.accepted
+        assert (await ask(command="decide", proposal="no", committed=False)).error == ""
+        assert (await ask(command="propose", proposal="yes", end=extend)).armed.last == 7
+        assert (await ask(command="decide", proposal="yes", committed=True)).error == ""
+        again = (await ask(command="propose", proposal="again", end=extend)).armed
+        assert again.reason == "the window ends with step 7, not with 5"
+        silent = EndChange(command="abort", last=5, reason="enough")
+        assert (await ask(command="propose", proposal="silent", end=silent)).armed.last == 5
+        steps(3)
+        late = await ask(command="decide", proposal="silent", committed=True)
+        assert late.error == "nothing was decided by step 6, when it was to begin"
+        assert "too late" in (await ask(command="propose", proposal="late", end=silent)).armed.reason
+        steps(5)
+    assert [[step.number for step in window.steps] for window in windows] == [[2, 3, 4, 5, 6, 7]]
+    assert windows[0].complete
+
+
+async def test_proposals_and_decisions(output_dir: Path) -> None:
+    """A proposal is recorded if it is decided so in time, and not otherwise."""
+    windows: list[Any] = []
+    with stepscope.trace(
+        control=Control(collector=True), output_dir=output_dir, options=QUICK, on_trace_ready=windows.append, rank=1
+    ) as profiler:
+        assert profiler.control is not None
+        obey = profiler.control.from_collector
+        assert obey is not None
+
+        async def ask(**fields: Any) -> Any:
+            return await asyncio.wrap_future(obey(Command(**fields)))
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                with stepscope.span("work"):
+                    pass
+                profiler.step()
+
+        for number, (proposal, committed) in enumerate([("yes", True), ("no", False), ("silence", None)]):
+            request = WindowRequest(start_step=10 * number + 5, steps=2, run_id=proposal)
+            answer = await ask(command="propose", proposal=proposal, request=request)
+            assert answer.armed.accepted and answer.rank == 1
+            if committed is not None:
+                assert (await ask(command="decide", proposal=proposal, committed=committed)).error == ""
+            steps(10)
+        late = await ask(command="decide", proposal="silence", committed=True)
+        assert late.error == "nothing was decided by step 25, when it was to begin"
+        assert "nothing of that name" in (await ask(command="decide", proposal="yes", committed=True)).error
+    assert [window.metadata["armed"]["run_id"] for window in windows] == ["yes"]
+    assert [status.state for status in profiler.armed()] == ["recorded", "withdrawn", "withdrawn"]

@@ -1,0 +1,155 @@
+"""Orders of the collector in a job whose stages follow each other: for one of them, and where ranks are in different ones."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Generator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.runtime.control.window_request import WindowRequest
+from tests.integration.runtime.test_control_orders import order
+from tests.support.basics import ROOT, poll
+from tests.support.collectors import Running, collecting
+from tests.support.launch import launched
+from tests.support.looping import QUICK
+
+RANK = """
+import os, sys, time
+import stepscope
+from stepscope import CollectorExporter, Control
+directory, url, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+def said(name):
+    return any(os.path.exists(f"{directory}/{each}") for each in (name, f"{name}-{rank}", "stop"))
+for stage in sys.argv[4:]:
+    def ready(window, stage=stage):
+        armed, steps = window.metadata["armed"], [step.number for step in window.steps]
+        line = f"{armed['run_id']} {stage} {steps[0]} {steps[-1]}\\n"
+        open(f"{directory}/windows-{rank}", "a").write(line)
+    with stepscope.trace(control=Control(collector=True), exporters=[CollectorExporter(url)], rank=rank, name="job",
+                         output_dir=f"{directory}/run", on_trace_ready=ready, metadata={"stage": stage},
+                         options=stepscope.Options(drain_interval=0.05)) as profiler:
+        while not said(f"end-{stage}"):
+            with stepscope.span("work"):
+                time.sleep(0.002)
+            profiler.step()
+"""
+
+
+@contextlib.contextmanager
+def ranks_of(url: str, directory: Path, stages: Sequence[str]) -> Generator[None]:
+    """Two ranks that go through these stages."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "WORLD_SIZE": "2"}
+    with contextlib.ExitStack() as stack:
+        for rank in range(2):
+            command = [sys.executable, "-c", RANK, str(directory), url, str(rank), *stages]
+            stack.enter_context(launched(command, cwd=ROOT, env=environment))
+        yield
+        (directory / "stop").touch()
+
+
+def recorded(directory: Path, run: str) -> list[list[str]]:
+    """Stage, first and last step of a window, of each rank that has it."""
+    paths = [directory / f"windows-{rank}" for rank in range(2)]
+    lines = [line.split() for path in paths if path.exists() for line in path.read_text().splitlines()]
+    return [line[1:] for line in lines if line[0] == run]
+
+
+async def stages_are(running: Running, *stages: str) -> None:
+    """Waits until the ranks are in these stages."""
+    told: dict[str, Any] = {}
+    while [each["stage"] for each in told.get("ranks", ())] != list(stages):
+        status, told = await order(running.url, command="status")
+        told = told if status == 200 and told["outcome"] == "done" else {}
+
+
+async def runs(running: Running, run: str) -> None:
+    """Waits until the window of this run id is recorded on both ranks."""
+    states: list[str] = []
+    while states != ["running"] * 2:
+        _, told = await order(running.url, command="status")
+        windows = [window for rank in told["ranks"] for window in rank["windows"]]
+        states = [window["state"] for window in windows if window["run_id"] == run]
+
+
+@pytest.mark.checklist("F10")
+async def test_an_order_for_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All record it in the stage that it names, and none in another; where ranks are in different ones none does."""
+    async with collecting(tmp_path / "collector") as running:
+        with ranks_of(running.url, tmp_path, ["fit", "validate"]):
+            await stages_are(running, "fit", "fit")
+            _, said = await order(running.url, steps=2, run_id="early", stage="validate")
+            assert said["outcome"] == "refused", said
+            assert [rank["text"] for rank in said["ranks"]] == [
+                "refused: it is for the stage 'validate', and this is 'fit'"
+            ] * 2
+            _, said = await order(running.url, steps=2, run_id="fit", stage="fit")
+            assert said["outcome"] == "done", said
+            await poll(lambda: len(recorded(tmp_path, "fit")) == 2)
+            assert recorded(tmp_path, "fit") == [["fit", str(said["first"]), str(said["last"])]] * 2
+
+            _, said = await order(running.url, steps=1_000_000, run_id="long")
+            assert said["outcome"] == "done", said
+            await runs(running, "long")
+            (tmp_path / "end-fit-1").touch()
+            await stages_are(running, "fit", "validate")
+            apart = "the ranks are in different stages, 'fit' (ranks 0), 'validate' (ranks 1)"
+            for wanted in ({}, {"stage": "fit"}):
+                _, said = await order(running.url, steps=2, run_id="apart", **wanted)
+                assert said["outcome"] == "refused"
+                assert said["reason"] == f"{apart}: order again when all are in the same"
+            _, said = await order(running.url, command="extend", steps=2)
+            assert (said["outcome"], said["reason"]) == ("refused", f"{apart}: extend when all are in the same")
+            _, said = await order(running.url, command="abort", run_id="long")
+            assert (said["outcome"], said["reason"]) == ("done", f"{apart}: each ended its own")
+            await poll(lambda: len(recorded(tmp_path, "long")) == 2)
+            _, said = await order(running.url, steps=1, run_id="one", ranks="1", stage="validate")
+            assert said["outcome"] == "done", said
+
+            (tmp_path / "end-fit-0").touch()
+            await stages_are(running, "validate", "validate")
+            url = running.url.replace("ws:", "http:")
+            command = ["arm", "--url", url, "--steps", "2", "--run-id", "cli", "--stage", "validate"]
+            assert await _run(command) == 0, capsys.readouterr()
+            assert capsys.readouterr().out.count(", validate, step ") == 2
+            await poll(lambda: len(recorded(tmp_path, "cli")) == 2)
+            assert {line[0] for line in recorded(tmp_path, "cli")} == {"validate"}
+    assert recorded(tmp_path, "early") == recorded(tmp_path, "apart") == []
+
+
+async def _run(command: list[str]) -> int:
+    return await anyio.to_thread.run_sync(partial(main, command))
+
+
+@pytest.mark.checklist("F10")
+@pytest.mark.parametrize("stage", ["", "fit"])
+def test_a_request_is_for_a_stage(stage: str, output_dir: Path) -> None:
+    """It is refused in others, also where nobody says which stage it is; what is recorded says so in its metadata."""
+    windows: list[Any] = []
+    metadata = {"stage": stage} if stage else None
+    with sc.trace(
+        control=sc.Control(socket=True),
+        metadata=metadata,
+        output_dir=output_dir,
+        options=QUICK,
+        on_trace_ready=windows.append,
+    ) as profiler:
+        assert profiler.stage == stage
+        refused = profiler.arm(WindowRequest(steps=1, stage="validate"))
+        here = "this is 'fit'" if stage else "this profiler has none"
+        assert (refused.accepted, refused.reason) == (False, f"it is for the stage 'validate', and {here}")
+        assert profiler.arm(WindowRequest(steps=1, stage=stage))
+        for _ in range(5):
+            with sc.span("work"):
+                pass
+            profiler.step()
+    (window,) = windows
+    assert window.metadata["armed"].get("stage", "") == stage

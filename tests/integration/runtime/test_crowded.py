@@ -1,0 +1,78 @@
+"""A loop that begins windows, or pauses, faster than they can be sorted: memory stays bounded, what is left out is counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.pipeline import CROWDED
+from tests.support.blocking import BlockingBackend
+
+STEPS = 4 * CROWDED
+
+
+def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
+    backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=1, warmup=0, active=2), backends=[backend], exporters=[exporter],
+        output_dir=output_dir, options=sc.Options(journal=False),
+    )  # fmt: skip
+    with profiler:
+        profiler.step()
+        assert backend.blocks.wait(30)
+        waiting = 0
+        for _ in range(STEPS):
+            with sc.span("work"):
+                profiler.step()
+            stats = profiler.statistics()
+            assert stats.pipeline is not None
+            waiting = max(waiting, stats.pipeline.inbox.waiting)
+        backend.free.set()
+        profiler.flush()
+        left_out = profiler.statistics().windows_left_out
+        for _ in range(6):
+            with sc.span("work"):
+                profiler.step()
+    profiler.raise_errors()
+    assert CROWDED <= waiting <= CROWDED + 10
+    assert left_out > STEPS // 3 - CROWDED
+    assert profiler.statistics().windows_left_out == left_out
+    assert len(exporter.windows) == profiler.statistics().windows
+    # Each window is whole: none begins in the middle of one that was left out.
+    assert [len(window.steps) for window in exporter.windows[:-1]] == [2] * (len(exporter.windows) - 1)
+    said = [note for window in exporter.windows for note in window.diagnostics if "left out" in note]
+    assert said == [f"{left_out:,} windows before it were left out: windows began faster than they could be sorted"]
+    assert f"{left_out:,} windows: windows began faster" in str(profiler.report())
+    assert exporter.run is not None and exporter.run.ledger().windows_left_out == left_out
+    assert profiler.audit() == ()
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Path) -> None:
+    backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
+    with sc.trace(
+        backends=[backend], exporters=[exporter], output_dir=output_dir, options=sc.Options(journal=journal)
+    ) as profiler:
+        assert backend.blocks.wait(30)
+        for _ in range(STEPS):
+            profiler.pause()
+            with sc.span("not seen"):
+                pass
+            profiler.resume()
+        backend.free.set()
+        profiler.flush()
+        profiler.pause()
+        profiler.resume()
+        with sc.span("seen"):
+            pass
+    profiler.raise_errors()
+    stats = profiler.statistics()
+    names = Counter(exporter.names())
+    assert stats.pauses_untold > STEPS - CROWDED
+    assert names["paused"] + stats.pauses_untold == STEPS + 1
+    assert (names["not seen"], names["seen"]) == (0, 1)
+    assert f"{stats.pauses_untold:,} pauses not drawn" in str(profiler.report())
+    assert profiler.audit() == ()

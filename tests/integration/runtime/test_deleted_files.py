@@ -1,0 +1,177 @@
+"""A file that is deleted while it is written: what it held is counted as lost and said, and nothing is made again."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.outlet_statistics import OutletStatistics
+from tests.support.flights import Profile
+from tests.support.launch import run_to_end
+
+EXPORTERS: dict[str, Callable[[Path], Exporter]] = {
+    "t.json": sc.ChromeTraceExporter,
+    "t.json.gz": sc.ChromeTraceExporter,
+    "t.kineto.json": lambda path: sc.ChromeTraceExporter(path, form="object"),
+    "closed.json": lambda path: sc.ChromeTraceExporter(path, closed=True),
+    "t{window}.json": sc.ChromeTraceExporter,
+    "tb": lambda path: sc.tensorboard_trace_handler(str(path)),
+    "t.pftrace": sc.PerfettoExporter,
+    "t.journal": sc.exporters.JournalExporter,
+}
+
+
+def files_below(place: Path) -> list[Path]:
+    """The files of a directory, with all below it."""
+    return sorted(path for path in place.rglob("*") if path.is_file())
+
+
+def outlet(profiler: sc.Profiler, number: int = 0) -> OutletStatistics:
+    """The accounts of one exporter; the journal of the run is the first, if there is one."""
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    return pipeline.exporters[number]
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_a_deleted_file_is_lost_and_counted(tmp_path: Path, name: str, what: str) -> None:
+    """Its events are dropped as `deleted`, what follows is not written, and the report names the file."""
+    place = tmp_path / "outputs"
+    schedule = sc.schedule(wait=0, warmup=0, active=4, repeat=1)
+    options = sc.Options(drain_interval=0.02, close_timeout=30, journal=False)
+    with sc.trace(
+        output_dir=tmp_path / "run", schedule=schedule, exporters=[EXPORTERS[name](place / name)], options=options
+    ) as profiler:
+        for _ in range(50):
+            with sc.span("before"):
+                pass
+        profiler.step()
+        assert profiler.flush()
+        assert outlet(profiler).ledger.exported >= 50
+        for path in files_below(place):
+            path.unlink()
+        if what == "directory":
+            shutil.rmtree(place)
+        for _ in range(3):
+            with sc.span("after"):
+                pass
+            profiler.step()
+        assert profiler.flush()
+    said = outlet(profiler)
+    assert said.ledger.exported == said.ledger.in_flight == 0
+    assert said.ledger.dropped["deleted"] >= 50
+    assert said.ledger.offered == sum(said.ledger.dropped.values())
+    report = str(profiler.report())
+    assert "deleted while it was written" in report and "dropped   nothing" not in report
+    assert profiler.audit() == ()
+    assert files_below(place) == [] and place.exists() is (what == "file")
+    with pytest.raises(ExceptionGroup) as caught:
+        profiler.raise_errors()
+    assert any("events are lost" in str(error.__cause__ or error) for error in caught.value.exceptions)
+
+
+def test_only_the_window_whose_file_was_deleted_is_lost(tmp_path: Path) -> None:
+    """Files of other windows are whole, and so are their accounts."""
+    schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=3)
+    exporter = sc.ChromeTraceExporter(tmp_path / "t{window}.json")
+    with sc.trace(output_dir=tmp_path / "run", schedule=schedule, exporters=[exporter]) as profiler:
+        for step in range(6):
+            with sc.span("work"):
+                pass
+            if step == 2:
+                assert profiler.flush()
+                (tmp_path / "t1.json").unlink()
+            profiler.step()
+    journal, ledger = outlet(profiler, 0).ledger, outlet(profiler, 1).ledger
+    assert {path.name for path in tmp_path.glob("t*")} == {"t0.json", "t2.json"}
+    lost = sum(ledger.dropped.values())
+    assert ledger.dropped["deleted"] > 0 and ledger.exported == ledger.offered - lost > 0
+    assert not journal.dropped and journal.exported == journal.offered
+
+
+def test_a_moved_file_is_written_on(tmp_path: Path) -> None:
+    """Whoever moved it has all of it."""
+    exporter = sc.exporters.JournalExporter(tmp_path / "t.journal")
+    options = sc.Options(journal=False)
+    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
+        with sc.span("before"):
+            pass
+        assert profiler.flush()
+        (tmp_path / "t.journal").rename(tmp_path / "moved.journal")
+        with sc.span("after"):
+            pass
+    assert not outlet(profiler).ledger.dropped
+    data = (tmp_path / "moved.journal").read_bytes()
+    assert b"before" in data and b"after" in data and not (tmp_path / "t.journal").exists()
+    profiler.raise_errors()
+
+
+def test_a_deleted_window_of_the_flight_recorder(tmp_path: Path) -> None:
+    """The window that is being saved is lost, is counted, and the next one is saved."""
+    profile = Profile(tmp_path / "run", sc.ChromeTraceExporter(tmp_path / "t.json"))
+    with profile.profiler as profiler:
+        profile.steps(4)
+        profiler.save("first")
+        profile.steps(4)
+        assert profiler.flush()
+        shutil.rmtree(tmp_path / "run" / "windows")
+        profile.steps(4)
+        profiler.save("second")
+        profile.steps(4)
+        assert profiler.flush()
+    profile.check_accounts()
+    assert [path.name for path in (tmp_path / "run" / "windows").iterdir()]
+
+
+REMOVED_SESSION = """
+import pathlib, shutil, sys
+import stepscope as sc
+from stepscope.runtime import recorder
+memory = sc.exporters.MemoryExporter()
+options = sc.Options(session_dir=sys.argv[2], drain_interval=0.02, close_timeout=30)
+with sc.trace(output_dir=sys.argv[1], keep_last=sc.FlightRecorder(steps=400, triggers=()), exporters=[memory], options=options) as profiler:
+    current = recorder.current()
+    for step in range(300):
+        with sc.span("work"):
+            pass
+        profiler.step()
+        if step == 100:
+            assert profiler.flush()
+            shutil.rmtree(current.directory)
+        if step % 50 == 0:
+            assert profiler.flush()
+    # Longer than between two checks whether a file was deleted.
+    import time
+    time.sleep(1.2)
+    with sc.span("last"):
+        pass
+    profiler.step()
+    assert profiler.flush()
+    assert not current.directory.exists() and current.statistics().removed
+    profiler.save("afterwards")
+    profiler.step()
+    assert profiler.flush()
+    assert not current.directory.exists() and current.statistics().removed
+flight = profiler.statistics().pipeline.flight
+assert flight.kept.unreadable == 0, flight
+assert sum(len(window.steps) for window in memory.windows) >= 300
+assert any("session directory removed" in note for note in profiler.diagnostics())
+print(list(pathlib.Path(sys.argv[2]).iterdir()))
+"""
+
+
+def test_a_removed_session_directory_stays_removed(tmp_path: Path) -> None:
+    """The flight recorder goes on in memory; all that it kept can still be saved, and nothing is left behind."""
+    session = tmp_path / "session"
+    session.mkdir()
+    command = [sys.executable, "-c", REMOVED_SESSION, str(tmp_path / "run"), str(session)]
+    done = run_to_end(command)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]" and list(session.iterdir()) == []

@@ -1,0 +1,348 @@
+"""However a process ends, what it recorded is written, and it ends in time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+from tests.support.collecting import until
+
+
+def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Runs a script in a process of its own, with warnings as errors."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def journal_names(path: Path) -> tuple[list[str], list[Window]]:
+    """Names of the events in a journal, and its closed windows."""
+    from stepscope.runtime import strings
+    from stepscope.runtime.events import EventBatch
+
+    names: list[str] = []
+    windows: list[Window] = []
+    with JournalReader(path) as reader:
+        for item in reader.items():
+            if isinstance(item, EventBatch):
+                names += [strings.text(int(name)) for name in item.events["name"]]
+            elif isinstance(item, Window):
+                windows.append(item)
+    return names, windows
+
+
+TRACE = """
+import stepscope as sc, sys, os, threading
+profiler = sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("run/trace.json")])
+profiler.start()
+with sc.span("work"):
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("sys.exit(3)", 3),
+        ("raise RuntimeError('mine')", 1),
+        ("threading.Thread(target=lambda: None).start()", 0),
+    ],
+)
+def test_a_trace_left_open_is_closed_at_exit(ending: str, code: int, tmp_path: Path) -> None:
+    """Nobody called stop(): the window is delivered all the same, and the files are whole."""
+    run(TRACE + ending, tmp_path, code=code)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert "work" in names
+    assert len(windows) == 1
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert "work" in [event.get("name") for event in events]
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_a_hanging_exporter_does_not_hang_the_exit(tmp_path: Path) -> None:
+    """The exit keeps the deadline, and the journal is whole."""
+    script = """
+import stepscope as sc
+from stepscope.exporters.memory import MemoryExporter
+options = sc.Options(close_timeout=0.5)
+sc.trace(output_dir="run", exporters=[MemoryExporter(hang_in="export")], options=options).start()
+with sc.span("work"):
+    pass
+"""
+    run(script, tmp_path)
+    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
+
+
+def test_threads_that_record_at_exit_do_no_harm(tmp_path: Path) -> None:
+    """Daemon threads go on recording while the interpreter ends."""
+    script = """
+import stepscope as sc, threading, time
+def work():
+    while True:
+        with sc.span("busy"):
+            time.sleep(0)
+sc.trace(output_dir="run", options=sc.Options(close_timeout=50)).start()
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.1)
+"""
+    run(script, tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert "busy" in names
+    assert len(windows) == 1
+
+
+TRAINED = """
+import stepscope as sc, sys, threading, time
+ended = threading.Event()
+profiler = sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("run/trace.json")])
+profiler.start()
+def train():
+    threading.main_thread().join()
+    for _ in range(20):
+        with sc.span("work"):
+            pass
+        profiler.step()
+"""
+
+
+def test_a_thread_that_still_trains_is_recorded_to_its_end(tmp_path: Path) -> None:
+    """The program's main thread has returned, and its exit waits for the other one: so does the profiler."""
+    done = run(TRAINED + "threading.Thread(target=train).start()", tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert names.count("work") == 20
+    assert len(windows) == 1
+    assert not done.stderr
+    events = json.loads((tmp_path / "run" / "trace.json").read_text())
+    assert [event.get("name") for event in events].count("work") == 20
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_the_exit_waits_for_no_thread_of_a_pool(tmp_path: Path) -> None:
+    """Those may be idle, and end only after the profiler has closed."""
+    script = TRAINED + "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor().submit(int).result()"
+    run(script, tmp_path)
+    assert len(journal_names(tmp_path / "run" / "journal")[1]) == 1
+
+
+def test_a_profiler_that_the_main_thread_steps_is_closed_by_it(tmp_path: Path) -> None:
+    """Its backends may be bound to that thread. Another thread may wait for the main one to be over, and go on."""
+    script = (
+        TRAINED
+        + """
+def look():
+    threading.main_thread().join()
+    print(profiler.statistics().pipeline is not None, end=" ")
+    sys.stdout.write(str(profiler.flush()))
+profiler.step()
+threading.Thread(target=look).start()
+"""
+    )
+    done = run(script, tmp_path)
+    assert done.stdout == "True False"
+    assert "threads that go on (Thread-1 (look)) record from now on is in no trace" in done.stderr
+
+
+def test_an_interrupted_wait_for_a_thread_still_delivers(tmp_path: Path) -> None:
+    """Ctrl-C while the interpreter waits for a thread that never ends."""
+    script = (
+        TRAINED
+        + """
+import os, signal
+def work():
+    with sc.span("before"):
+        pass
+    threading.main_thread().join()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(20)  # one that comes just before the interpreter begins to wait is not noticed by it, as without us
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(600)
+threading.Thread(target=work).start()
+"""
+    )
+    run(script, tmp_path)
+    assert "before" in journal_names(tmp_path / "run" / "journal")[0]
+
+
+def test_a_forked_child_is_inert(tmp_path: Path) -> None:
+    """It neither records nor writes for its parent, step() and close() return, and its exit touches nothing."""
+    script = """
+import stepscope as sc, os, sys
+with sc.trace(output_dir="run") as profiler:
+    with sc.span("parent"):
+        pass
+    pid = os.fork()
+    if pid == 0:
+        with sc.span("child"):
+            profiler.step()
+        profiler.pause(); profiler.resume(); profiler.add_metadata("x", 1); profiler.close()
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    with sc.span("parent again"):
+        pass
+"""
+    run(script, tmp_path)
+    names, windows = journal_names(tmp_path / "run" / "journal")
+    assert {"parent", "parent again"} <= set(names)
+    assert "child" not in names
+    assert len(windows) == 1
+
+
+def test_a_forked_child_may_trace_for_itself(tmp_path: Path) -> None:
+    """A profiler that the child makes has a session, a loop and a journal of its own."""
+    script = """
+import stepscope as sc, os, sys
+with sc.trace(output_dir="parent"):
+    pid = os.fork()
+    if pid == 0:
+        with sc.trace(output_dir="child"):
+            with sc.span("child"):
+                pass
+        sys.exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with sc.span("parent"):
+        pass
+"""
+    run(script, tmp_path)
+    assert "child" in journal_names(tmp_path / "child" / "journal")[0]
+    names = journal_names(tmp_path / "parent" / "journal")[0]
+    assert "parent" in names
+    assert "child" not in names
+
+
+def test_importing_needs_neither_torch_nor_a_terminal(tmp_path: Path) -> None:
+    """`import stepscope` works, and imports none of the optional packages."""
+    script = """
+import sys
+sys.modules["torch"] = None
+import stepscope
+heavy = {"tensorboard", "sklearn", "pandas", "opentelemetry"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    run(script, tmp_path)
+
+
+def test_without_uvloop_the_loop_is_asyncios(tmp_path: Path) -> None:
+    """The faster loop is used where it can be imported, and not needed."""
+    script = """
+import sys
+if len(sys.argv) > 1:
+    sys.modules["uvloop"] = None
+import stepscope as sc
+with sc.trace(output_dir="run"):
+    with sc.span("work"):
+        pass
+    from stepscope.runtime import hub
+    print(hub._hub.result().loop_name)
+"""
+    assert run(script, tmp_path).stdout == "uvloop\n"
+    assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"
+    assert "work" in journal_names(tmp_path / "run" / "journal")[0]
+
+
+def test_recording_in_a_signal_handler(tmp_path: Path) -> None:
+    """A handler that interrupts recording, stepping and pausing may itself do all three."""
+    script = """
+import stepscope as sc, signal, time
+def handler(*_):
+    with sc.span("in handler"):
+        profiler.add_metadata("signals", 1)
+        profiler.pause(); profiler.resume()
+    if time.monotonic() < end:
+        signal.setitimer(signal.ITIMER_REAL, 0.0005)  # not periodic: a slow machine would only run handlers
+signal.signal(signal.SIGALRM, handler)
+with sc.trace(output_dir="run") as profiler:
+    end = time.monotonic() + 0.3
+    signal.setitimer(signal.ITIMER_REAL, 0.0005)
+    while time.monotonic() < end:
+        with sc.span("work"):
+            profiler.step()
+    time.sleep(0.01)
+profiler.raise_errors()
+"""
+    run(script, tmp_path)
+    names, _ = journal_names(tmp_path / "run" / "journal")
+    assert {"work", "in handler"} <= set(names)
+
+
+HANGING = """
+import threading
+import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
+
+
+class Hanging(ScriptedBackend):
+    def transition(self, before, after, at):
+        if not after.records:
+            threading.Event().wait()
+        super().transition(before, after, at)
+
+
+profilers = []
+for number in range(6):
+    backends = [Hanging(thread_bound=True)] if number == 3 else []
+    exporters = [sc.ChromeTraceExporter(f"run{number}/trace.json")]
+    profiler = sc.trace(output_dir=f"run{number}", name=f"run{number}", exporters=exporters, backends=backends)
+    profiler.start()
+    profilers.append(profiler)
+with sc.span("work"):
+    pass
+"""
+
+
+def test_a_bound_backend_that_hangs_keeps_no_other_profiler_from_its_end(tmp_path: Path) -> None:
+    """Nobody can end what hangs on the thread that exits; the files of the others are whole all the same."""
+
+    def ended(number: int) -> bool:
+        try:
+            json.loads((tmp_path / f"run{number}" / "trace.json").read_text())
+        except (OSError, ValueError):
+            return False
+        return True
+
+    process = subprocess.Popen([sys.executable, "-c", HANGING], cwd=tmp_path)
+    try:
+        others = [number for number in range(6) if number != 3]
+        until(lambda: all(map(ended, others)))
+        for number in others:
+            journal = tmp_path / f"run{number}" / "journal"
+            until(lambda: len(journal_names(journal)[1]) == 1)  # noqa: B023
+            assert "work" in journal_names(journal)[0]
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("before", [TRACE + "profiler.close()", "import stepscope"], ids=["traced before", "first"])
+def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) -> None:
+    """By a function that atexit calls after ours: it is refused, and nothing is left behind."""
+    script = (
+        "import atexit\n"
+        "def late():\n"
+        "    import stepscope as sc\n"
+        "    try:\n"
+        "        sc.trace(output_dir='late', options=sc.Options(session_dir='.')).start()\n"
+        "    except RuntimeError as error:\n"
+        "        print(error)\n"
+        "atexit.register(late)\n" + before
+    )
+    done = run(script, tmp_path)
+    # Python itself refuses where nothing had used threads before.
+    refusals = "start() of profiler 'stepscope': the process is ending", "can't register atexit after shutdown"
+    assert done.stdout.strip().startswith(refusals) and not done.stderr
+    assert not (tmp_path / "late").exists() and not list(tmp_path.glob("stepscope-*"))

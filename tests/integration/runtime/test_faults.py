@@ -1,0 +1,202 @@
+"""A fault of ours ends neither the loop nor what it does for others; it is counted, kept and told."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, cast
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.error_keeper import KEPT
+from stepscope.runtime.errors import InternalError
+from stepscope.runtime.events import Kind
+from stepscope.runtime.faults import Faults
+from tests.support.basics import poll
+from tests.support.flights import QUIET
+from tests.support.raised import length
+
+ONES_OWN = (
+    "take_messages",
+    "_handle",
+    "take_marks",
+    "take_block",
+    "take_watermark",
+    "save",
+    "closable",
+    "close_windows",
+    "settle",
+    "waited_for",
+)
+"""Functions of a pipeline."""
+PASSING = ("_pass_on", "_relieve")
+"""Functions of its backlog."""
+OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
+"""Functions of the hub."""
+FILES = {
+    name: file for file, names in (("pipeline", ONES_OWN), ("backlog", PASSING), ("hub", OF_ALL)) for name in names
+}
+
+
+class NoMemory:
+    """The next call of a function by a thread of ours, once it is `armed`, finds no memory.
+
+    Args:
+        file: of the function, without its ending.
+        function: its name.
+        caller: name of the function that calls it, if not any.
+    """
+
+    def __init__(self, file: str, function: str, caller: str = "") -> None:
+        self.armed = self.came = False
+        self._caller = caller
+        self._file, self._function = f"runtime/{file}.py", function
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """Called by the interpreter for each call."""
+        code, caller = frame.f_code, frame.f_back
+        if not self.armed or self.came or code.co_name != self._function or not code.co_filename.endswith(self._file):
+            return
+        if not self._caller or (caller is not None and caller.f_code.co_name == self._caller):
+            self.came = True
+            raise MemoryError(self._function)
+
+
+@contextmanager
+def no_memory(*where: str) -> Generator[NoMemory]:
+    """Gives the fault of threads that are started inside."""
+    before, fault = threading.gettrace(), NoMemory(*where)
+    threading.settrace(cast(Any, fault))
+    try:
+        yield fault
+    finally:
+        threading.settrace(cast(Any, before))
+
+
+def faults_of(profiler: sc.Profiler) -> int:
+    """How many a profiler counts; it keeps and says each."""
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    count = pipeline.faults
+    if not count:
+        profiler.raise_errors()
+        assert not profiler.diagnostics()
+        return 0
+    with pytest.raises(ExceptionGroup) as caught:
+        profiler.raise_errors()
+    errors = caught.value.exceptions
+    assert len(errors) == count
+    assert all(type(error) is InternalError and type(error.__cause__) is MemoryError for error in errors)
+    assert any("of stepscope, first in" in note for note in profiler.diagnostics())
+    return count
+
+
+@pytest.mark.parametrize("function", [*ONES_OWN, *PASSING, *OF_ALL])
+async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
+    memory = sc.exporters.MemoryExporter()
+    with no_memory(FILES[function], function) as fault:
+        unlucky = sc.trace(keep_last=3, output_dir=tmp_path / "unlucky", options=QUIET)
+        other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
+        with unlucky, other:
+            sc.instant("before")
+            assert unlucky.flush() and other.flush()
+            fault.armed = True
+            sc.instant("at")
+            unlucky.pause()
+            unlucky.resume()
+            unlucky.save()
+            await poll(lambda: fault.came)
+            assert unlucky.flush() and other.flush()
+            sc.instant("after")
+    assert memory.names(kind=Kind.INSTANT) == ["before", "at", "after"]
+    assert not other.audit()
+    assert (faults_of(unlucky), faults_of(other)) == (1, int(function in OF_ALL))
+    assert sum("a fault of stepscope" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "function"),
+    [("hub", "_drain"), ("hub", "_take"), ("pipeline", "close_sources"), ("pipeline", "_end_keeping")],
+)
+def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
+    """Its exporters are closed all the same, and the other goes on."""
+    kept, memory = sc.exporters.MemoryExporter(), sc.exporters.MemoryExporter()
+    with no_memory(file, function) as fault:
+        unlucky = sc.trace(keep_last=3, exporters=[kept], output_dir=tmp_path / "unlucky", options=QUIET)
+        other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
+        with unlucky, other:
+            sc.instant("before")
+            assert unlucky.flush() and other.flush()
+            fault.armed = True
+            unlucky.close()
+            assert fault.came and kept.closed and not unlucky.statistics().given_up
+            sc.instant("after")
+            assert other.flush()
+    assert memory.names(kind=Kind.INSTANT) == ["before", "after"]
+    assert not other.audit()
+    assert faults_of(unlucky) == 1
+
+
+async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
+    """What is done without a drain then: the profiler is closed all the same, and the other goes on."""
+    memory, hasty = sc.exporters.MemoryExporter(), sc.Options(close_timeout=1e-9)
+
+    def closed() -> bool:
+        closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())
+        return not closing and not unlucky.statistics().given_up
+
+    with no_memory("hub", "_take", "remove") as fault:
+        unlucky = sc.trace(output_dir=tmp_path / "unlucky", options=hasty)
+        other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
+        with unlucky, other:
+            assert other.flush()
+            fault.armed = True
+            unlucky.close()
+            await poll(closed)
+            assert fault.came
+            sc.instant("after")
+            assert other.flush()
+    assert memory.names(kind=Kind.INSTANT) == ["after"]
+    assert faults_of(other) == 1
+
+
+def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    """All are counted; the first are kept, without what their frames held; the log has the first of each kind."""
+
+    def fail(kind: type[Exception]) -> None:
+        held = bytearray(1)
+        raise kind(f"with {len(held)}")
+
+    faults = Faults("somebody")
+    with caplog.at_level(logging.ERROR, "stepscope"):
+        for number in range(KEPT + 4):
+            try:
+                fail(KeyError if number % 2 else MemoryError)
+            except Exception as error:
+                faults.keep("fail", error)
+    assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
+        KEPT + 4,
+        KEPT,
+        "fail(): MemoryError: with 1",
+    )
+    assert [record.message.split(" in ")[0] for record in caplog.records] == ["somebody: a fault of stepscope"] * 2
+    trace = faults.raised.errors[0].__traceback__
+    assert trace is not None and trace.tb_next is not None
+    assert trace.tb_next.tb_frame.f_locals == {}
+
+
+def test_a_fault_that_is_raised_again_does_not_grow() -> None:
+    """It is counted each time, kept once, and its traceback is the first."""
+    faults, error = Faults("somebody"), RuntimeError("again")
+    for _ in range(20):
+        try:
+            raise error
+        except RuntimeError:
+            faults.keep("fail", error)
+    assert (faults.raised.count, faults.raised.errors, length(error)) == (20, [error], 1)

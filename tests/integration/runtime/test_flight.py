@@ -1,0 +1,308 @@
+"""The flight recorder: the last steps are kept at all times, and saved when something happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.base import EventBatch, Window
+from stepscope.runtime.errors import TriggerError
+from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.journal.reader import JournalReader
+from tests.support.crashes import windows as read_windows
+from tests.support.flights import QUIET, Profile, When
+
+
+def test_nothing_fires_nothing_is_written(output_dir: Path) -> None:
+    """The run's directory stays empty, no exporter hears of anything, and the report says why."""
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
+    with profile.profiler:
+        profile.steps(20)
+    assert not profile.memory.windows and not profile.memory.batches
+    assert not list(output_dir.iterdir())
+    assert any(note.startswith("nothing saved: of not_finite none fired") for note in profile.profiler.diagnostics())
+    report = str(profile.profiler.report())
+    assert "flight    fired never" in report and not profile.profiler.saved()
+    outputs = [line for line in report.splitlines() if line.startswith("  output ")]
+    assert outputs and all(
+        line.endswith(": wrote nothing, as no trigger fired and save() was not called") for line in outputs
+    )
+    profile.check_accounts()
+
+
+def test_what_was_done_is_told_in_words(output_dir: Path) -> None:
+    """How often it fired and why, what was saved, and nothing that did not happen."""
+    profile = Profile(output_dir)
+    with profile.profiler as profiler:
+        profile.steps(5)
+        assert profiler.save("why")
+        assert len(profile.windows) == 1
+        profile.steps(5)
+        kept, *said = profile.flight.lines(closed=False)
+        assert kept.startswith("keeps 3 steps and the one under way: ")
+    assert said == list(profile.flight.lines(closed=True)) == ["fired 1 time: why (1)", "saved 1 window"]
+
+
+def test_where_windows_are_is_told(output_dir: Path) -> None:
+    """The latest of those that stay, with what shows the last one; nothing of those that were deleted."""
+    profile = Profile(output_dir, keep_newest=2, keep_slowest=0)
+    with profile.profiler as profiler:
+        assert profiler.saved() == ()
+        for number in range(3):
+            profile.steps(5)
+            assert profiler.save(f"why {number}") and len(profile.windows) == number + 1
+    names = [path.name for path in profiler.saved()]
+    assert names == ["000001-step10-why_1.journal", "000002-step15-why_2.journal"]
+    said = str(profiler.report())
+    assert [line for line in said.splitlines() if line.startswith("  saved ")] == [
+        f"  saved     windows/{n}" for n in names
+    ]
+    assert f"to see it: stepscope convert {profiler.saved()[-1]} trace.json" in said
+    assert all(path.is_file() for path in profiler.saved())
+
+
+def test_call(output_dir: Path) -> None:
+    """`save()` keeps what was recorded up to the call, in a journal of its own."""
+    profile = Profile(output_dir)
+    with profile.profiler as profiler:
+        profile.steps(10)
+        with sc.span("before the call"):
+            pass
+        assert profiler.save("odd loss / ../x")
+        profile.steps(5)
+        assert profile.windows == [[8, 9, 10]]
+    (path,) = (output_dir / "windows").iterdir()
+    assert path.name == "000000-step10-odd_loss_x.journal"
+    (window,) = read_windows(path)
+    assert window.metadata["flight"]["reason"] == "odd loss / ../x"
+    assert window.metadata["flight"]["step"] == 10 and window.complete
+    assert profile.memory.names(0, Kind.SPAN).count("work") == 2
+    assert "before the call" in profile.memory.names(0)
+    profile.check_accounts()
+
+
+def test_an_int_is_enough(output_dir: Path) -> None:
+    """`keep_last=2`: an exception that leaves the block is saved."""
+    with pytest.raises(RuntimeError), sc.trace(keep_last=2, output_dir=output_dir) as profiler:
+        for _ in range(6):
+            with sc.span("forward"):
+                pass
+            profiler.step()
+        with sc.span("backward"):
+            raise RuntimeError("out of cheese")
+    (path,) = (output_dir / "windows").iterdir()
+    (window,) = read_windows(path)
+    assert path.name == "000000-step6-raised.journal"
+    assert [step.number for step in window.steps] == [5, 6]
+    assert "saved: raised in step 6: RuntimeError: out of cheese" in window.diagnostics
+    with JournalReader(path) as reader:
+        spans = [batch.events[batch.events["kind"] == Kind.SPAN] for batch in reader if isinstance(batch, EventBatch)]
+    assert any((block["flags"] & int(Flag.ERROR)).any() for block in spans)
+
+
+async def test_exception_in_a_coroutine(output_dir: Path) -> None:
+    """`async with` tells of it as well; a cancellation is no failure."""
+    for error in (ValueError("mine"), asyncio.CancelledError()):
+        profile = Profile(output_dir, triggers=(sc.triggers.Raised(),))
+        with pytest.raises(type(error)):
+            async with profile.profiler:
+                profile.steps(4)
+                await anyio.lowlevel.checkpoint()
+                raise error
+        assert len(profile.memory.windows) == isinstance(error, ValueError)
+
+
+def test_caught(output_dir: Path) -> None:
+    """An exception that was handled is told by `caught`; types that do not count are left."""
+    profile = Profile(output_dir, triggers=(sc.triggers.Raised(only=(ValueError,)),))
+    with profile.profiler as profiler:
+        profile.steps(5)
+        assert not profiler.caught(KeyError("x"))
+        assert profiler.caught(ValueError("handled"))
+        assert profile.windows == [[3, 4, 5]]
+        assert profile.facts()["value"] == "ValueError"
+
+
+def test_not_finite(output_dir: Path) -> None:
+    """The step in which a counter became NaN is saved to its end, under the counter's name."""
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
+    with profile.profiler:
+        profile.steps(12, lambda number: sc.counter("norm", math.nan if number == 7 else 1.0))
+        assert profile.windows == [[5, 6, 7]]
+    facts = profile.facts()
+    assert (facts["reason"], facts["step"], facts["value"]) == ("not_finite", 7, "nan")
+    assert "'norm'" in facts["text"]
+    assert json.loads(json.dumps(facts))  # for every output
+    assert (output_dir / "windows" / "000000-step7-not_finite.journal").exists()
+
+
+@pytest.mark.parametrize("given", ["0.93", None, [1.0]])
+def test_what_is_no_number(given: object, output_dir: Path) -> None:
+    """A counter that was given text by mistake is no loss that became NaN."""
+    profile = Profile(output_dir, triggers=(sc.triggers.NotFinite(),))
+    with profile.profiler:
+        profile.steps(12, lambda number: sc.counter("norm", given))  # type: ignore[arg-type]
+        assert not profile.windows
+
+
+def test_slow_step(output_dir: Path) -> None:
+    """A step that sleeps is found among quick ones."""
+    profile = Profile(output_dir, triggers=(sc.triggers.SlowStep(least=0.3),))
+    with profile.profiler:
+        profile.steps(60, lambda number: time.sleep(0.6 if number == 40 else 0.001))
+        # A loaded machine may make another step slow as well.
+        assert 40 in [window[-1] for window in profile.windows]
+
+
+def test_stalled(output_dir: Path) -> None:
+    """Saved while the step hangs, its open spans marked; once, however long it hangs."""
+    profile = Profile(output_dir, triggers=(sc.triggers.Stalled(factor=1, least=0.3),))
+    with profile.profiler:
+        profile.steps(10)
+        with sc.span("hangs"), sc.span("inside"):
+            deadline = time.monotonic() + 30
+            while not profile.memory.windows and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.7)
+        profile.profiler.step()
+        assert profile.windows == [[8, 9, 10]]
+    spans = profile.memory.events(0, Kind.SPAN)
+    opened = spans[spans["flags"] & int(Flag.OPEN) != 0]
+    assert len(opened) == 2
+    assert profile.facts()["reason"] == "stalled" and profile.facts()["value"] >= 0.3
+    profile.check_accounts()
+
+
+def test_memory_high(output_dir: Path) -> None:
+    """A limit that is exceeded saves at once, and once."""
+    profile = Profile(output_dir, triggers=(sc.triggers.MemoryHigh(limit=1 << 20, interval=0),))
+    with profile.profiler:
+        profile.steps(5)
+        profile.profiler.flush()
+        profile.steps(5)
+        assert len(profile.windows) == 1
+    assert profile.facts()["reason"] == "memory_high"
+
+
+def test_a_trigger_of_ones_own(output_dir: Path) -> None:
+    """The protocol is two methods; what it found is in the metadata."""
+    profile = Profile(output_dir, triggers=(When(4, 9),))
+    with profile.profiler:
+        profile.steps(12)
+        assert profile.windows == [[2, 3, 4], [7, 8, 9]]
+    assert profile.facts()["value"] == 9
+
+
+def test_a_trigger_that_raises_costs_nothing_else(output_dir: Path) -> None:
+    """It is counted, named, and raised when asked for; the others go on."""
+    profile = Profile(output_dir, triggers=(When(error=ZeroDivisionError("bad trigger")), sc.triggers.NotFinite()))
+    with profile.profiler as profiler:
+        profile.steps(5)
+        sc.counter("loss", math.inf)
+        profile.steps(2)
+        assert profile.windows == [[3, 4, 5]]
+        assert any(note.startswith("triggers failed") for note in profiler.diagnostics())
+        with pytest.raises(ExceptionGroup) as raised:
+            profiler.raise_errors()
+    assert raised.group_contains(TriggerError, match="bad trigger")
+
+
+def test_triggers_in_consecutive_steps(output_dir: Path) -> None:
+    """Every step is saved once: the windows follow one another."""
+    profile = Profile(output_dir, triggers=(When(*range(5, 10)),))
+    with profile.profiler:
+        profile.steps(15)
+        assert profile.windows == [[3, 4, 5], [6], [7], [8], [9]]
+    assert profile.memory.names(kind=Kind.SPAN).count("work") == 7
+    profile.check_accounts()
+
+
+def test_a_trigger_while_steps_follow(output_dir: Path) -> None:
+    """One during `after` is another reason of the window that is open."""
+    profile = Profile(output_dir, triggers=(When(5, 6),), after=3)
+    with profile.profiler:
+        profile.steps(15)
+        assert profile.windows == [[3, 4, 5, 6, 7, 8]]
+    assert [cause["value"] for cause in profile.facts()["also"]] == [6]
+    assert sum(note.startswith("saved: ") for note in profile.memory.windows[0].diagnostics) == 2
+    assert profile.flight.triggers.joined == {"when": 1}
+
+
+def test_first_step(output_dir: Path) -> None:
+    """There is no more to save than there is."""
+    profile = Profile(output_dir, triggers=(When(0),))
+    with profile.profiler:
+        profile.steps(5)
+        assert profile.windows == [[0]]
+
+
+def test_closing_with_a_trigger_pending(output_dir: Path) -> None:
+    """What fired is saved before the end, short of the steps that were to follow."""
+    profile = Profile(output_dir, triggers=(When(4),), after=100)
+    with profile.profiler:
+        profile.steps(8)
+        profile.profiler.save()
+    (window,) = profile.memory.windows
+    assert [step.number for step in window.steps] == [2, 3, 4, 5, 6, 7]
+    assert not window.complete
+    profile.check_accounts()
+
+
+def test_a_files_name_that_is_taken(output_dir: Path) -> None:
+    """Another run's window is left alone."""
+    for _ in range(2):
+        profile = Profile(output_dir, keep_newest=1, keep_slowest=0)
+        with profile.profiler as profiler:
+            profile.steps(2)
+            profiler.save("same")
+    names = sorted(path.name for path in (output_dir / "windows").iterdir())
+    assert names == ["000000-step2-same-2.journal", "000000-step2-same.journal"]
+
+
+def test_callbacks_export(output_dir: Path) -> None:
+    """`on_trace_ready` gets saved windows as any other, and can export them."""
+    ready: list[Path] = []
+
+    def export(window: Window) -> None:
+        ready.append(window.export(output_dir / f"{window.index}.json"))
+
+    with sc.trace(
+        keep_last=2,
+        output_dir=output_dir,
+        options=QUIET,
+        on_trace_ready=export,
+    ) as profiler:
+        for _ in range(5):
+            with sc.span("work"):
+                pass
+            profiler.step()
+        profiler.save()
+        assert profiler.flush()
+    (path,) = ready
+    assert {event["name"] for event in json.loads(path.read_text())} >= {"work", "ProfilerStep#4"}
+
+
+def test_signal_handler(output_dir: Path) -> None:
+    """`save()` in a handler, in the middle of anything."""
+    profile = Profile(output_dir)
+
+    def handler(number: int, frame: object) -> None:
+        profile.profiler.save("SIGUSR1")
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with profile.profiler:
+            profile.steps(5, lambda number: os.kill(os.getpid(), signal.SIGUSR1) if number == 4 else None)
+            assert profile.windows == [[2, 3, 4]]
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -1,0 +1,247 @@
+"""A flight recorder that is killed: `recover` brings back its last steps, whatever it was doing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.recovery.recover import recover
+from tests.support.crashes import batches, names, open_names, windows
+from tests.support.launch import launched
+
+START = """
+import os, random, signal, sys, threading, time
+import stepscope as sc
+profiler = sc.trace(output_dir=sys.argv[1], name="flying", keep_last=sc.FlightRecorder(steps=5, triggers=(), after=AFTER),
+    options=sc.Options(session_dir=sys.argv[2], drain_interval=0.02, ring_slots=SLOTS), rank=None)
+profiler.start()
+def step(count=1, each=lambda: None):
+    for _ in range(count):
+        with sc.span("work", step=profiler.step_num):
+            each()
+        profiler.step()
+def die(how=signal.SIGKILL):
+    os.kill(os.getpid(), how)
+"""
+
+
+class Flight:
+    """A program that kills itself, and what it leaves."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.run = tmp_path / "run"
+        self.session = tmp_path / "session"
+        self.session.mkdir()
+
+    def of(self, program: str, *, how: int = signal.SIGKILL, slots: int = 65_536, after: int = 0) -> Flight:
+        """Runs it."""
+        source = START.replace("SLOTS", str(slots)).replace("AFTER", str(after)) + textwrap.dedent(program)
+        command = [sys.executable, "-c", source, str(self.run), str(self.session)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert result.returncode == -how, result.stderr
+        return self
+
+    def kept(self) -> list[Path]:
+        """Files of what was kept."""
+        return sorted(self.session.glob("*/kept-*"))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGABRT, signal.SIGSEGV])
+def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
+    """Five steps and the one under way, its open spans marked; nothing older, though the rings may have it."""
+    flight = Flight(tmp_path).of(
+        f"""
+        step(200)
+        with sc.span("outer"):
+            with sc.span("inner"): pass
+            hanging = sc.span("hanging"); hanging.__enter__()
+            sc.counter("loss", 3.0)
+            die({int(how)})
+        """,
+        how=how,
+    )
+    recovered = recover(flight.run)
+    (window,) = windows(recovered.journal)
+    assert [step.number for step in window.steps] == [195, 196, 197, 198, 199, 200]
+    assert window.profiler == "flying" and not window.complete
+    assert names(recovered.journal)["work"] == 5 and names(recovered.journal)["inner"] == 1
+    assert open_names(recovered.journal) == ["outer", "hanging", "ProfilerStep#200"]
+    assert names(recovered.journal, Kind.COUNTER) == {"loss": 1}
+
+
+def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
+    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once."""
+    flight = Flight(tmp_path).of(
+        """
+        def flood():
+            for _ in range(20):
+                for _ in range(100): sc.instant("tick")
+                time.sleep(0.002)
+        step(8, flood)
+        assert profiler.flush(50)
+        die()
+        """,
+        slots=256,
+    )
+    recovered = recover(flight.run)
+    found = names(recovered.journal, Kind.INSTANT)
+    dropped = sum(
+        int(batch.events["id"][batch.events["kind"] == Kind.GAP].sum()) for batch in batches(recovered.journal)
+    )
+    assert found["tick"] + dropped == 5 * 2000
+    assert found["tick"] > 4 * 256
+    ids = [int(i) for b in batches(recovered.journal) for i in b.events["id"][b.events["kind"] == int(Kind.SPAN)] if i]
+    assert len(ids) == len(set(ids))
+
+
+def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
+    """The window that was open gets a name of its own and can be read; the last steps come back beside it."""
+    flight = Flight(tmp_path).of(
+        """
+        step(20)
+        profiler.save("first")
+        while not os.path.exists(sys.argv[1] + "/windows/000000.journal.part"):
+            step(1)
+            time.sleep(0.05)
+        step(2)
+        die()
+        """,
+        after=1000,
+    )
+    recovered = recover(flight.run)
+    part = flight.run / "windows" / "000000-unfinished.journal"
+    assert any(str(part) in note for note in recovered.notes)
+    assert not list((flight.run / "windows").glob("*.part"))
+    (window,) = windows(recovered.journal)
+    assert window.index == 1 and len(window.steps) == 6
+    assert names(recovered.journal)["work"] == 5
+
+
+def test_finished_windows_are_left_alone(tmp_path: Path) -> None:
+    """What was saved before is complete, and is not touched."""
+    flight = Flight(tmp_path).of('step(20); profiler.save("mine"); assert profiler.flush(50); step(3); die()')
+    (path,) = (flight.run / "windows").iterdir()
+    before = path.read_bytes()
+    recovered = recover(flight.run)
+    assert path.read_bytes() == before
+    assert [step.number for step in windows(path)[0].steps] == [16, 17, 18, 19, 20]
+    assert [step.number for step in windows(recovered.journal)[0].steps] == [18, 19, 20, 21, 22, 23]
+
+
+@pytest.mark.parametrize("harm", ["truncated", "garbage", "link", "fifo", "directory", "empty", "flipped", "hole"])
+def test_damaged_files_of_what_was_kept(tmp_path: Path, harm: str) -> None:
+    """Nothing in them is believed: what is damaged is passed over and said, the rest comes back."""
+    flight = Flight(tmp_path).of(
+        'step(200, lambda: [sc.instant("x") for _ in range(40)]); assert profiler.flush(50); die()'
+    )
+    (path, *_) = flight.kept()
+    data = path.read_bytes()
+    path.unlink()
+    if harm == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif harm == "garbage":
+        path.write_bytes(os.urandom(len(data)))
+    elif harm == "flipped":
+        path.write_bytes(bytes([data[0] ^ 1]) + data[1:500] + b"\xff" * 64 + data[564:])
+    elif harm == "link":
+        (tmp_path / "elsewhere").write_bytes(data)
+        path.symlink_to(tmp_path / "elsewhere")
+    elif harm == "fifo":
+        os.mkfifo(path)
+    elif harm == "directory":
+        path.mkdir()
+    elif harm == "hole":
+        path.write_bytes(data)
+        os.truncate(path, 1 << 40)
+    else:
+        path.touch()
+    recovered = recover(flight.run)
+    assert any(path.name in said for said in recovered.missing) or harm == "empty"
+    # The rings have the last steps, too, as so few events did not overwrite them.
+    assert names(recovered.journal)["work"] == 5
+
+
+def test_recovering_by_force_leaves_files_of_a_running_process_alone(tmp_path: Path) -> None:
+    """A window that is being saved by a process that lives keeps its file."""
+    run, session = tmp_path / "run", tmp_path / "session"
+    session.mkdir()
+    program = """
+step(20); profiler.save("first")
+while not os.path.exists(sys.argv[1] + "/windows/000000.journal.part"):
+    step(1); time.sleep(0.05)
+print("ready", flush=True)
+sys.stdin.read()
+profiler.close()
+"""
+    source = START.replace("SLOTS", "1024").replace("AFTER", "1000") + program
+    command = [sys.executable, "-c", source, str(run), str(session)]
+    with launched(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        recovered = recover(run, force=True)
+        assert len(windows(recovered.journal)[0].steps) == 6
+        process.communicate("", timeout=60)
+    assert process.returncode == 0
+    (path,) = (run / "windows").iterdir()
+    assert path.name == "000000-step20-first.journal"
+
+
+def test_session_of_two_profilers(tmp_path: Path) -> None:
+    """Each run's directory recovers its own steps."""
+    flight = Flight(tmp_path).of(
+        """
+        other = sc.trace(output_dir=sys.argv[1] + "2", name="other", keep_last=2)
+        other.start()
+        for _ in range(30):
+            step(1)
+            other.step()
+        die()
+        """
+    )
+    one, two = recover(flight.run), recover(Path(f"{flight.run}2"))
+    assert [step.number for step in windows(one.journal)[0].steps] == [25, 26, 27, 28, 29, 30]
+    assert [step.number for step in windows(two.journal)[0].steps] == [28, 29, 30]
+
+
+def test_removed_with_the_session(tmp_path: Path) -> None:
+    """`--remove-session` frees what was kept as well."""
+    flight = Flight(tmp_path).of("step(20); assert profiler.flush(50); die()")
+    assert flight.kept()
+    recover(flight.run, remove_session=True)
+    assert not list(flight.session.iterdir())
+
+
+def test_nothing_is_left_after_a_normal_end(tmp_path: Path) -> None:
+    """The files of what was kept go with the profiler, not only with the process, also where another one keeps the session."""
+    flight = Flight(tmp_path).of(
+        """
+        other = sc.trace(output_dir=sys.argv[1] + "2", exporters=[], options=profiler.options)
+        other.start(), step(50)
+        assert profiler.flush(50)
+        profiler.close(), die()
+        """
+    )
+    assert not flight.kept()
+    assert list(flight.session.glob("*/strings"))
+
+
+def test_flags_of_what_was_kept(tmp_path: Path) -> None:
+    """An event that was cut at the window's begin is flagged."""
+    flight = Flight(tmp_path).of(
+        'outer = sc.span("outer"); outer.__enter__(); step(20); outer.__exit__(None, None, None); step(2); die()'
+    )
+    recovered = recover(flight.run)
+    (outer,) = [
+        event
+        for batch in batches(recovered.journal)
+        for event in batch.events
+        if event["kind"] == Kind.SPAN and event["dur"] and not event["parent"] and event["flags"] & int(Flag.CLIPPED)
+    ]
+    assert outer["ts"] == windows(recovered.journal)[0].start_ns

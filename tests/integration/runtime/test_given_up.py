@@ -1,0 +1,148 @@
+"""Closing is given up where the loop does not answer: nothing that was not delivered is deleted, and the report says so."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session_note import read_note
+from tests.integration.runtime.test_exit import journal_names, run
+from tests.support.basics import poll
+from tests.support.blocking import BlockingBackend
+
+BLOCKED = """
+import stepscope as sc, sys, threading
+from stepscope.backends.scripted import ScriptedBackend
+if "LOOP" == "asyncio":
+    sys.modules["uvloop"] = None
+inside = threading.Event()
+class Blocking(ScriptedBackend):
+    def transition(self, before, after, at):
+        inside.set()
+        threading.Event().wait()
+options = sc.Options(close_timeout=0.5)
+good = sc.trace(output_dir="good", options=options)
+good.start()
+bad = sc.trace(output_dir="bad", backends=[Blocking()], options=options)
+with sc.span("before"):
+    good.flush()
+bad.start()
+inside.wait()
+for number in range(100):
+    with sc.span(f"work {number}"):
+        pass
+    good.step()
+"""
+WORK = {f"work {number}" for number in range(100)}
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("end", ["", "good.close(); print(good.report())"], ids=["exit", "close"])
+def test_a_part_that_blocks_the_loop_loses_nothing(end: str, loop: str, tmp_path: Path) -> None:
+    """The process ends in time; the session stays, the log and the report say so, and recovery has every span."""
+    done = run(BLOCKED.replace("LOOP", loop) + end, tmp_path)
+    assert "stepscope recover" in done.stderr
+    if end:
+        assert "dropped   nothing" not in done.stdout and "dropped   not known" in done.stdout
+        assert f"stepscope recover {tmp_path}/good" in done.stdout
+    note = read_note(tmp_path / "good" / "session", [])
+    assert note is not None and note.directory in done.stderr and Path(note.directory).is_dir()
+    for name in ("good", "bad"):
+        recovered = recover(tmp_path / name, remove_session=True).journal
+        names, _ = journal_names(recovered)
+        assert set(names) >= (WORK | {"before"} if name == "good" else WORK)
+    assert not Path(note.directory).exists()
+
+
+class Slow(ScriptedBackend):
+    """Takes its time to derive something of each batch."""
+
+    def derive(self, batch: sc.exporters.EventBatch) -> None:
+        time.sleep(0.005)
+
+
+async def reason(output: Path) -> str:
+    """Why closing was given up where so many windows waited; they were delivered after all."""
+    options = sc.Options(close_timeout=0.1)
+    schedule = sc.schedule(wait=0, warmup=0, active=1)
+    profiler = sc.trace(backends=[Slow()], schedule=schedule, output_dir=output, options=options)
+    with profiler:
+        for _ in range(400):
+            sc.instant("work")
+            profiler.step()
+    given_up = re.compile(r"given up, because ([^;]*)")
+    await poll(lambda: given_up.search(str(profiler.report())))  # where all is slow the loop comes to that after us
+    why = given_up.findall(str(profiler.report()))
+    await poll(lambda: not profiler.statistics().given_up)
+    await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
+    assert not profiler.audit()
+    return "".join(why)
+
+
+async def test_more_windows_than_there_is_time_for(tmp_path: Path) -> None:
+    """Nothing blocks the loop then: the note says how many windows waited, and they are delivered after all."""
+    # A loop that others keep from its processor is blocked for all that can be seen, now and then.
+    reasons = [await reason(tmp_path / str(number)) for number in range(3)]
+    assert any(re.fullmatch(r"\d+ windows waited, more than there was time for", each) for each in reasons), reasons
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+async def test_closing_is_completed_when_the_loop_goes_on(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given up is delivered then after all: nothing is left, and nothing says otherwise."""
+    if loop == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
+    options = sc.Options(close_timeout=0.2)
+    profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=tmp_path, options=options)
+    profiler.start()
+    assert backend.blocks.wait(30)
+    sc.instant("work")
+    profiler.step()
+    profiler.close()
+    try:
+        assert profiler.statistics().given_up and "dropped   not known" in str(profiler.report())
+        (note,) = [note for note in profiler.diagnostics() if note.startswith("not delivered")]
+        assert "given up, because the runtime's loop is blocked in " in note
+        assert (tmp_path / "session").exists() and not profiler.audit()
+    finally:
+        backend.free.set()
+    await poll(lambda: not profiler.statistics().given_up)
+    await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
+    assert not (tmp_path / "session").exists() and not profiler.audit()
+    report = str(profiler.report())
+    assert "work" in memory.names() or "recorder closed" in report
+
+
+LATE = """
+import stepscope as sc, time
+from stepscope.backends.scripted import ScriptedBackend
+
+class Slow(ScriptedBackend):
+    def derive(self, batch):
+        time.sleep(0.002)
+
+options = sc.Options(close_timeout=0.1, session_dir="sessions")
+with sc.trace(backends=[Slow()], schedule=sc.schedule(wait=0, warmup=0, active=1), output_dir="run", options=options) as profiler:
+    for _ in range(400):
+        sc.instant("work")
+        profiler.step()
+"""
+
+
+def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path) -> None:
+    """Closing is completed then, and no session directory stays; the log says so, and what to do."""
+    (tmp_path / "sessions").mkdir()
+    done = run(LATE, tmp_path)
+    assert "closing was given up" in done.stderr
+    assert "nothing is left to recover" in done.stderr and "raise Options.close_timeout, which is 0.1 s" in done.stderr
+    assert list((tmp_path / "sessions").iterdir()) == []

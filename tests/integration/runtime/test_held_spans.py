@@ -1,0 +1,343 @@
+"""Spans held across `yield` and `await` that end in another context, task or thread, or never: where tracers that keep
+the current span in a context variable raise, or go on under a span that is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime import tasks
+from stepscope.runtime._core import span
+from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.journal.reader import JournalReader
+from tests.integration.runtime.test_exit import run
+from tests.support.crashes import open_names
+from tests.support.nesting import journal_problems, journal_spans
+from tests.support.recording import Log, check_self_times, recording
+from tests.unit.runtime.test_stack import open_rows
+from tests.unit.runtime.test_task_tracks import check_rows
+
+
+async def stream(items: int = 3) -> AsyncGenerator[int]:
+    """Holds a span for as long as it is iterated."""
+    with span("stream"):
+        for item in range(items):
+            with span("item"):
+                await asyncio.sleep(0)
+            yield item
+
+
+def plain_stream() -> Generator[int]:
+    """The same, without a loop."""
+    with span("stream"):
+        yield 1
+        yield 2
+
+
+async def first_of(items: AsyncGenerator[int]) -> int:
+    """Takes one item."""
+    return await items.__anext__()
+
+
+async def close(items: AsyncGenerator[int]) -> None:
+    """Closes it."""
+    await items.aclose()
+
+
+def check_nothing_is_left(log: Log) -> None:
+    """Fails if a span is still open, or another was drawn into it."""
+    assert open_rows() == []
+    assert log.span("stream").dur >= 0
+    check_rows(log)
+
+
+async def run_after(log: Log) -> None:
+    """A span afterwards hangs on nothing that is over."""
+    with span("after"):
+        await asyncio.sleep(0)
+    log.take()
+    assert log.span("after").parent == 0 and log.span("after").flags == Flag(0)
+
+
+async def test_closed_by_who_iterates() -> None:
+    """With `aclosing`, as it should be done: an ordinary nested span."""
+    with recording() as log:
+        with span("consumer"):
+            async with aclosing(stream()) as items:
+                async for _ in items:
+                    break
+        await run_after(log)
+    assert log.span("stream").parent == log.span("consumer").id and log.span("stream").flags == Flag.ERROR
+    check_self_times(log.of(Kind.SPAN))
+    check_nothing_is_left(log)
+
+
+async def test_closed_in_another_task() -> None:
+    """The span ends, apart from the others if it does not nest."""
+    items = stream()
+    with recording() as log:
+        await asyncio.create_task(first_of(items))
+        await asyncio.create_task(close(items))
+        await run_after(log)
+    check_nothing_is_left(log)
+
+
+async def test_closed_in_another_task_while_the_first_goes_on() -> None:
+    """The task that holds it is suspended in a span of its own meanwhile."""
+    items = stream()
+    gate = asyncio.Event()
+
+    async def consumer() -> None:
+        with span("consumer"):
+            await first_of(items)
+            with span("body"):
+                await gate.wait()
+            with span("rest"):
+                await asyncio.sleep(0)
+
+    with recording() as log:
+        task = asyncio.create_task(consumer())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        await asyncio.create_task(close(items))
+        gate.set()
+        await task
+        await run_after(log)
+    assert log.span("stream").flags & Flag.ASYNC
+    assert log.span("rest").parent == log.span("consumer").id
+    check_nothing_is_left(log)
+
+
+async def test_finalised_by_the_garbage_collector() -> None:
+    """The loop closes it in a task that it makes for that."""
+
+    async def consumer() -> None:
+        async for _ in stream():
+            break
+
+    with recording() as log:
+        with span("consumer"):
+            await consumer()
+            gc.collect()
+            for _ in range(5):
+                await asyncio.sleep(0)
+        await run_after(log)
+    check_nothing_is_left(log)
+
+
+def test_finalised_when_the_loop_ends() -> None:
+    """By `shutdown_asyncgens`, when its task is long gone: of two spans that do not nest, the first that ends is apart."""
+    kept: list[AsyncGenerator[int]] = []
+
+    async def main() -> None:
+        kept.append(stream())
+        with span("main"):
+            await first_of(kept[0])
+
+    with recording() as log:
+        asyncio.run(main())
+    kept.clear()
+    assert log.span("main").flags == Flag.ASYNC
+    check_nothing_is_left(log)
+
+
+@pytest.mark.parametrize("how", ["context", "thread", "collected"])
+async def test_a_plain_generator_that_ends_elsewhere(how: str) -> None:
+    """In another context, in another thread, or collected in the middle of another task."""
+    items = plain_stream()
+
+    async def begin() -> None:
+        next(items)
+
+    with recording() as log:
+        await asyncio.create_task(begin())
+        if how == "context":
+            contextvars.copy_context().run(items.close)
+        elif how == "thread":
+            thread = threading.Thread(target=items.close)
+            thread.start()
+            thread.join()
+        else:
+            del items
+            gc.collect()
+        await run_after(log)
+    check_nothing_is_left(log)
+
+
+async def test_iterated_by_turns_in_two_tasks() -> None:
+    """Each turn in another task than the last: nothing raises, and spans of each task nest."""
+    items = stream(6)
+
+    async def turn() -> None:
+        with span("turn"):
+            await first_of(items)
+
+    with recording() as log:
+        for _ in range(6):
+            await asyncio.create_task(turn())
+        await items.aclose()
+        await run_after(log)
+    turns = log.events(Kind.SPAN, "turn")
+    assert [row.flags for row in turns] == [Flag.ASYNC, *[Flag(0)] * 5]  # the generator's span outlives the first
+    check_nothing_is_left(log)
+
+
+async def test_an_exception_thrown_in() -> None:
+    """By another task than the one that began it."""
+    items = stream()
+    with recording() as log:
+        await asyncio.create_task(first_of(items))
+
+        async def throw() -> None:
+            with pytest.raises(KeyError):
+                await items.athrow(KeyError())
+
+        await asyncio.create_task(throw())
+        await run_after(log)
+    assert log.span("stream").flags & Flag.ERROR
+    check_nothing_is_left(log)
+
+
+async def test_a_response_that_is_streamed_and_cut_off() -> None:
+    """A handler makes the generator, a task of the server iterates it, and is cancelled as the client goes away."""
+
+    async def handler() -> AsyncGenerator[int]:
+        with span("handler"):
+            return stream(100)
+
+    async def serve() -> None:
+        with span("serve"):
+            async for _ in await handler():
+                await asyncio.sleep(0)
+
+    with recording() as log:
+        server = asyncio.create_task(serve())
+        for _ in range(7):
+            await asyncio.sleep(0)
+        server.cancel()
+        await asyncio.gather(server, return_exceptions=True)
+        del server
+        gc.collect()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        await run_after(log)
+    assert log.span("stream").parent == log.span("serve").id
+    check_nothing_is_left(log)
+
+
+async def test_gathered_coroutines_are_siblings() -> None:
+    """None becomes the child of another, however they take turns."""
+
+    async def one(number: int) -> None:
+        with span(f"one {number}"):
+            await asyncio.sleep(0.001 * (number % 2))
+
+    with recording() as log, span("all"):
+        await asyncio.gather(*map(one, range(6)))
+    assert {log.span(f"one {number}").parent for number in range(6)} == {log.span("all").id}
+    assert len({log.span(f"one {number}").track for number in range(6)}) == 6
+
+
+def one_span(name: str) -> Callable[[], None]:
+    """A function that records a span."""
+
+    def call() -> None:
+        with span(name):
+            pass
+
+    return call
+
+
+async def test_left_in_an_executor_and_entered_there() -> None:
+    """A span object that travels between threads is drawn apart, and what they do meanwhile is not moved under it."""
+    travelling = span("stream")
+    loop = asyncio.get_running_loop()
+    with recording() as log:
+        travelling.__enter__()
+        await loop.run_in_executor(None, travelling.__exit__)
+        await loop.run_in_executor(None, one_span("worker"))
+        await run_after(log)
+    assert log.span("stream").flags & Flag.ASYNC and log.span("worker").parent == 0
+    check_nothing_is_left(log)
+
+
+def test_generators_that_are_open_when_the_interpreter_ends(tmp_path: Path) -> None:
+    """The program ends as it would have; what a thread holds open is written so, what an ended task held is counted."""
+    run(
+        """
+import asyncio, stepscope as sc
+def numbers():
+    with sc.span("plain"):
+        yield 1
+async def letters():
+    with sc.span("async"):
+        yield "a"
+async def main():
+    global kept
+    kept = letters()
+    await kept.__anext__()
+    loop = asyncio.get_running_loop()
+    loop.shutdown_asyncgens = lambda: asyncio.sleep(0)
+profiler = sc.trace(output_dir="run")
+profiler.start()
+items = numbers()
+next(items)
+asyncio.run(main())
+import gc; gc.collect()
+assert profiler.statistics().recorder.cut["spans_abandoned"] == 1
+""",
+        tmp_path,
+    )
+    with JournalReader(tmp_path / "run" / "journal") as reader:
+        list(reader)
+        assert not reader.damage and reader.end is not None
+    assert "plain" in open_names(tmp_path / "run" / "journal")
+    assert journal_problems(journal_spans(tmp_path / "run" / "journal")) == []
+
+
+def test_a_coroutine_is_one_call(output_dir: Path) -> None:
+    """However often it is suspended: counted once, with its waiting apart from its work, on a row of its own."""
+
+    async def worker(number: int) -> None:
+        with span("worker", number=number):
+            for _ in range(5):
+                await asyncio.sleep(0.0005)
+
+    async def main() -> None:
+        await asyncio.gather(worker(1), worker(2))
+
+    with sc.trace(output_dir=output_dir) as profiler:
+        asyncio.run(main())
+    rows: dict[str, Any] = {row.name: row for row in profiler.aggregates().rows}
+    assert rows["worker"].count == 2 and rows["suspended"].count == 10
+    assert rows["worker"].self_ns == rows["worker"].total_ns - rows["suspended"].total_ns
+    spans = journal_spans(output_dir / "journal")
+    assert journal_problems(spans) == [] and len(set(spans["track"].tolist())) == 2
+
+
+def test_loops_that_are_run_within_each_other() -> None:
+    """A task that runs a loop in a thread of its own and waits for it: rows of two threads."""
+
+    async def inner() -> None:
+        with span("inner"):
+            await asyncio.sleep(0)
+
+    async def outer() -> None:
+        tasks.watch()
+        with span("outer"):
+            await asyncio.to_thread(asyncio.run, inner())
+
+    with recording() as log:
+        asyncio.run(outer())
+    assert log.span("inner").parent == log.span("outer").id
+    check_rows(log)
+    check_self_times(log.of(Kind.SPAN))

@@ -1,0 +1,374 @@
+"""Spans of generators and callbacks that take turns for long: never more than a few are open, and none is left in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.runtime import _core, strings
+from stepscope.runtime._core import span
+from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.session import parts, read_identity
+from stepscope.runtime.workers import Worker
+from tests.support.basics import ROOT
+from tests.support.crashes import Crash, batches, open_names
+from tests.support.nesting import chrome_problems, journal_problems, journal_spans
+from tests.support.recording import Log, Row, recording
+from tests.unit.runtime.test_span_order import KEPT_FRAMES, check_stack_is_empty, in_thread
+from tests.unit.runtime.test_stack import open_rows
+from tests.unit.runtime.test_task_tracks import check_rows
+
+HELD = 120
+"""Open spans of FIFO: room for few others, so dead frames are taken out all the time."""
+LATER = 1_000_000_000
+"""ns, so that those count which begin while it is read."""
+FIFO = f"""
+import collections
+held = collections.deque()
+outer = sc.span("outer")
+outer.__enter__()
+def turn():
+    if len(held) >= {HELD}:
+        held.popleft().__exit__(None, None, None)
+    held.append(sc.span("held"))
+    held[-1].__enter__()
+for _ in range(500):
+    turn()
+"""
+"""Holds spans and leaves the oldest: each frame is moved again and again."""
+
+
+def loader(name: str) -> Generator[str]:
+    """Holds a span while it is suspended."""
+    while True:
+        with span(name):
+            yield name
+
+
+async def async_loader(name: str) -> AsyncGenerator[str]:
+    """The same in a loop."""
+    while True:
+        with span(name):
+            await asyncio.sleep(0)
+            yield name
+
+
+def work(number: int) -> None:
+    """An ordinary span with another in it."""
+    with span("forward", number=number), span("layer"):
+        pass
+
+
+def deep_spans() -> int:
+    """How many spans had no frame of their own so far."""
+    return _core.counts()["deep_spans"]
+
+
+def check_profile(output_dir: Path) -> list[Any]:
+    """Fails unless all that was written nests; the spans."""
+    spans = journal_spans(output_dir / "journal")
+    assert journal_problems(spans) == [] == chrome_problems(output_dir / "trace.json")
+    return list(spans)
+
+
+def check_work(spans: list[Any], rounds: int) -> None:
+    """Fails unless the ordinary spans are drawn as such, with their parents and self times."""
+    found = {name: [row for row in spans if strings.name_of(row) == name] for name in ("forward", "layer")}
+    assert {len(rows) for rows in found.values()} == {rounds}
+    for outer, inner in zip(*found.values(), strict=True):
+        assert inner["parent"] == outer["id"] and not (outer["flags"] | inner["flags"]) & int(Flag.ASYNC)
+        assert outer["self_dur"] == outer["dur"] - inner["dur"] and inner["self_dur"] == inner["dur"]
+
+
+def test_two_generators_in_zip(output_dir: Path) -> None:
+    """A thousand rounds are as good as ten: everything nests, and no span counts as a deep one."""
+    deep = deep_spans()
+    with (
+        sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]),
+        closing(loader("left")) as left,
+        closing(loader("right")) as right,
+    ):
+        for number, _ in zip(range(1000), zip(left, right, strict=False), strict=False):
+            work(number)
+            assert len(open_rows()) == 2
+    assert deep_spans() == deep
+    spans = check_profile(output_dir)
+    check_work(spans, 1000)
+    for name in ("left", "right"):
+        rows = [row for row in spans if strings.name_of(row) == name]
+        assert len(rows) in (1000, 1001) and all(row["flags"] & int(Flag.ASYNC) for row in rows[:-1])
+
+
+async def test_two_async_generators_in_one_task(output_dir: Path) -> None:
+    """Nor does a task's stack fill, whose waiting is on it as well."""
+    deep = deep_spans()
+    async with (
+        sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]),
+        aclosing(async_loader("left")) as left,
+        aclosing(async_loader("right")) as right,
+    ):
+        for number in range(300):
+            assert [await anext(left), await anext(right)] == ["left", "right"]
+            work(number)
+    assert deep_spans() == deep
+    check_work(check_profile(output_dir), 300)
+
+
+def test_callbacks_of_a_server(output_dir: Path) -> None:
+    """Twenty requests are open, and end in any order, each in a callback of its own."""
+    choice, deep = random.Random(3), deep_spans()
+    requests: list[sc.span] = []
+    with sc.trace(output_dir=output_dir, exporters=[ChromeTraceExporter(output_dir / "trace.json")]):
+        for number in range(2000):
+            if len(requests) < 20:
+                requests.append(span("request").__enter__())
+            if len(requests) > 10 and choice.random() < 0.9:
+                requests.pop(choice.randrange(len(requests))).__exit__(None, None, None)
+            work(number)
+        for request in requests:
+            request.__exit__(None, None, None)
+    assert deep_spans() == deep
+    check_work(check_profile(output_dir), 2000)
+    check_stack_is_empty()
+
+
+def check_against_model(log: Log, turns: list[tuple[str, bool]]) -> None:
+    """Fails unless parents, self times and flags are those of a stack without limit.
+
+    Args:
+        turns: name of a span and whether it began then.
+    """
+    rows = {row.name: row for row in log.spans}
+    live: list[Row] = []
+    before, own = 0, dict.fromkeys(rows, 0)
+    for name, began in turns:
+        row = rows[name]
+        now = row.ts if began else row.end
+        if live:
+            own[live[-1].name] += now - before
+        before = now
+        if began:
+            assert row.parent == (live[-1].id if live else 0)
+            live.append(row)
+        else:
+            assert row.flags == (Flag(0) if live[-1] is row else Flag.ASYNC)
+            live.remove(row)
+    assert {name: row.self_dur for name, row in rows.items()} == own
+    check_rows(log)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    turns=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    repeat=st.integers(1, 30),
+    holding=st.integers(0, 3),
+)
+def test_any_order_of_turns(turns: list[int], repeat: int, holding: int) -> None:
+    """However a few generators take turns, and however often: parents and self times to the ns, as if there was no limit."""
+    log_of: list[tuple[str, bool]] = []
+    held: dict[int, sc.span] = {}
+    deep = deep_spans()
+
+    def enter(key: int) -> None:
+        held[key] = span(f"span {len(log_of)}").__enter__()
+        log_of.append((held[key].name, True))
+
+    def leave(key: int) -> None:
+        one = held.pop(key)
+        one.__exit__(None, None, None)
+        log_of.append((one.name, False))
+
+    with recording() as log:
+        for key in range(holding):
+            enter(-1 - key)
+        for key in turns * repeat:
+            if key in held:
+                leave(key)
+            if key < 4:  # others begin and end
+                enter(key)
+            elif key not in held:
+                enter(key)
+                leave(key)
+            assert len(open_rows()) == len(held)
+        for key in list(held):
+            leave(key)
+    assert deep_spans() == deep
+    check_against_model(log, log_of)
+    check_stack_is_empty()
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32), most=st.integers(100, 300))
+def test_more_than_there_is_room_for(seed: int, most: int) -> None:
+    """Spans without a frame are never drawn across others; once they have ended, all is as before."""
+    choice = random.Random(seed)
+    held: list[sc.span] = []
+    with recording() as log:
+        for _ in range(4):
+            for want in (choice.randrange(most), choice.randrange(20)):
+                while len(held) != want:
+                    if len(held) < want:
+                        held.append(span("held").__enter__())
+                    else:
+                        held.pop(choice.choice((-1, -1, choice.randrange(len(held))))).__exit__(None, None, None)
+                    if choice.random() < 0.1:
+                        with span("work"):
+                            pass
+        while held:
+            held.pop().__exit__(None, None, None)
+        log.take()
+        for _ in range(50):
+            work(0)
+    check_rows(log)
+    forward, layer = log.events(Kind.SPAN, "forward"), log.events(Kind.SPAN, "layer")
+    assert [row.parent for row in layer] == [row.id for row in forward]
+    assert {row.parent for row in forward} == {0} and {row.flags & Flag.ASYNC for row in [*forward, *layer]} == {
+        Flag(0)
+    }
+    check_stack_is_empty()
+
+
+def test_room_comes_back_under_a_deep_span() -> None:
+    """While a span that found no room is held, those that begin after the others have ended have frames again."""
+    with recording() as log:
+        many = [span("many").__enter__() for _ in range(KEPT_FRAMES)]
+        with span("deep"):
+            for one in many:
+                one.__exit__(None, None, None)
+            deep = deep_spans()
+            with span("outer"), span("inner"):
+                assert [row.name for row in open_rows()] == ["outer", "inner"]
+            work(1)
+    assert deep_spans() == deep and log.span("inner").parent == log.span("outer").id
+    assert log.span("outer").self_dur == log.span("outer").dur - log.span("inner").dur
+    assert {row.flags & Flag.ASYNC for row in log.events(Kind.SPAN, "outer", "inner", "forward")} == {Flag(0)}
+    check_rows(log)
+    check_stack_is_empty()
+
+
+def test_left_by_another_thread_after_it_was_moved() -> None:
+    """A span is found wherever its frame is by then."""
+    with recording() as log, closing(loader("left")) as left, closing(loader("right")) as right:
+        kept = [span(f"kept {number}").__enter__() for number in range(4)]
+        for _ in range(KEPT_FRAMES):
+            assert [next(left), next(right)] == ["left", "right"]
+            kept.append(kept.pop(0))
+            kept[-1].__exit__(None, None, None)
+            kept[-1].__enter__()
+        in_thread(lambda: kept[1].__exit__(None, None, None))
+        shown = {row.name for row in open_rows()}
+        for one in (kept[0], kept[2], kept[3]):
+            one.__exit__(None, None, None)
+    assert shown == {"left", "right", kept[0].name, kept[2].name, kept[3].name}
+    check_rows(log)
+    check_stack_is_empty()
+
+
+@pytest.mark.parametrize("rounds", [30, 250])
+def test_killed_among_generators(tmp_path: Path, rounds: int) -> None:
+    """What is open when the process is killed comes back, however long they took turns."""
+    recovery = (
+        Crash(tmp_path)
+        .of(f"""
+        def loader(name):
+            while True:
+                with sc.span(name):
+                    yield
+        profiler.start()
+        both = zip(loader("left"), loader("right"))
+        for number, _ in enumerate(both):
+            if number == {rounds}:
+                break
+        with sc.span("checkpoint"):
+            die()
+        """)
+        .recover()
+    )
+    assert recovery.open_spans == 3
+    assert open_names(recovery.journal)[:3] == ["left", "right", "checkpoint"]
+    assert journal_problems(journal_spans(recovery.journal)) == []
+
+
+@pytest.mark.parametrize("after", [0.05, 0.1])
+def test_killed_while_frames_are_moved(tmp_path: Path, after: float) -> None:
+    """By another process, so at any instruction: each open span comes back, once."""
+    recovery = (
+        Crash(tmp_path)
+        .of(f"""
+        import subprocess
+        profiler.start()
+        {FIFO.replace(chr(10), chr(10) + " " * 8)}
+        subprocess.Popen(["sh", "-c", f"sleep {after}; kill -9 {{os.getpid()}}"], env={{"PATH": os.environ["PATH"]}})
+        while True:
+            turn()
+        """)
+        .recover()
+    )
+    rows = [event for batch in batches(recovery.journal) for event in batch.events if event["flags"] & int(Flag.OPEN)]
+    found = [
+        (int(row["id"]), strings.name_of(row)) for row in rows if not strings.name_of(row).startswith("ProfilerStep")
+    ]
+    assert len(set(found)) == len(found) == recovery.open_spans
+    assert found[0][1] == "outer" and HELD - 1 <= len(found) - 1 <= HELD
+    assert all(0 <= row["self_dur"] <= row["dur"] for row in rows)
+
+
+@pytest.fixture
+def member() -> Iterator[tuple[int, Path]]:
+    """A process that has joined and moves frames: its number, and its directory."""
+    program = (
+        f"import os, sys\nsys.path.append({str(ROOT)!r})\nimport stepscope as sc\nassert sc.join('member')\n" + FIFO
+    )
+    program += "print('ready', flush=True)\nwhile True:\n    turn()\n"
+    with recording():
+        session = Path(os.environ["STEPSCOPE_SESSION"])
+        before = set(parts(session))
+        with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as child:
+            try:
+                assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+                (directory,) = set(parts(session)) - before
+                yield child.pid, directory
+            finally:
+                child.kill()
+
+
+def check_held(events: Block, least: int = HELD) -> None:
+    """Fails unless each span that FIFO holds is there, once, and the one around them."""
+    ids = events["id"].tolist()
+    assert len(set(ids)) == len(ids) and least <= len(ids) <= HELD + 1
+    assert ((0 <= events["self_dur"]) & (events["self_dur"] <= events["dur"])).all()
+
+
+def test_read_while_frames_are_moved(member: tuple[int, Path]) -> None:
+    """By another process, while that goes on."""
+    _, directory = member
+    worker = Worker(directory, read_identity(directory))
+    for _ in range(2000):
+        check_held(worker.open_spans(_core.now() + LATER), HELD - 1)  # while it reads, one may begin and another end
+
+
+def test_stopped_while_frames_are_moved(member: tuple[int, Path]) -> None:
+    """At whatever instruction a process ends, recovery and who attaches find all that is open."""
+    pid, directory = member
+    worker = Worker(directory, read_identity(directory))
+    for _ in range(800):
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        check_held(SessionFiles(directory).open_spans(_core.now()))
+        check_held(worker.open_spans(_core.now()))
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,259 @@
+"""Whatever a part raises, of whatever kind, costs its own events only, and nothing of it reaches the training loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.script import Moment, Raise
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import Kind
+from stepscope.runtime.journal.reader import JournalReader
+from tests.support.interrupting import interrupting
+from tests.support.raised import LostForWords
+
+
+class Foreign(BaseException):
+    """Of no kind that anybody knows."""
+
+
+class Speechless(Exception):
+    """It cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+KINDS: tuple[Callable[[], BaseException], ...] = (
+    lambda: OSError("device"),
+    lambda: SystemExit(3),
+    KeyboardInterrupt,
+    GeneratorExit,
+    asyncio.CancelledError,
+    lambda: ClosedError("mine"),
+    lambda: StopIteration("mine"),
+    MemoryError,
+    RecursionError,
+    Foreign,
+    Speechless,
+)
+NAMES = [type(make()).__name__ for make in KINDS]
+
+
+class Spawning(ScriptedBackend):
+    """Has a coroutine of its own run on the loop, which raises, or a task of whose raises."""
+
+    def __init__(self, error: BaseException, *, task: bool) -> None:
+        super().__init__()
+        self._error, self._task = error, task
+
+    def open(self, sink: sc.backends.Sink) -> None:
+        super().open(sink)
+
+        async def fail() -> None:
+            raise self._error
+
+        async def work() -> None:
+            await (asyncio.create_task(fail()) if self._task else fail())
+
+        sink.run_soon(work)
+
+
+class Failing:
+    """A trigger whose evaluator raises."""
+
+    name = "failing"
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def evaluator(self) -> Failing:
+        """Itself."""
+        return self
+
+    def look(self, news: sc.triggers.News) -> Sequence[sc.triggers.Finding]:
+        """Raises."""
+        raise self._error
+
+
+def parts(make: Callable[[], BaseException], directory: Path) -> dict[str, sc.Profiler]:
+    """Profilers each of which has one part that raises."""
+
+    def fail(_: object) -> ProfilerAction:
+        raise make()
+
+    def scripted(moment: Moment, bound: bool) -> sc.Profiler:
+        backend = ScriptedBackend([Raise(make(), moment)], thread_bound=bound)
+        return sc.trace(backends=[backend], output_dir=directory / f"{moment} {bound}")
+
+    moments: tuple[Moment, ...] = ("open", "start", "stop", "aclose")
+    bad = {f"{moment} {bound}": scripted(moment, bound) for moment in moments for bound in (False, True)}
+    for task in (False, True):
+        name = f"spawned {task}"
+        bad[name] = sc.trace(backends=[Spawning(make(), task=task)], output_dir=directory / name)
+    bad["schedule"] = sc.trace(schedule=fail, output_dir=directory / "schedule")
+    for method in ("open", "export", "aclose"):
+        bad[method] = sc.trace(
+            exporters=[sc.exporters.MemoryExporter(fail={method: make()})], output_dir=directory / method
+        )
+    bad["callback"] = sc.trace(on_trace_ready=fail, output_dir=directory / "callback")
+    recorder = sc.FlightRecorder(steps=2, triggers=(Failing(make()),))
+    bad["trigger"] = sc.trace(keep_last=recorder, output_dir=directory / "trigger")
+    return bad
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes: a coroutine cannot raise `StopIteration` itself."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("make", KINDS, ids=NAMES)
+def test_every_kind(
+    make: Callable[[], BaseException], loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every part: what a good profiler records is whole, and each of the others keeps what was raised, and says it."""
+    if loop == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    memory, kind = sc.exporters.MemoryExporter(), type(make())
+    good, bad = sc.trace(exporters=[memory], output_dir=tmp_path / "good"), parts(make, tmp_path)
+    profilers = [good, *bad.values()]
+    for profiler in profilers:
+        profiler.start()
+    for step in range(5):
+        sc.instant(f"at {step}")
+        for profiler in profilers:
+            profiler.step()
+    for name, profiler in bad.items():
+        assert profiler.flush(30), name
+        profiler.close()
+    sc.instant("after")
+    good.close()
+    good.raise_errors()
+    assert memory.names(kind=Kind.INSTANT) == [*(f"at {step}" for step in range(5)), "after"]
+    assert not good.audit() and not good.diagnostics()
+    for name, profiler in bad.items():
+        with pytest.raises(ExceptionGroup) as caught:
+            profiler.raise_errors()
+        assert any(kind in map(type, chain(error)) for error in caught.value.exceptions), name
+        said = "triggers failed" if name == "trigger" else kind.__name__
+        assert any(said in note for note in profiler.diagnostics()), name
+        assert said in str(profiler.report()), name
+        assert not profiler.audit(), name
+
+
+class Bell(Exception):
+    """What the handler of a signal raises."""
+
+
+def ring(number: int, frame: FrameType | None) -> None:
+    """The handler."""
+    raise Bell
+
+
+def ring_loosely(*_: Any) -> None:
+    """One that names nothing that it is given."""
+    raise Bell
+
+
+class Interrupted(ScriptedBackend):
+    """In which a signal comes when the action changes."""
+
+    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+        super().transition(before, after, at)
+        signal.raise_signal(signal.SIGUSR2)
+
+
+@pytest.mark.parametrize("handler", [ring, ring_loosely], ids=["def", "of any"])
+def test_what_a_handler_raises_in_a_part_goes_on(
+    handler: Callable[[int, FrameType | None], None], tmp_path: Path
+) -> None:
+    """It is the program's, and no error of the backend that it interrupts, or of the schedule."""
+
+    def planned(step: int) -> ProfilerAction:
+        if step == 3:
+            signal.raise_signal(signal.SIGUSR2)
+        return ProfilerAction.RECORD
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        for profiler in (
+            sc.trace(backends=[Interrupted(thread_bound=True)], output_dir=tmp_path / "backend"),
+            sc.trace(schedule=planned, output_dir=tmp_path / "schedule"),
+        ):
+            raised = 0
+            for call in (profiler.start, *[profiler.step] * 5, profiler.close):
+                try:
+                    call()
+                except Bell:
+                    raised += 1
+            assert raised and profiler.schedule_error is None
+            profiler.close()
+            profiler.raise_errors()
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_an_exception_that_is_slow_to_speak_costs_its_exporter_only(tmp_path: Path) -> None:
+    """It is asked on that one's thread, once: what others say of all exporters does not wait for it."""
+    error = LostForWords()
+    bad = sc.exporters.MemoryExporter(name="bad", fail={"export": error})
+    with sc.trace(exporters=[bad], output_dir=tmp_path, options=sc.Options(close_timeout=1.0)) as profiler:
+        for _ in range(3):
+            sc.instant("said")
+            profiler.step()
+        assert error.reached.wait(60)
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    journal, other = pipeline.exporters
+    assert journal.errors == 0 and journal.ledger.exported == journal.ledger.offered
+    assert other.first_error.startswith("TimeoutError: it did not end by the deadline")
+    with JournalReader(tmp_path / "journal") as reader:
+        assert sum(isinstance(item, sc.exporters.EventBatch) for item in reader) and reader.end is not None
+    with pytest.raises(ExceptionGroup, match="kept 1 error"):
+        profiler.raise_errors()
+    assert error.threads == ["stepscope bad"]
+    error.over.set()
+
+
+def test_an_exception_of_a_handler_in_a_schedule_of_ours(tmp_path: Path) -> None:
+    """At every point of a step that changes the action: the program sees it, and recording goes on."""
+
+    def bell() -> None:
+        raise Bell
+
+    memory, point = sc.exporters.MemoryExporter(), 0
+    schedule = sc.schedule(wait=0, warmup=0, active=1)
+    with (
+        sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler,
+        interrupting() as interrupt,
+    ):
+        for point in itertools.count(1):
+            seen = False
+            try:
+                interrupted = interrupt(profiler.step, point, bell)
+            except Bell:
+                seen = interrupted = True
+            assert seen is interrupted, interrupt.where
+            profiler.step()
+            assert profiler.schedule_error is None, interrupt.where
+            sc.instant(f"after {point}")
+            assert point % 16 or profiler.flush(30)
+            if not interrupted:
+                break
+    assert point > 20
+    profiler.raise_errors()
+    assert memory.names(kind=Kind.INSTANT) == [f"after {number + 1}" for number in range(point)]

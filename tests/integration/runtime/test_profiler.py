@@ -1,0 +1,524 @@
+"""The profiler from end to end: real loop, real rings, real journal."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.memory import MemoryExporter, Method
+from stepscope.runtime import _core
+from stepscope.runtime.errors import OutputError, ProfilerStateError
+from stepscope.runtime.events import Flag, Kind
+from tests.support.basics import heed_interrupts
+
+
+def names_of(exporter: MemoryExporter, window: int | None = None, kind: Kind = Kind.SPAN) -> list[str]:
+    """Names of user events, without the spans of steps and of suspended tasks."""
+    found = exporter.names(window, kind)
+    return [name for name in found if not name.startswith("ProfilerStep#") and name != "suspended"]
+
+
+def test_the_schedule_decides_which_steps_are_recorded(output_dir: Path) -> None:
+    """Spans of recorded steps arrive with their step; those of other steps do not."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=2, skip_first=1)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(12):
+            assert profiler.step_num == step
+            assert profiler.current_action is schedule(step)
+            with sc.span(f"work {step}"):
+                pass
+            profiler.step()
+    profiler.raise_errors()
+    assert names_of(memory) == ["work 3", "work 4", "work 7", "work 8"]
+    assert [[step.number for step in window.steps] for window in memory.windows] == [[3, 4], [7, 8]]
+    assert all(window.complete for window in memory.windows)
+    spans = memory.events(kind=Kind.SPAN)
+    assert {int(span["step"]) for span in spans} == {3, 4, 7, 8}
+
+
+async def test_async_with_works_the_same(output_dir: Path) -> None:
+    """Inside a task, on asyncio and uvloop, spans go to the task's own track and closing does not block the loop."""
+    memory = MemoryExporter()
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.create_task(tick())
+    async with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            with sc.span("work"):
+                await asyncio.sleep(0.001)
+            profiler.step()
+        before = ticks
+    assert ticks > before
+    ticker.cancel()
+    assert names_of(memory).count("work") == 3
+    assert [step.number for step in memory.windows[0].steps] == [0, 1, 2]
+
+
+def test_produced_is_exported_plus_dropped(output_dir: Path) -> None:
+    """The ledger of each window balances, and equals what came out."""
+    memory = MemoryExporter()
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2), exporters=[memory], output_dir=output_dir
+    ) as profiler:
+        for _ in range(6):
+            for _ in range(100):
+                sc.instant("tick")
+            profiler.step()
+    assert len(memory.windows) == 3
+    for window in memory.windows:
+        source = window.ledger.sources["recorder"]
+        assert source.balanced()
+        assert len(memory.names(window.index, Kind.INSTANT)) == 200
+        assert source.produced == source.accepted
+        assert window.ledger.outputs["memory"].in_flight == 0
+
+
+def test_a_window_open_at_the_end_is_delivered_and_marked(output_dir: Path) -> None:
+    """What the loop recorded before it ended early is not lost, and the diagnostics say what is missing."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=0, active=5)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(3):
+            sc.instant(f"at {step}")
+            profiler.step()
+    (window,) = memory.windows
+    assert not window.complete
+    assert [step.number for step in window.steps] == [1, 2]
+    assert names_of(memory, kind=Kind.INSTANT) == ["at 1", "at 2"]
+    assert any("incomplete" in note for note in window.diagnostics)
+    assert any("incomplete" in note for note in profiler.diagnostics())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["nothing more", "goes on"])
+@pytest.mark.parametrize(
+    ("work", "windows", "findings"),
+    [
+        (3, [([2], False)], ("its one step is", "missing: 1 of the 2")),
+        (4, [([2, 3], False)], ("its 2 steps are", "missing: 1 of the 2")),
+        (5, [([2, 3, 4], True)], ("missing: 1 of the 2",)),
+        (9, [([2, 3, 4], True), ([7, 8], False)], ("its 2 steps are",)),
+        (10, [([2, 3, 4], True), ([7, 8, 9], True)], ()),
+    ],
+)
+def test_a_window_is_complete_if_each_of_its_steps_is_there(
+    work: int, windows: list[tuple[list[int], bool]], findings: tuple[str, ...], after: bool, output_dir: Path
+) -> None:
+    """Also its last one. What the program does after the last call of step() is no step, and completes nothing."""
+    memory = MemoryExporter()
+    schedule = sc.schedule(wait=1, warmup=1, active=3, repeat=2)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for _ in range(work):
+            with sc.span("work"):
+                pass
+            profiler.step()
+        if after:
+            with sc.span("evaluation"):
+                pass
+    assert [([step.number for step in window.steps], window.complete) for window in memory.windows] == windows
+    notes = [note for note in profiler.diagnostics() if not note.startswith("window ")]
+    own = [note for note in profiler.diagnostics() if note.startswith(("window incomplete", "windows missing"))]
+    assert len(own) == len(findings) and len(notes) <= len(own), profiler.diagnostics()
+    for note, finding in zip(own, findings, strict=True):
+        assert finding in note
+
+
+@pytest.mark.parametrize(("steps", "finding"), [(0, "never"), (2, "no step records")])
+def test_an_empty_trace_says_why(steps: int, finding: str, output_dir: Path) -> None:
+    """A loop that never steps, or is shorter than a cycle, is explained."""
+    with sc.trace(schedule=sc.schedule(wait=5, warmup=1, active=1), output_dir=output_dir) as profiler:
+        for _ in range(steps):
+            profiler.step()
+    assert any(finding in note for note in profiler.diagnostics())
+    assert finding in str(profiler.report())
+
+
+def test_start_and_stop_any_number_of_times(output_dir: Path) -> None:
+    """Each start begins a window, each stop delivers it; nothing is recorded in between."""
+    memory = MemoryExporter()
+    profiler = sc.trace(exporters=[memory], output_dir=output_dir, start=False)
+    with profiler:
+        for run in range(5):
+            sc.instant("outside")
+            profiler.start()
+            sc.instant(f"run {run}")
+            profiler.stop()
+            profiler.stop()
+            assert len(memory.windows) == run + 1
+    assert names_of(memory, kind=Kind.INSTANT) == [f"run {run}" for run in range(5)]
+
+
+def test_calls_that_do_not_fit_the_state(output_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """stop() before start() and a second start() raise; step() after stop() is counted and never raises."""
+    profiler = sc.trace(output_dir=output_dir)
+    with pytest.raises(ProfilerStateError, match=r"call start\(\) first"):
+        profiler.stop()
+    profiler.start()
+    with pytest.raises(ProfilerStateError, match="running already"):
+        profiler.start()
+    profiler.stop()
+    profiler.step()
+    profiler.step()
+    assert profiler.statistics().steps_ignored == 2
+    assert caplog.text.count("ignored") == 1
+    profiler.close()
+    profiler.close()
+    with pytest.raises(ProfilerStateError, match="closed already"):
+        profiler.start()
+
+
+def test_step_num_goes_on_where_a_run_ended(output_dir: Path) -> None:
+    """On resume the schedule counts the steps of the whole training."""
+    memory = MemoryExporter()
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2, repeat=1, skip_first=101),
+        exporters=[memory],
+        output_dir=output_dir,
+    )
+    profiler.step_num = 100
+    with profiler:
+        for _ in range(4):
+            profiler.step()
+    assert [step.number for step in memory.windows[0].steps] == [101, 102]
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(ValueError, match="whole number"):
+            sc.trace(output_dir=output_dir).step_num = wrong  # type: ignore[assignment]
+
+
+def test_nested_pauses_count_and_the_gap_is_an_event(output_dir: Path) -> None:
+    """Nothing is recorded until the last pause is over; a span across it is cut in two."""
+    memory = MemoryExporter()
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        with sc.span("across"):
+            profiler.pause()
+            profiler.pause()
+            sc.instant("in pause")
+            profiler.resume()
+            sc.instant("still in pause")
+            profiler.resume()
+            profiler.resume()
+            sc.instant("after")
+        profiler.step()
+    assert names_of(memory, kind=Kind.INSTANT) == ["after"]
+    parts = memory.events(kind=Kind.SPAN)
+    parts = parts[parts["flags"] & int(Flag.CLIPPED) > 0]
+    assert len(parts) == 2
+    (gap,) = memory.events(kind=Kind.GAP)
+    assert memory.names(kind=Kind.GAP) == ["paused"]
+    assert int(parts["dur"].sum() + gap["dur"]) == int(parts["ts"][1] + parts["dur"][1] - parts["ts"][0])
+
+
+@pytest.mark.parametrize("kind", ["plain", "coroutine function"])
+def test_on_trace_ready_gets_each_window_off_the_training_thread(kind: str, output_dir: Path) -> None:
+    """It may summarise and export the window, in any format, any number of times."""
+    seen: list[tuple[int, int]] = []
+    threads: set[str] = set()
+
+    def look(window: sc.Window) -> None:
+        assert window.ledger.outputs["journal"].in_flight == 0
+        threads.add(threading.current_thread().name)
+        (row,) = [row for row in window.summary().rows if row.name == "work"]
+        seen.append((window.index, row.count))
+        for number in range(2):
+            path = window.export(output_dir / f"{window.index}-{number}.json")
+            spans = [event for event in json.loads(path.read_text()) if event.get("name") == "work"]
+            assert len(spans) == 4
+
+    async def look_async(window: sc.Window) -> None:
+        await asyncio.sleep(0)
+        look(window)
+
+    callback: Callable[..., object] = look if kind == "plain" else look_async
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=2), on_trace_ready=callback, output_dir=output_dir
+    ) as profiler:
+        for _ in range(4):
+            for _ in range(2):
+                with sc.span("work"):
+                    pass
+            profiler.step()
+    profiler.raise_errors()
+    assert seen == [(0, 4), (1, 4)]
+    assert threading.main_thread().name not in threads
+
+
+@pytest.mark.parametrize("method", ["open", "export", "close_window", "aclose"])
+def test_a_raising_exporter_costs_its_own_output_only(method: Method, output_dir: Path) -> None:
+    """The loop goes on, the other exporter has everything, and raise_errors() tells."""
+    bad = MemoryExporter(name="bad", fail={method: RuntimeError("no luck")})
+    good = MemoryExporter(name="good")
+    with sc.trace(exporters=[bad, good], output_dir=output_dir) as profiler:
+        for _ in range(3):
+            sc.instant("tick")
+            profiler.step()
+    assert names_of(good, kind=Kind.INSTANT) == ["tick"] * 3
+    with pytest.raises(ExceptionGroup) as caught:
+        profiler.raise_errors()
+    assert "no luck" in str(caught.value.exceptions[0])
+    assert "no luck" in str(profiler.report())
+
+
+def test_a_raising_callback_is_kept(output_dir: Path) -> None:
+    """A second window still reaches it."""
+    calls: list[int] = []
+
+    def callback(window: sc.Window) -> None:
+        calls.append(window.index)
+        raise ZeroDivisionError("mine")
+
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1), on_trace_ready=callback, output_dir=output_dir
+    ) as profiler:
+        for _ in range(2):
+            sc.instant("tick")
+            profiler.step()
+    assert calls == [0, 1]
+    with pytest.raises(ExceptionGroup):
+        profiler.raise_errors()
+
+
+def test_a_schedule_that_fails_records_nothing_more_and_is_kept(output_dir: Path) -> None:
+    """An unknown action or an exception of a user's schedule never reaches the loop."""
+    memory = MemoryExporter()
+
+    def schedule(step: int) -> object:
+        return sc.ProfilerAction.RECORD if step < 2 else 7
+
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        for step in range(4):
+            sc.instant(f"at {step}")
+            profiler.step()
+    assert names_of(memory, kind=Kind.INSTANT) == ["at 0", "at 1"]
+    assert any("unknown action" in note for note in profiler.diagnostics())
+    with pytest.raises(ExceptionGroup):
+        profiler.raise_errors()
+
+
+def test_an_interrupt_at_a_change_passes_and_nothing_is_held_back(output_dir: Path) -> None:
+    """Ctrl-C in the middle of step() reaches the caller; what is recorded afterwards still arrives."""
+    memory = MemoryExporter()
+
+    def schedule(step: int) -> object:
+        if step == 1:
+            signal.raise_signal(signal.SIGINT)
+        return sc.ProfilerAction.RECORD
+
+    heed_interrupts()
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=output_dir) as profiler:
+        with pytest.raises(KeyboardInterrupt):
+            profiler.step()
+        sc.instant("after")
+        assert profiler.flush()
+        assert names_of(memory, kind=Kind.INSTANT) == ["after"]
+
+
+def test_an_exception_in_the_body_passes_and_the_data_is_kept(output_dir: Path) -> None:
+    """The window that was open is delivered as incomplete."""
+    memory = MemoryExporter()
+    with (
+        pytest.raises(ZeroDivisionError),
+        sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=9), exporters=[memory], output_dir=output_dir),
+        sc.span("doomed"),
+    ):
+        raise ZeroDivisionError
+    assert names_of(memory) == ["doomed"]
+    assert not memory.windows[0].complete
+
+
+def test_several_profilers_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Nested, with different schedules, one of them paused, one with a bad exporter: each has exactly its steps."""
+    outer_memory, inner_memory = MemoryExporter(), MemoryExporter()
+    bad = MemoryExporter(name="bad", fail={"export": OSError("no")})
+    with sc.trace(exporters=[outer_memory], output_dir=tmp_path / "outer", name="outer") as outer:
+        sc.instant("before")
+        with sc.trace(
+            schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1),
+            exporters=[inner_memory, bad],
+            output_dir=tmp_path / "inner",
+            name="inner",
+        ) as inner:
+            for step in range(3):
+                sc.instant(f"step {step}")
+                inner.step()
+            inner.pause()
+            outer.step()
+        sc.instant("after")
+    expected = ["before", "step 0", "step 1", "step 2", "after"]
+    assert names_of(outer_memory, kind=Kind.INSTANT) == expected
+    assert names_of(inner_memory, kind=Kind.INSTANT) == ["step 1"]
+    assert [step.number for step in outer_memory.windows[0].steps] == [0]
+
+
+def test_events_of_many_threads_arrive_in_their_steps(output_dir: Path) -> None:
+    """Threads that record while the main thread steps lose nothing, and each event's step is that of its time."""
+    memory = MemoryExporter()
+    stop = threading.Event()
+    recorded: list[int] = []
+
+    def work() -> None:
+        count = 0
+        while not stop.is_set():
+            sc.instant("tick")
+            count += 1
+        recorded.append(count)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    with sc.trace(exporters=[memory], output_dir=output_dir) as profiler:
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            sc.instant("main")
+            profiler.step()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    stats = profiler.statistics()
+    assert stats.pipeline is not None
+    dropped = sum(stats.pipeline.windows.dropped.get("recorder", {}).values())
+    assert names_of(memory, kind=Kind.INSTANT).count("tick") + dropped == sum(recorded)
+    starts = {step.number: step for step in memory.windows[0].steps}
+    for event in memory.events(kind=Kind.INSTANT):
+        step = starts.get(int(event["step"]))
+        if step is None:  # after the last call of step()
+            assert int(event["step"]) == 200 and int(event["ts"]) >= starts[199].end_ns
+        else:
+            assert step.start_ns <= int(event["ts"]) <= step.end_ns
+
+
+def test_ending_a_window_does_not_wait_for_a_slow_exporter(output_dir: Path) -> None:
+    """step() at the end of a window returns while the exporter hangs; closing keeps its deadline and counts."""
+    hanging = MemoryExporter(name="hanging", hang_in="export")
+    options = sc.Options(close_timeout=0.3)
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1), exporters=[hanging], output_dir=output_dir, options=options
+    ) as profiler:
+        for _ in range(3):
+            sc.instant("tick")
+            profiler.step()
+    stats = profiler.statistics()
+    assert stats.pipeline is not None
+    ledger = {outlet.name: outlet.ledger for outlet in stats.pipeline.exporters}
+    assert ledger["hanging"].dropped["closed"] == ledger["hanging"].offered > 0
+    assert ledger["hanging"].in_flight == 0
+    assert ledger["journal"].exported == ledger["journal"].offered
+
+
+def test_an_output_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """Before anything is recorded, with the path and what to do."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="file.*output_dir"), sc.trace(output_dir=tmp_path / "file" / "run"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"options": {"linger": 1}}, "options must be"),
+        ({"schedule": 3}, "schedule must be callable"),
+        ({"backends": [object()]}, "is no backend: it lacks name, thread_bound, open"),
+        ({"exporters": [MemoryExporter]}, "is no exporter: it is a class"),
+        ({"rank": -1}, "rank must be"),
+        ({"rank": 2, "world_size": 2}, "rank is 2 in a world of 2"),
+        ({"ouput_dir": "runs"}, r"trace\(\) has no argument 'ouput_dir'; did you mean 'output_dir'"),
+        ({"name": ""}, "name must be"),
+        ({"on_trace_ready": 3}, "on_trace_ready must be"),
+        ({"metadata": [1]}, "metadata must be"),
+        ({"output_dir": 3}, "output_dir must be"),
+        ({"exporters": MemoryExporter()}, "exporters must be a list"),
+        ({"options": {}}, "options must be"),
+        ({"exporters": [MemoryExporter(), MemoryExporter()]}, "two exporters are named 'memory'"),
+    ],
+)
+def test_wrong_arguments_are_named_with_their_value(wrong: dict[str, object], message: str) -> None:
+    """Misuse is told at construction, by name, value and remedy."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        sc.trace(**wrong)  # type: ignore[arg-type]
+
+
+def test_ranks_get_directories_of_their_own(output_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share an output directory do not overwrite each other."""
+    monkeypatch.setenv("RANK", "3")
+    with sc.trace(output_dir=output_dir):
+        sc.instant("tick")
+    assert (output_dir / "rank3" / "journal").is_file()
+
+
+def test_nothing_is_left_behind(output_dir: Path) -> None:
+    """After close there is no thread, and the run's directory holds the journal alone."""
+    with sc.trace(output_dir=output_dir):
+        sc.instant("tick")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+    assert [path.name for path in output_dir.iterdir()] == ["journal"]
+
+
+def test_lives_of_profilers_leave_nothing_in_the_table_of_tracks(tmp_path: Path) -> None:
+    """The table only grows, and every journal writes it: a closed profiler's track of steps is used again."""
+    with sc.trace(output_dir=tmp_path / "first") as first, sc.trace(output_dir=tmp_path / "second"):
+        first.step()
+    before = len(_core.tracks(1))
+    for number in range(10):
+        with sc.trace(output_dir=tmp_path / str(number)) as profiler:
+            profiler.step()
+    assert len(_core.tracks(1)) == before
+
+
+def test_what_was_recorded_is_flushed(tmp_path: Path) -> None:
+    """All of it, also what was recorded while the rings were being emptied, as they are here for somebody else's flushes."""
+    memory = sc.exporters.MemoryExporter()
+    with sc.trace(output_dir=tmp_path, exporters=[memory], options=sc.Options(close_timeout=60)) as profiler:
+        over = threading.Event()
+
+        def flush() -> None:
+            while not over.is_set():
+                profiler.flush()
+
+        others = threading.Thread(target=flush)
+        others.start()
+        try:
+            for number in range(1, 201):
+                sc.instant("here")
+                assert profiler.flush()
+                assert memory.names(kind=Kind.INSTANT).count("here") == number
+        finally:
+            over.set()
+            others.join()
+
+
+def test_windows_that_follow_each_other_leave_nothing_out(output_dir: Path) -> None:
+    """What is recorded while one ends and the next begins is in the next: a schedule, a finalizer or another thread may do that."""
+
+    def two_steps_a_window(step: int) -> sc.ProfilerAction:
+        with sc.span("schedule"):
+            pass
+        return sc.ProfilerAction.RECORD_AND_SAVE if step % 2 else sc.ProfilerAction.RECORD
+
+    memory = MemoryExporter()
+    with sc.trace(output_dir=output_dir, exporters=[memory], schedule=two_steps_a_window) as profiler:
+        for _ in range(10):
+            profiler.step()
+    borders = [(window.start_ns, window.end_ns) for window in memory.windows]
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(borders[:-1]))
+    assert memory.names().count("schedule") == 10
+
+
+def test_flushes_in_a_row_are_all_answered(output_dir: Path) -> None:
+    """The loop is woken each time, however close one call comes to the turn that the one before has begun."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        for _ in range(500):
+            with sc.span("work"):
+                pass
+            assert profiler.flush(20)

@@ -1,0 +1,375 @@
+"""What a killed process had recorded is brought back: nothing lost, nothing twice, nothing invented."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.recover import Recovery, recover
+from tests.support.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
+from tests.support.journals import described
+from tests.support.launch import launched
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Crash:
+    """A program to be killed."""
+    return Crash(tmp_path)
+
+
+@pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
+@pytest.mark.parametrize("drain_interval", [0.001, 1000.0])
+def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float) -> None:
+    """Whether events were drained, journaled, or neither: each is recovered once, with its arguments and step."""
+    recovery = crash.of(BODY.format(between=between), drain_interval=drain_interval).recover()
+    steps = {f"ProfilerStep#{number}": 1 for number in range(41)}
+    assert names(recovery.journal) == {"forward": 40, "inner": 40, "outer": 1, "done": 1, "innermost": 1, **steps}
+    assert names(recovery.journal, Kind.INSTANT) == {"instant": 40}
+    assert names(recovery.journal, Kind.COUNTER) == {"counter": 40}
+    assert open_names(recovery.journal) == ["outer", "innermost", "ProfilerStep#40"]
+    rows = [row for batch in batches(recovery.journal) for row in described(batch)]
+    forward = sorted(row[10] for row in rows if row[2] == "forward")
+    assert forward == list(range(40))
+    arguments = {row[4] for row in rows if row[2] == "forward"}
+    assert repr({"number": 39, "text": "ü" * 39}) in arguments
+    assert len(arguments) == 40
+    assert (recovery.windows, recovery.unfinished, recovery.open_spans, recovery.dropped) == (1, 1, 2, 0)
+    (window,) = windows(recovery.journal)
+    assert not window.complete
+    assert "the process ended inside this window" in window.diagnostics[0]
+    assert [step.number for step in window.steps] == list(range(41))
+    assert window.metadata == ({"model": "m"} if recovery.events else {})
+    assert window.ledger.sources["recorder"].balanced()
+
+
+def test_parents_and_self_times_are_exact(crash: Crash) -> None:
+    """Open spans keep their place in the tree, and their self time is what their children leave."""
+    recovery = crash.of(BODY.format(between="pass")).recover()
+    rows = {
+        strings.name_of(event): event
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if event["kind"] == Kind.SPAN
+    }
+    outer, done, innermost = rows["outer"], rows["done"], rows["innermost"]
+    assert done["parent"] == innermost["parent"] == outer["id"]
+    assert outer["self_dur"] == outer["dur"] - done["dur"] - innermost["dur"]
+
+
+def test_threads_and_tasks_are_recovered(crash: Crash) -> None:
+    """Events of every thread and task come back on tracks of their own."""
+    recovery = crash.of(
+        """
+        profiler.start()
+        def work(name):
+            for _ in range(100):
+                with sc.span(name):
+                    pass
+        async def task(name):
+            with sc.span(name):
+                await asyncio.sleep(0)
+        async def tasks():
+            await asyncio.gather(*(task(f"task {number}") for number in range(5)))
+        threads = [threading.Thread(target=work, args=(f"thread {number}",), name=f"T{number}") for number in range(5)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        asyncio.run(tasks())
+        die()
+        """
+    ).recover()
+    found = names(recovery.journal)
+    assert all(found[f"thread {number}"] == 100 and found[f"task {number}"] == 1 for number in range(5))
+    where = {
+        strings.name_of(event): tracks.get(int(event["track"]))
+        for batch in batches(recovery.journal)
+        for event in batch.events
+    }
+    thread, task = where["thread 3"], where["task 3"]
+    assert thread is not None
+    assert task is not None
+    assert (thread.kind, thread.name) == (tracks.TrackKind.THREAD, "T3")
+    assert task.kind == tracks.TrackKind.TASK
+
+
+def test_a_kill_at_any_moment_loses_nothing(crash: Crash) -> None:
+    """Killed from outside while it records as fast as it can, a process leaves an unbroken sequence."""
+    program = START + textwrap.dedent(
+        """
+        profiler.start()
+        number = 0
+        while True:
+            with sc.span("x", number=number):
+                pass
+            number += 1
+            if number % 1000 == 0:
+                os.write(1, f"{number}\\n".encode())
+                profiler.flush()
+        """
+    )
+    command = [sys.executable, "-c", program, str(crash.run), str(crash.session), "0.001"]
+    with launched(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        said = b"0"
+        for _ in range(random.randint(3, 12)):
+            said = process.stdout.readline()
+        process.kill()
+        last_said = int([said, *process.stdout.read().splitlines()][-1])
+    recovery = crash.recover()
+    numbers = sorted(
+        int(event["args_len"])
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if strings.name_of(event) == "x" and not event["flags"] & int(Flag.OPEN)
+    )
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) >= last_said
+    assert recovery.dropped == 0
+
+
+def test_closed_windows_stay_as_they_were(crash: Crash) -> None:
+    """Windows that the run closed are copied; one that had just begun is told from the gap before it."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=1, warmup=1, active=2, repeat=0)
+        profiler.start()
+        for step in range(11):
+            with sc.span(f"step {step}"):
+                pass
+            profiler.step()
+            if step in (3, 7):
+                profiler.flush()
+        with sc.span("in step 11"):
+            die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    found = windows(recovery.journal)
+    assert [(window.index, window.complete, [step.number for step in window.steps]) for window in found] == [
+        (0, True, [2, 3]),
+        (1, True, [6, 7]),
+        (2, False, [10, 11]),
+    ]
+    assert recovery.unfinished == 1
+    spans = {name for name in names(recovery.journal) if not name.startswith("ProfilerStep")}
+    assert spans == {"step 2", "step 3", "step 6", "step 7", "step 10", "in step 11"}
+    by_window = {strings.name_of(event): batch.window for batch in batches(recovery.journal) for event in batch.events}
+    assert by_window["step 10"] == by_window["in step 11"] == by_window["ProfilerStep#10"] == 2
+
+
+def test_a_crash_between_windows_adds_none(crash: Crash) -> None:
+    """Step marks that are written while nothing is recorded are no window."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=1)
+        profiler.start()
+        for step in range(6):
+            with sc.span(f"step {step}"):
+                pass
+            profiler.step()
+            if step == 2:
+                profiler.flush()
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    assert [(window.index, window.complete) for window in windows(recovery.journal)] == [(0, True)]
+    assert (recovery.unfinished, recovery.from_rings) == (0, 0)
+
+
+def test_a_span_across_a_window_is_cut_at_its_border(crash: Crash) -> None:
+    """A span that was written as open when a window closed goes on in the next one, from its start."""
+    recovery = crash.of(
+        """
+        profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
+        profiler.start()
+        outer = sc.span("outer")
+        outer.__enter__()
+        profiler.step()
+        profiler.flush()
+        with sc.span("inside"):
+            pass
+        die()
+        """
+    ).recover()
+    found = windows(recovery.journal)
+    assert [(window.index, window.complete) for window in found] == [(0, True), (1, False)]
+    parts = [
+        (batch.window, int(event["ts"]), int(event["ts"] + event["dur"]))
+        for batch in batches(recovery.journal)
+        for event in batch.events
+        if strings.name_of(event) == "outer"
+    ]
+    assert [index for index, _, _ in parts] == [0, 1]
+    assert parts[0][2] <= parts[1][1]
+    assert parts[1][1] == found[1].start_ns
+
+
+def test_without_a_journal_the_rings_are_enough(crash: Crash) -> None:
+    """A run whose journal is lost, or was switched off, is recovered from the session directory alone."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    (crash.run / "journal").unlink()
+    recovery = crash.recover()
+    assert recovery.source is None
+    assert names(recovery.journal)["forward"] == 40
+    assert [step.number for step in windows(recovery.journal)[0].steps] == list(range(41))
+
+
+def test_without_a_session_the_journal_is_completed(crash: Crash) -> None:
+    """When the rings are gone, as after a restart, the journal's windows are closed all the same."""
+    crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    shutil.rmtree(crash.directory())
+    recovery = crash.recover()
+    assert any("cannot be used" in said for said in recovery.missing)
+    assert recovery.session is None
+    assert names(recovery.journal)["forward"] == 21
+    (window,) = windows(recovery.journal)
+    assert not window.complete
+    assert [step.number for step in window.steps] == list(range(21))
+
+
+@pytest.mark.parametrize(("policy", "reasons"), [("drop_newest", {"overflow"}), ("sample", {"overflow", "sampled"})])
+def test_dropped_events_are_counted(policy: str, reasons: set[str], crash: Crash) -> None:
+    """Events that did not fit a ring, and that nobody had reported yet, are a gap and a number."""
+    recovery = crash.of(
+        """
+        profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.argv[2], ring_slots=64,
+                            ring_bytes=4096, drain_interval=1000.0, overflow=POLICY))
+        profiler.start()
+        profiler.flush()
+        _core.changing(1)  # the loop decides nothing more, and so drains nothing that it keeps
+        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        for number in range(1000):
+            with sc.span("x"):
+                pass
+        die()
+        """.replace("POLICY", repr(policy)),
+        drain_interval=1000.0,
+    ).recover()
+    kept = names(recovery.journal)["x"]
+    assert 0 < kept < 64
+    assert kept + recovery.dropped == 1000
+    ledger = windows(recovery.journal)[0].ledger.sources["recorder"]
+    assert set(ledger.dropped) == reasons and sum(ledger.dropped.values()) == 1000 - kept
+    gaps = names(recovery.journal, Kind.GAP)
+    assert gaps["dropped"] >= 1 and gaps["sampled"] == ("sampled" in reasons)
+
+
+def test_what_was_in_private_memory_is_counted(crash: Crash, small_disk: Path) -> None:
+    """Where the file system was full, a part of the ring never came to the file: it is a gap, and a number."""
+    recovery = crash.of(
+        f"""
+        profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir={str(small_disk)!r},
+                            ring_slots=1 << 15, drain_interval=1000.0, journal=False))
+        profiler.start()
+        profiler.flush()
+        _core.changing(1)
+        drain, _core.drain = _core.drain, lambda limit: (b"", b"", False)
+        for number in range(20_000):
+            with sc.span("x"):
+                pass
+        die()
+        """,
+        drain_interval=1000.0,
+    ).recover()
+    kept = names(recovery.journal)["x"]
+    assert 1000 < kept < 16_000
+    assert kept + recovery.dropped == 20_000
+
+
+def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
+    """Two profilers in one process: each run gets its own step marks only."""
+    recovery = crash.of(
+        """
+        other = sc.trace(output_dir=sys.argv[1] + "-other", name="other")
+        profiler.start(), other.start()
+        for number in range(3):
+            with sc.span("x"):
+                pass
+            profiler.flush()
+            profiler.step(), other.step(), other.step()
+        die()
+        """
+    ).recover()
+    assert names(recovery.journal, Kind.STEP) == {"ProfilerStep": 4}
+    other = recover(crash.run.with_name("run-other"))
+    assert names(other.journal, Kind.STEP) == {"ProfilerStep": 7}
+    assert names(other.journal)["x"] == 3
+
+
+def test_recovery_can_be_repeated(crash: Crash) -> None:
+    """Recovering twice gives the same again and takes the first one's place; links there are replaced, not followed."""
+    crash.of(BODY.format(between=MIDWAY))
+    first = crash.recover()
+    rows = [row for batch in batches(first.journal) for row in described(batch)]
+    precious = crash.run / "precious"
+    precious.write_text("precious")
+    first.journal.unlink()
+    first.journal.symlink_to(precious)
+    second = crash.recover()
+    assert [row for batch in batches(second.journal) for row in described(batch)] == rows
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered", "precious", "session"]
+
+
+def test_the_session_can_be_removed(crash: Crash) -> None:
+    """On request the memory that the rings take is given back, and nothing else is deleted."""
+    crash.of(BODY.format(between=MIDWAY))
+    recovery = recover(crash.run, remove_session=True)
+    assert recovery.session is not None
+    assert not recovery.session.exists()
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered"]
+    assert names(recovery.journal)["forward"] == 40
+
+
+async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
+    """The recovered journal becomes a Chrome trace that any parser reads."""
+    recovery = crash.of(BODY.format(between="number == 7 and profiler.flush()")).recover()
+    target = crash.run / "trace.json"
+    exporter = ChromeTraceExporter(target)
+    with JournalReader(recovery.journal) as reader:
+        replayed = await replay_into(reader, exporter, run_of(reader, crash.run))
+    trace: Any = json.loads(target.read_bytes())
+    events: list[dict[str, Any]] = trace
+    assert Counter(event["name"] for event in events if event["ph"] == "X")["forward"] == 40
+    assert any(event["name"] == "innermost" for event in events)
+    assert replayed.windows == 1
+    assert replayed.unfinished == 0
+
+
+@pytest.mark.parametrize(
+    ("windows", "unfinished", "text"),
+    [(1, 1, "1 window, unfinished"), (3, 2, "3 windows, 2 of them unfinished"), (2, 0, "2 windows")],
+)
+def test_what_was_brought_back_is_told_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
+    """How many windows, and how many of them the run had not closed."""
+    told = Recovery(
+        journal=tmp_path / "journal.recovered",
+        source=None,
+        session=None,
+        processes=0,
+        windows=windows,
+        unfinished=unfinished,
+        total=0,
+        events=0,
+        from_rings=0,
+        open_spans=0,
+        dropped=0,
+        damage=Damage(),
+    ).text()
+    assert text in [line.strip() for line in told.splitlines()]
+    assert "no journal" not in told and "0 events in all" in told

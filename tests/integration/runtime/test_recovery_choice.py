@@ -1,0 +1,224 @@
+"""Which journal is a killed run's: its own and no other, whatever else wrote to its directory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.launch import own_directory
+from stepscope.runtime.output import Output
+from stepscope.runtime.processes import process_identity
+from stepscope.runtime.recovery.choice import being_written, choose
+from stepscope.runtime.recovery.kept import complete_windows
+from stepscope.runtime.recovery.left_session import LeftSession
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session_note import SESSION_FILE, SessionNote, new_note, read_note
+from tests.support.basics import ROOT
+from tests.support.crashes import Crash, names
+
+DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
+"""A note of an earlier version, of a process that has ended."""
+TWO = """
+profiler.start()
+for number in range(100):
+    with sc.span("early"):
+        pass
+profiler.step()
+assert profiler.flush(50)
+other = sc.trace(output_dir=sys.argv[1], name="other")
+other.start()
+with sc.span("both"):
+    pass
+other.step()
+other.close()
+for number in range(50):
+    with sc.span("late"):
+        pass
+die()
+"""
+FLIGHT = """
+import os, signal, sys
+import stepscope as sc
+flight = sc.trace(output_dir=sys.argv[1], keep_last=50, options=sc.Options(session_dir=sys.argv[2]))
+flight.start()
+for number in range(30):
+    with sc.span("kept"):
+        pass
+    flight.step()
+other = sc.trace(output_dir=sys.argv[1], name="other")
+other.start()
+with sc.span("both"):
+    pass
+other.step()
+other.close()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+EXEC = """
+import os, sys
+import stepscope as sc
+generation = int(sys.argv[3])
+profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.argv[2]))
+profiler.start()
+for number in range(100):
+    with sc.span(f"generation {generation}"):
+        pass
+if generation < 2:
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[4], *sys.argv[1:3], str(generation + 1), sys.argv[4]])
+profiler.close()
+"""
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Crash:
+    """A program to be killed."""
+    return Crash(tmp_path)
+
+
+def ended(path: Path, *, pid: int, id: str, name: str = "another") -> Path:
+    """A journal of a run that ended in order, with one span."""
+    writer = JournalWriter(path)
+    writer.open(msgspec.structs.replace(run_in(path.parent, name), pid=pid, id=id))
+    writer.write_batch(batch_of(spans([name])))
+    writer.close()
+    return writer.path
+
+
+def test_two_profilers_of_one_process(crash: Crash) -> None:
+    """The journal of the one that had closed is newer, and is not taken for that of the one that was killed."""
+    recovery = crash.of(TWO).recover()
+    assert recovery.source == crash.run / "journal" and recovery.events
+    found = names(recovery.journal)
+    assert (found["early"], found["both"], found["late"]) == (100, 1, 50)
+    assert any("not used" in said and "journal-2" in said for said in recovery.notes)
+
+
+def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
+    """It has no journal: the other's is not taken for one, and its kept steps come back whole."""
+    (tmp_path / "session").mkdir()
+    command = [sys.executable, "-c", FLIGHT, str(tmp_path / "run"), str(tmp_path / "session")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    recovery = recover(tmp_path / "run")
+    assert recovery.source is None
+    found = names(recovery.journal)
+    assert (found["kept"], found["both"]) == (30, 1)
+    assert any("not used" in said and said.endswith("journal") for said in recovery.notes)
+
+
+def test_a_container_that_starts_again(crash: Crash) -> None:
+    """Its processes have the same numbers: a later run that ended in order is not the one that was killed."""
+    crash.of('profiler.start()\nfor _ in range(100):\n    with sc.span("x"): pass\nassert profiler.flush(50)\ndie()')
+    note = read_note(crash.run / SESSION_FILE, [])
+    assert note is not None and note.run
+    later = ended(crash.run / "journal", pid=note.pid, id="0" * 32)
+    assert later.name == "journal-2"
+    recovery = crash.recover()
+    assert recovery.source == crash.run / "journal"
+    assert names(recovery.journal)["x"] == 100 and not names(recovery.journal)["another"]
+    with JournalReader(recovery.journal) as reader:
+        assert reader.run is not None and reader.run.id == note.run
+
+
+def test_programs_that_became_another_by_exec(tmp_path: Path) -> None:
+    """Process, start time and directory are the same; each of those that exec() ended is brought back by itself."""
+    (tmp_path / "session").mkdir()
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", EXEC, str(run), str(tmp_path / "session"), "0", EXEC]
+    subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+    for generation, note in enumerate(("session", "session-2")):
+        found = names(recover(run / note).journal)
+        spans_of = {name: count for name, count in found.items() if name.startswith("generation")}
+        assert spans_of == {f"generation {generation}": 100}
+
+
+def test_default_directories_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of runs of one process that begin in the same second, and where a directory is there already."""
+    monkeypatch.chdir(tmp_path)
+    paths = {Output.choose(None, "x", rank).path for _ in range(10) for rank in (None, 0)}
+    assert len(paths) == 20
+    (tmp_path / "there").mkdir()
+    assert own_directory(tmp_path / "there", None).name == "there-2"
+
+
+@pytest.mark.parametrize("named", ["run", "../{}/run"])
+def test_a_journal_of_an_earlier_version(tmp_path: Path, named: str) -> None:
+    """It bears no id: the one that the note names counts, by whatever name the directory is given."""
+    place = tmp_path / "run"
+    first, _ = (ended(place / "journal", pid=7, id="", name=name) for name in ("one", "two"))
+    new_note(place, msgspec.structs.replace(DEAD, outputs=(str(first), str(tmp_path / "trace.json"))))
+    choice = choose(tmp_path / named.format(tmp_path.name), force=False)
+    assert choice.journal is not None and choice.journal.samefile(first)
+    assert choice.said == ("not used, name one to recover it: journal-2",)
+
+
+def test_a_note_of_an_earlier_version_that_names_no_journal(tmp_path: Path) -> None:
+    """The newest of its process counts, none that bears another run's id, and none at all for a flight recorder."""
+    ended(tmp_path / "journal", pid=7, id="", name="one")
+    second = ended(tmp_path / "journal", pid=7, id="", name="two")
+    ended(tmp_path / "journal", pid=8, id="", name="of another process")
+    ended(tmp_path / "journal", pid=7, id="1" * 32, name="of another run")
+    path = new_note(tmp_path, DEAD)
+    assert choose(tmp_path, force=False).journal == second
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(DEAD, keep_last=3)))
+    assert choose(tmp_path, force=False).journal is None
+
+
+def test_a_copy_beside_the_journal(tmp_path: Path) -> None:
+    """It bears the same id: the one that the note names is taken, else the original."""
+    original = ended(tmp_path / "journal", pid=7, id="1" * 32)
+    (tmp_path / "journal.copy").write_bytes(original.read_bytes())
+    note = msgspec.structs.replace(DEAD, run="1" * 32)
+    path = new_note(tmp_path, note)
+    assert choose(tmp_path, force=False).journal == original
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(note, outputs=(f"{original}.copy",))))
+    assert choose(tmp_path, force=False).journal == Path(f"{original}.copy")
+
+
+def test_another_run_that_is_named(crash: Crash) -> None:
+    """What is recovered of it takes no name of the killed run's, and its session is needed as before."""
+    crash.of("profiler.start(); profiler.flush(); die()")
+    other = ended(crash.run / "journal", pid=7, id="1" * 32)
+    choice = choose(other, force=False)
+    assert (choice.note, choice.target) == (None, crash.run / "journal-2.recovered")
+    taken = ended(crash.run / "journal.recovered", pid=7, id="1" * 32)
+    later = time.time() + 60
+    os.utime(taken, (later, later))
+    left = LeftSession.of(crash.directory())
+    assert left is not None and left.wanted
+    recover(crash.run, force=True)
+    os.utime(taken, (later, later))
+    left = LeftSession.of(crash.directory())
+    assert left is not None and not left.wanted
+
+
+def test_converting_takes_the_same_journal(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
+    """`stepscope convert DIR` reads the journal that `stepscope recover DIR` would."""
+    crash.of(TWO)
+    assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
+    assert "run/journal (not journal-2: name one to convert it)" in capsys.readouterr().err
+
+
+def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None:
+    """Its note has the real name; a directory that is named by a link is the same one."""
+    (tmp_path / "run" / "windows").mkdir(parents=True)
+    part = tmp_path / "run" / "windows" / "000000.journal.part"
+    part.touch()
+    living = msgspec.structs.replace(DEAD, outputs=(str(part),), **process_identity())
+    new_note(tmp_path / "run", living)
+    dead = msgspec.structs.replace(DEAD, outputs=(str(part),))
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    assert complete_windows(tmp_path / "link", dead, being_written(tmp_path / "link")) == (1, [])
+    assert complete_windows(tmp_path / "link", living, set()) == (1, [])
+    assert complete_windows(tmp_path / "link", DEAD, set()) == (1, []), "no note names it"
+    assert part.exists()

@@ -1,0 +1,198 @@
+"""What neither the spool nor the journal has when a process is killed: it is said how much may be missing."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.recovery.recover import Recovery, recover
+from stepscope.runtime.spool import FILES as SPOOL_FILES
+from tests.support.crashes import Crash, names, windows
+from tests.support.disks import small_disk
+
+SLOW = """
+import asyncio
+class Slow(sc.exporters.JournalExporter):
+    async def export(self, batch):
+        await asyncio.sleep(SECONDS)
+        await super().export(batch)
+profiler = sc.trace(output_dir=sys.argv[1], exporters=[Slow()], options=sc.Options(session_dir=sys.argv[2],
+                    queue_bytes=QUEUE, drain_interval=0.005, ring_slots=2048))
+profiler.start()
+made = 0
+"""
+LOOP = """
+for step in range(40):
+    for number in range(1000):
+        with sc.span("x", text="some text"):
+            pass
+    made += 1000
+    profiler.step()
+    time.sleep(0.02)
+"""
+DIE = """
+open(sys.argv[1] + "/made", "w").write(str(made))
+die()
+"""
+
+
+@pytest.fixture
+def crash(tmp_path: Path) -> Crash:
+    """A program to be killed."""
+    return Crash(tmp_path)
+
+
+def program(loop: str, *, seconds: float, queue: int) -> str:
+    """A run whose journal takes so many seconds for a batch, with queues of so many bytes."""
+    return "import time\n" + SLOW.replace("SECONDS", str(seconds)).replace("QUEUE", str(queue)) + loop + DIE
+
+
+def at_most(recovery: Recovery) -> int:
+    """Events that the journal may lack, as recovery says."""
+    said = [re.match(r"at most ([\d,]+) event", what) for what in recovery.missing]
+    return sum(int(match[1].replace(",", "")) for match in said if match)
+
+
+def check(crash: Crash) -> Recovery:
+    """Recovers, and compares with what was made: found + counted <= made <= found + counted + at most missing."""
+    recovery = crash.recover()
+    made = int((crash.run / "made").read_text())
+    (window,) = windows(recovery.journal)
+    counted = window.ledger.dropped()
+    found = names(recovery.journal)["x"]
+    assert counted == recovery.dropped
+    assert found + counted <= made <= found + counted + at_most(recovery), recovery.text()
+    assert all(source.balanced() for source in window.ledger.sources.values())
+    return recovery
+
+
+def test_a_journal_that_hangs(crash: Crash) -> None:
+    """The spool is full soon, and says how many events are in the memory of the process alone."""
+    crash.of(program(LOOP, seconds=1000.0, queue=1 << 16))
+    recovery = check(crash)
+    assert at_most(recovery) > 0
+
+
+def test_a_journal_that_is_slow(crash: Crash) -> None:
+    """What its queue dropped was handled, so the spool lets go of it: the count is in the session."""
+    crash.of(program(LOOP, seconds=1.0, queue=1 << 18))
+    assert at_most(check(crash)) > 0
+
+
+def test_a_journal_that_keeps_up_has_nothing_missing(crash: Crash) -> None:
+    """After a time in which it did not, too: what it has by then is not said to be missing any more."""
+    late = "Slow.export = sc.exporters.JournalExporter.export\n" + LOOP + "time.sleep(1.5)\nprofiler.flush()\n"
+    crash.of(program(LOOP + late, seconds=0.05, queue=1 << 18))
+    recovery = check(crash)
+    assert not recovery.missing
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_killed_while_it_closes(crash: Crash, beside: bool) -> None:
+    """With much that the journal has yet to write; while other profilers, or none, go on."""
+    other = """
+profiler_beside = sc.trace(output_dir=sys.argv[1] + "/beside", exporters=[sc.exporters.MemoryExporter()], options=sc.Options(
+    session_dir=sys.argv[2], drain_interval=0.005, journal=False))
+profiler_beside.start()
+"""
+    loop = """
+import threading
+for _ in range(10):
+    for _ in range(300):
+        with sc.span("x"):
+            pass
+    made += 300
+    time.sleep(0.04)
+threading.Thread(target=profiler.close, daemon=True).start()
+deadline = time.monotonic() + 30
+while profiler._pipeline in profiler._hub._pipelines and time.monotonic() < deadline:
+    time.sleep(0.01)
+for _ in range(20):
+    profiler._hub.wake()
+    time.sleep(0.01)
+"""
+    crash.of(program((other if beside else "") + loop, seconds=1000.0, queue=1 << 20))
+    check(crash)
+
+
+def test_a_session_whose_disk_is_full(tmp_path: Path) -> None:
+    """Nothing can be copied to the spool."""
+    crash = Crash(tmp_path)
+    crash.session = tmp_path / "disk" / "session"
+    with small_disk(tmp_path / "disk", 4 << 20):
+        crash.session.mkdir()
+        fill = """
+with open(os.path.dirname(sys.argv[2]) + "/filler", "wb", buffering=0) as file:
+    try:
+        while file.write(bytes(4096)) == 4096: pass
+    except OSError: pass
+"""
+        crash.of(
+            program(
+                "profiler.flush()\n" + LOOP.replace("range(40)", "range(2)") + fill + LOOP,
+                seconds=1000.0,
+                queue=64 << 20,
+            )
+        )
+        recovery = check(crash)
+    assert at_most(recovery) > 0
+
+
+def test_a_joined_process_whose_owner_is_killed_while_the_journal_is_behind(crash: Crash) -> None:
+    """What was taken from its rings is in the spool until the journal has it."""
+    loop = """
+pid = os.fork()
+if pid == 0:
+    sc.join("worker")
+    for number in range(20000):
+        with sc.span("x"):
+            pass
+        if number % 500 == 0: time.sleep(0.01)
+    os._exit(0)
+os.waitpid(pid, 0)
+made = 20000
+time.sleep(0.3)
+"""
+    text = program(loop, seconds=1000.0, queue=64 << 20).replace(
+        "drain_interval=0.005", "drain_interval=0.005, worker_ring_bytes=1 << 16"
+    )
+    crash.of(text)
+    recovery = check(crash)
+    assert not at_most(recovery) and recovery.processes == 1
+    assert names(recovery.journal)["x"] + recovery.dropped == 20000
+
+
+def test_counters_that_make_no_sense(crash: Crash) -> None:
+    """They are not believed."""
+    crash.of(program(LOOP, seconds=0.0, queue=64 << 20))
+    control = crash.directory() / "control"
+    with control.open("r+b") as file:
+        file.seek(24 + 2048)
+        file.write(os.urandom(1) + b"\xff" * 23)
+    assert not check(crash).missing
+    control.unlink()
+    recovery = crash.recover()
+    assert not recovery.missing
+
+
+def test_a_damaged_frame(crash: Crash) -> None:
+    """What is behind it is found, and what it held is said to be missing; the session stays."""
+    crash.of(program(LOOP, seconds=1000.0, queue=1 << 24))
+    spools = [crash.directory() / name for name in SPOOL_FILES]
+    spool = max((path for path in spools if path.exists()), key=lambda path: path.stat().st_size)
+    data = spool.read_bytes()
+    frames = [match.start() for match in re.finditer(b"SSSPOOL\0", data)]
+    assert len(frames) > 2
+    whole = names(recover(crash.run, crash.run / "whole").journal)["x"]
+    with spool.open("r+b") as file:
+        file.seek(frames[1])
+        file.write(b"\xff" * 16)
+    recovery = recover(crash.run, remove_session=True)
+    assert any(f"{frames[2] - frames[1]:,} bytes that are no frames" in said for said in recovery.missing)
+    assert 0 < names(recovery.journal)["x"] < whole and crash.directory().is_dir()
+    lost = whole - names(recovery.journal)["x"]
+    spool.write_bytes(data[: frames[1]])
+    assert names(recover(crash.run, crash.run / "cut").journal)["x"] < whole - lost

@@ -1,0 +1,181 @@
+"""Calls one after the other, and what one that does not return holds up: nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
+from stepscope.runtime import _core
+from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.error_keeper import KEPT
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.serial import Serial
+from tests.support.crashes import names
+
+LONG = 30.0
+
+
+class Hang:
+    """Holds a thread until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self.over = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.reached.set()
+        assert self.over.wait(LONG)
+
+
+def beside(call: Callable[[], object]) -> threading.Thread:
+    """Makes a call on a thread."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_call_waits_for_its_turn() -> None:
+    """While another thread is inside; it is made by who made it."""
+    serial, hang, made = Serial(), Hang(), list[int]()
+    first = beside(lambda: serial.run(hang))
+    assert hang.reached.wait(LONG)
+    second = beside(lambda: serial.run(lambda: made.append(threading.get_ident()), patience=LONG))
+    assert not made
+    hang.over.set()
+    first.join(LONG)
+    second.join(LONG)
+    assert made == [second.ident] and not serial.mine
+
+
+def test_a_call_whose_patience_ends_is_made_later() -> None:
+    """By the thread that was inside; so are those that are put down meanwhile, and what they raise is kept."""
+    serial, hang, made = Serial(), Hang(), list[int]()
+
+    def fail() -> None:
+        raise ValueError("why")
+
+    first = beside(lambda: serial.run(hang))
+    assert hang.reached.wait(LONG)
+    assert not serial.run(lambda: made.append(threading.get_ident()), patience=0.01)
+    assert not serial.run(fail, patience=0)
+    assert not serial.run_waiting(lambda: None, lambda: made.append(0))
+    hang.over.set()
+    first.join(LONG)
+    assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
+    assert serial.run(lambda: made.append(1)) and made[-1] == 1
+
+
+def test_what_calls_raise_that_were_put_down_is_bounded() -> None:
+    """All is counted, and the first of it kept."""
+    serial = Serial()
+
+    def fail() -> None:
+        raise ValueError("why")
+
+    def inside() -> None:
+        for _ in range(KEPT + 9):
+            assert not serial.run(fail)
+
+    assert serial.run(inside)
+    assert (serial.raised.count, len(serial.raised.errors)) == (KEPT + 9, KEPT)
+
+
+def test_calls_from_many_threads_never_interleave() -> None:
+    """Each is made once, whether its patience ends or not."""
+    serial, inside, most, made = Serial(), 0, 0, 0
+
+    def call() -> None:
+        nonlocal inside, most, made
+        inside += 1
+        most = max(most, inside)
+        made += 1
+        inside -= 1
+
+    def work(patience: float) -> None:
+        for _ in range(500):
+            serial.run(call, patience=patience)
+
+    threads = [beside(lambda patience=patience: work(patience)) for patience in (0.0, 0.0001, 1.0, 0.0)]  # type: ignore[misc]
+    for thread in threads:
+        thread.join(LONG)
+    assert (most, made, inside) == (1, 2000, 0)
+
+
+@pytest.mark.parametrize("where", ["schedule", "backend"])
+def test_closing_around_a_thread_that_hangs(where: str, output_dir: Path) -> None:
+    """What was recorded is delivered though another thread is inside of the schedule or a bound backend; should that
+    return, its step() neither raises nor records."""
+    hang, raised = Hang(), list[BaseException]()
+
+    def schedule(step: int) -> ProfilerAction:
+        if where == "schedule" and step == 3:
+            hang()
+        return ProfilerAction.RECORD if step != 1 else ProfilerAction.RECORD_AND_SAVE
+
+    class Bound(ScriptedBackend):
+        def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
+            if where == "backend" and before is ProfilerAction.RECORD_AND_SAVE:
+                hang()
+            super().transition(before, after, at)
+
+    profiler = sc.trace(
+        schedule=schedule,
+        backends=[Bound(name="bound", thread_bound=True)],
+        output_dir=output_dir,
+        options=sc.Options(close_timeout=1),
+    )
+
+    def train() -> None:
+        try:
+            profiler.start()
+            for _ in range(5):
+                with sc.span("work"):
+                    pass
+                profiler.step()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = beside(train)
+    assert hang.reached.wait(LONG)
+    profiler.close()
+    assert profiler.statistics().state == "closed"
+    assert _core.changing(0) == 0 and not _core.recording()
+    with JournalReader(output_dir / "journal") as reader:
+        list(reader)
+        assert reader.end is not None
+    recorded = names(output_dir / "journal")["work"]
+    assert recorded == (3 if where == "schedule" else 2)
+    hang.over.set()
+    thread.join(LONG)
+    assert not thread.is_alive() and not raised
+    assert profiler.statistics().state == "closed"
+    assert _core.changing(0) == 0 and not _core.recording()
+    profiler.close()
+
+
+@pytest.mark.parametrize("name", ["pause", "resume", "step", "stop", "flush", "start"])
+def test_nothing_waits_for_ever_for_a_thread_that_hangs(name: str, output_dir: Path) -> None:
+    """Calls of the same profiler return, and are made when the other thread's is done."""
+    hang = Hang()
+
+    def schedule(step: int) -> ProfilerAction:
+        if step == 1:
+            hang()
+        return ProfilerAction.RECORD
+
+    with sc.trace(schedule=schedule, output_dir=output_dir, options=sc.Options(close_timeout=1)) as profiler:
+        thread = beside(profiler.step)
+        assert hang.reached.wait(LONG)
+        if name == "start":
+            with pytest.raises(sc.errors.ProfilerStateError):
+                profiler.start()
+        else:
+            getattr(profiler, name)()
+        assert thread.is_alive()
+        hang.over.set()
+        thread.join(LONG)
+        assert profiler.statistics().state == ("stopped" if name == "stop" else "running")

@@ -1,0 +1,256 @@
+"""SIGTERM and SIGINT where Python by itself would not hear them, or would hear them too early."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.recover import recover
+from tests.support.basics import missing
+from tests.support.crashes import names
+from tests.support.terminations import BOUND, DEAF, HOLDER, START, WORK, delivered, run
+
+WHO = """
+from stepscope.runtime.ending import before_close
+before_close(lambda: print(threading.current_thread() is threading.main_thread(), flush=True))
+"""
+"""Says whether the main thread closes."""
+
+
+def test_sigterm_that_does_not_wake_the_main_thread(tmp_path: Path) -> None:
+    """As when it comes right before a system call that sleeps: the main thread is woken, and closes."""
+    said = run(
+        WORK
+        + WHO
+        + """
+def other():
+    time.sleep(0.2)
+    signal.raise_signal(signal.SIGTERM)
+threading.Thread(target=other, daemon=True).start()
+time.sleep(600)
+""",
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+    assert said == "True\n"
+    assert delivered(tmp_path)
+
+
+def test_sigterm_while_the_main_thread_is_in_native_code(tmp_path: Path) -> None:
+    """It never comes back: another thread closes, and the process dies all the same."""
+    said = run(WORK + WHO + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
+    assert said == "False\n"
+    assert delivered(tmp_path)
+
+
+def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> None:
+    """The process dies after the deadline; what it recorded is left for recovery."""
+    script = "profiler = sc.trace(output_dir='run', options=sc.Options(close_timeout=0.2))\n" + WORK + DEAF
+    run(script + "deaf(ctypes.PyDLL)", tmp_path, code=-signal.SIGTERM)
+    assert (tmp_path / "run" / "session").exists()
+    recover(tmp_path / "run")
+    assert names(tmp_path / "run" / "journal.recovered")["work"] == 1
+
+
+@pytest.mark.parametrize("ending", ["term(); time.sleep(600)", DEAF + "deaf(ctypes.CDLL)"])
+@pytest.mark.parametrize("signal_name", ["SIGTERM", "SIGHUP"])
+def test_what_was_delivered_takes_no_memory_any_more(ending: str, signal_name: str, tmp_path: Path) -> None:
+    """The rings go with the process, whichever thread closes: nothing of the interpreter's exit is called."""
+    number = signal.Signals[signal_name]
+    ending = ending.replace("signal.SIGTERM", f"signal.{signal_name}").replace("kill $", f"kill -{number} $")
+    default = f"signal.signal({number}, signal.SIG_DFL)\n"  # under nohup it would be ignored
+    rings = "profiler = sc.trace(output_dir='run', options=sc.Options(session_dir='rings'))\n"
+    term = f"def term(): os.kill(os.getpid(), signal.{signal_name})\n"
+    (tmp_path / "rings").mkdir(mode=0o700)
+    run(default + rings + WORK + "assert os.listdir('rings')\n" + term + ending, tmp_path, code=-number)
+    assert delivered(tmp_path)
+    assert not list((tmp_path / "rings").iterdir())
+
+
+def test_the_first_process_of_a_container_traces_on(tmp_path: Path) -> None:
+    """The system spares it, unless it handles the signal: it closes, goes on, and may trace again."""
+    again = """
+term(); time.sleep(0.1)
+until(lambda: not Path("run/session").exists())
+with sc.trace(output_dir="again") as profiler:
+    with sc.span("later"):
+        pass
+print("went on", flush=True)
+os._exit(0)
+"""
+    script = START + HOLDER + "from pathlib import Path\n" + WORK + again
+    done = subprocess.run(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    if "Operation not permitted" in done.stderr:
+        missing("a namespace of processes", "It takes root, or user namespaces.")
+    assert "went on" in done.stdout, done.stderr
+    assert names(tmp_path / "again" / "journal")["later"] == 1
+
+
+THREADS = """
+import contextlib
+from pathlib import Path
+def threads():
+    found = []
+    for task in Path('/proc/self/task').iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found.append((task / 'comm').read_text())
+    return found
+"""
+
+
+def test_a_trace_that_another_thread_closed_leaves_nothing(tmp_path: Path) -> None:
+    """SIGTERM is the system's again, though Python sets handlers on the main thread only; the next trace has it again."""
+    close = "thread = threading.Thread(target=profiler.close); thread.start(); thread.join()\n"
+    script = THREADS + WORK + "assert 'scope signals\\n' in threads()\n" + close
+    script += "assert 'scope signals\\n' not in threads()\n"
+    run(script + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
+    (tmp_path / "again").mkdir()
+    again = "profiler = sc.trace(output_dir='run')\n" + WORK + "term(); time.sleep(60)"
+    run(
+        "profiler.output_dir\n".replace("profiler.output_dir", "profiler = sc.trace(output_dir='first')")
+        + WORK
+        + close
+        + again,
+        tmp_path / "again",
+        code=-signal.SIGTERM,
+    )
+    assert delivered(tmp_path / "again")
+
+
+def test_sigterm_that_the_main_thread_has_blocked(tmp_path: Path) -> None:
+    """Another thread takes it; the process does not go on with its profilers closed."""
+    run(
+        WORK
+        + """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def other():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    time.sleep(60)
+threading.Thread(target=other, daemon=True).start()
+print("ready", flush=True)
+for _ in range(600):
+    time.sleep(0.1)
+""",
+        tmp_path,
+        code=-signal.SIGTERM,
+        number=signal.SIGTERM,
+    )
+    assert delivered(tmp_path)
+
+
+def test_handlers_that_raise_leave_ctrl_c_as_it_was(tmp_path: Path) -> None:
+    """Timeouts by SIGALRM that hit changes anywhere; later both signals do what they should."""
+    run(
+        """
+import random
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+profiler.start()
+for _ in range(300):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 4e-4))
+        while True:
+            profiler.pause()
+            profiler.resume()
+    except Late:
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except KeyboardInterrupt:
+    term()
+    time.sleep(60)
+""",
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+    with JournalReader(tmp_path / "run" / "journal") as reader:
+        list(reader)
+        assert reader.end is not None
+
+
+FORKS = """
+def changing(after):
+    if after.records and os.getpid() == parent:
+        fork()
+parent = os.getpid()
+"""
+
+
+def test_a_fork_while_the_main_thread_is_inside_of_a_change(tmp_path: Path) -> None:
+    """Another thread forks: the child hears Ctrl-C and SIGTERM at once."""
+    run(
+        BOUND
+        + FORKS
+        + """
+codes = []
+def child(number):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            os.kill(os.getpid(), number)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            os._exit(9)
+        os._exit(1)
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+def fork():
+    for number in (signal.SIGINT, signal.SIGTERM):
+        thread = threading.Thread(target=child, args=(number,))
+        thread.start(), thread.join()
+profiler = sc.trace(output_dir="run", backends=[Bound()])
+"""
+        + WORK
+        + "profiler.close(); assert codes == [9, -signal.SIGTERM], codes",
+        tmp_path,
+        code=0,
+    )
+    assert delivered(tmp_path)
+
+
+def test_a_child_that_was_forked_inside_of_a_change(tmp_path: Path) -> None:
+    """It returns from the change of its parent, and a trace of its own is delivered at SIGTERM."""
+    (tmp_path / "child").mkdir()
+    run(
+        BOUND
+        + FORKS
+        + """
+pid = None
+def fork():
+    global pid
+    pid = os.fork()
+profiler = sc.trace(output_dir="run", backends=[Bound()])
+"""
+        + WORK
+        + """
+if pid == 0:
+    profiler = sc.trace(output_dir="child/run")
+    profiler.start()
+    with sc.span("work"):
+        pass
+    term()
+    time.sleep(60)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGTERM
+profiler.close()
+""",
+        tmp_path,
+        code=0,
+    )
+    assert delivered(tmp_path)
+    assert delivered(tmp_path / "child")

@@ -1,0 +1,223 @@
+"""Suspended time: what a task does not run is a span of its own, and nobody's self time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import stepscope as sc
+from stepscope.runtime import tasks
+from stepscope.runtime._core import instant, span
+from stepscope.runtime.events import Flag, Kind
+from tests.support.crashes import Crash, open_names
+from tests.support.recording import Log, Row, check_self_times, recording
+from tests.unit.runtime.test_stack import open_rows
+
+
+def suspensions(log: Log, of: Row) -> list[Row]:
+    """The suspended times right below a span."""
+    return [row for row in log.events(Kind.SPAN, "suspended") if row.parent == of.id]
+
+
+async def test_each_suspension_is_a_span() -> None:
+    """It lies in the innermost open span, on the task's track, and the self times around it are what ran."""
+
+    async def work() -> None:
+        with span("outer"):
+            await asyncio.sleep(0)
+            with span("inner"):
+                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+
+    with recording() as log:
+        await asyncio.create_task(work())
+    outer, inner = log.span("outer"), log.span("inner")
+    assert [len(suspensions(log, row)) for row in (outer, inner)] == [2, 2]
+    found = log.events(Kind.SPAN, "suspended")
+    assert {(row.track, row.category, row.flags) for row in found} == {(outer.track, "task", Flag(0))}
+    check_self_times(log.of(Kind.SPAN))
+
+
+async def test_work_of_others_lies_in_the_suspended_time() -> None:
+    """Two tasks that hold spans take turns: while one runs, the other does not."""
+
+    async def work(name: str) -> None:
+        with span(name):
+            for _ in range(5):
+                with span(f"{name} runs"):
+                    time.sleep(0.0005)  # noqa: ASYNC251 - it stands for work
+                await asyncio.sleep(0)
+
+    with recording() as log:
+        await asyncio.gather(work("a"), work("b"))
+    for one, other in (("a", "b"), ("b", "a")):
+        waits = suspensions(log, log.span(one))
+        for row in log.events(Kind.SPAN, f"{other} runs"):
+            if log.span(one).ts <= row.ts and row.end <= log.span(one).end:
+                assert any(wait.ts <= row.ts and row.end <= wait.end for wait in waits)
+    check_self_times(log.of(Kind.SPAN))
+
+
+async def test_tasks_without_open_spans_record_nothing() -> None:
+    """Nor do those that finish within a step."""
+
+    async def quiet() -> None:
+        await asyncio.sleep(0)
+        instant("mark")
+        await asyncio.sleep(0)
+        with span("whole"):
+            pass
+        await asyncio.sleep(0)
+
+    with recording() as log:
+        await asyncio.create_task(quiet())
+    assert log.events(Kind.SPAN, "suspended") == []
+
+
+def test_a_task_that_ran_before_it_was_recorded() -> None:
+    """Its suspended times are known like others'; of the first, from the loop's next turn on."""
+
+    async def main() -> None:
+        with recording() as log, span("main"):
+            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.001)
+        assert len(suspensions(log, log.span("main"))) == 2
+        check_self_times(log.of(Kind.SPAN))
+
+    asyncio.run(main())
+
+
+def test_tasks_made_before_the_profiler_started() -> None:
+    """All tasks of the loop are watched from then on, also those that have yet to begin."""
+
+    async def work(gate: asyncio.Event) -> None:
+        await gate.wait()
+        with span("work"):
+            await asyncio.sleep(0)
+
+    async def main() -> Log:
+        gate = asyncio.Event()
+        old = [asyncio.create_task(work(gate)) for _ in range(3)]
+        await asyncio.sleep(0)
+        old.append(asyncio.create_task(work(gate)))
+        with recording() as log:
+            tasks.watch()
+            gate.set()
+            await asyncio.gather(*old)
+        return log
+
+    log = asyncio.run(main())
+    assert [len(suspensions(log, row)) for row in log.events(Kind.SPAN, "work")] == [1] * 4
+
+
+async def test_cancelled_while_suspended() -> None:
+    """The suspension ends where the exception is thrown in; the span says that it was left by one."""
+    with recording() as log:
+
+        async def work() -> None:
+            with span("work"):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        assert [row.name for row in open_rows()] == ["work", "suspended"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    work_row = log.span("work")
+    (wait,) = suspensions(log, work_row)
+    assert work_row.flags == Flag.ERROR and wait.flags == Flag(0) and wait.end <= work_row.end
+    check_self_times(log.of(Kind.SPAN))
+
+
+async def test_recording_that_changes_while_suspended() -> None:
+    """A suspension that was begun is ended; one whose begin was not recorded is left out."""
+    go_on = asyncio.Event()
+
+    async def work() -> None:
+        with span("work"):
+            await go_on.wait()
+            log.record(True)
+            await asyncio.sleep(0)
+            log.record(False)
+            await asyncio.sleep(0)
+            log.record(True)
+
+    with recording() as log:
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        log.record(False)
+        go_on.set()
+        await task
+    assert len(suspensions(log, log.span("work"))) == 2
+    check_self_times(log.of(Kind.SPAN))
+    assert open_rows() == []
+
+
+def test_a_loop_that_goes_on_in_another_thread() -> None:
+    """The suspension that began in one thread ends in the other, in order."""
+    loop = asyncio.SelectorEventLoop()
+
+    async def work() -> None:
+        with span("work"):
+            await gate.wait()
+
+    async def finish() -> None:
+        gate.set()
+        await task
+
+    gate = asyncio.Event()
+    with recording() as log:
+        task = loop.create_task(work())
+        loop.run_until_complete(asyncio.sleep(0))
+        thread = threading.Thread(target=lambda: loop.run_until_complete(finish()))
+        thread.start()
+        thread.join()
+    loop.close()
+    (wait,) = suspensions(log, log.span("work"))
+    assert wait.flags == Flag(0)
+    check_self_times(log.of(Kind.SPAN))
+
+
+def test_the_end_of_a_window_shows_it(output_dir: Path) -> None:
+    """A span that is suspended then is written with the time that it has waited so far."""
+    memory = sc.exporters.MemoryExporter()
+
+    async def main() -> None:
+        async def work() -> None:
+            with span("work"):
+                await asyncio.Event().wait()
+
+        async with sc.trace(output_dir=output_dir, exporters=[memory]) as profiler:
+            task = asyncio.create_task(work())
+            await asyncio.sleep(0.001)
+            await asyncio.to_thread(profiler.stop)
+            assert isinstance(task, asyncio.Task)
+            task.cancel()
+
+    asyncio.run(main())
+    flags = memory.events()["flags"]
+    still_open = {name for name, flag in zip(memory.names(), flags, strict=True) if flag & int(Flag.OPEN)}
+    assert {"work", "suspended"} <= still_open
+
+
+def test_a_killed_process_leaves_it(tmp_path: Path) -> None:
+    """Recovery says what every task was doing: that it waited."""
+    crash = Crash(tmp_path).of("""
+        async def work(name):
+            with sc.span(name):
+                await asyncio.Event().wait()
+        async def main():
+            tasks = [asyncio.create_task(work(name)) for name in "ab"]
+            await asyncio.sleep(0.01)
+            with sc.span("main"):
+                die()
+        with profiler:
+            asyncio.run(main())
+    """)
+    journal = crash.recover().journal
+    assert journal is not None
+    names = [name for name in open_names(journal) if not name.startswith("ProfilerStep")]
+    assert sorted(names) == ["a", "b", "main", "suspended", "suspended"]

@@ -1,0 +1,316 @@
+"""What killed runs left goes when nobody needs it or there is no room, and then recovery says so."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.runtime.errors import FormatError, ProfilerStateError
+from stepscope.runtime.held_files import lock
+from stepscope.runtime.options import Options
+from stepscope.runtime.processes import process_identity
+from stepscope.runtime.recovery import sweep as sweeping
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
+from stepscope.runtime.session import in_use, make_session
+from stepscope.runtime.session_note import SessionNote, new_note, read_note
+from tests.support.crashes import BODY, MIDWAY, Crash, names
+
+START = """
+import os, signal, sys
+import stepscope as sc
+options = sc.Options(session_dir=sys.argv[2], drain_interval=1000.0)
+with sc.trace(output_dir=sys.argv[1], exporters=[], options=options) as profiler:
+    profiler.flush()
+    for number in range(100):
+        with sc.span("x"):
+            pass
+    END
+"""
+
+
+def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGKILL)") -> None:
+    """Runs a program that is killed, or does what it is told."""
+    command = [sys.executable, "-c", START.replace("END", end), str(run), str(session)]
+    subprocess.run(command, check=end == "pass", cwd=session.parent)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A place with the run and the session of a process that was killed, to be copied."""
+    place = tmp_path_factory.mktemp("killed")
+    Crash(place).of(BODY.format(between=MIDWAY), drain_interval=1000.0)
+    return place
+
+
+class Left:
+    """Copies of a killed run, each with a session of its own in one place."""
+
+    def __init__(self, place: Path, killed: Path) -> None:
+        self.sessions = place / "sessions"
+        self.sessions.mkdir()
+        self._place = place
+        self._killed = killed
+
+    def run(self, name: str, age: float) -> tuple[Path, Path]:
+        """A run whose session was written to so many seconds ago: its directory, and that of the session."""
+        run = self._place / name
+        shutil.copytree(self._killed / "run", run)
+        (old,) = (self._killed / "session").iterdir()
+        session = self.sessions / f"stepscope-{name}"
+        shutil.copytree(old, session)
+        note = json.loads((run / "session").read_text())
+        (run / "session").write_text(json.dumps(note | {"directory": str(session), "outputs": []}))
+        (session / f"run-{note['profiler']}").write_text(str(run / "session"))
+        at = time.time() - age
+        for path in (*session.iterdir(), session):
+            os.utime(path, (at, at))
+        return run, session
+
+
+@pytest.fixture
+def left(tmp_path: Path, killed: Path) -> Left:
+    """Killed runs."""
+    return Left(tmp_path, killed)
+
+
+def test_many_ranks_that_are_killed_and_start_again(tmp_path: Path) -> None:
+    """However many there were, each of them can be recovered after that."""
+    (tmp_path / "session").mkdir()
+    for number in range(12):
+        start(tmp_path / f"run{number}", tmp_path / "session")
+    start(tmp_path / "again", tmp_path / "session", "pass")
+    for number in range(12):
+        recovery = recover(tmp_path / f"run{number}")
+        assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
+
+
+def test_the_same_directory_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that begins where others were killed leaves their notes alone, and all are recovered."""
+    run, session = tmp_path / "run", tmp_path / "session"
+    session.mkdir()
+    start(run, session)
+    start(run, session)
+    start(run, session, "pass")
+    assert sorted(path.name for path in run.iterdir()) == ["journal", "journal-2", "journal-3", "session", "session-2"]
+    assert main(["recover", str(run)]) == 0
+    assert capsys.readouterr().out.count("recovered to ") == 2
+    assert names(run / "journal.recovered")["x"] == names(run / "journal-2.recovered")["x"] == 100
+    start(run, session)
+    assert (run / "session-3").exists()
+    assert main(["recover", "--remove-session", str(run)]) == 0
+    start(run, session)
+    assert (run / "session-4").exists()  # the first name's recovered journal is somebody's still
+    assert recover(run).journal == run / "journal-4.recovered"
+
+
+def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that was recovered, or whose directory is gone, needs its session no more."""
+    needed, recovered, gone = (left.run(name, 2 * DAY) for name in ("needed", "recovered", "gone"))
+    young = left.run("young", DAY / 2)
+    for run, _ in (recovered, young):
+        recover(run)
+    shutil.rmtree(gone[0])
+    with caplog.at_level(logging.INFO, "stepscope"):
+        sweep(left.sessions)
+    assert [path.exists() for _, path in (needed, recovered, gone, young)] == [True, False, False, True]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_a_note_that_is_not_of_the_session_needs_it_not(left: Left, tmp_path: Path) -> None:
+    """What is written in a session is not believed: the note must say the same, and only such a note is changed."""
+    run, session = left.run("run", 2 * DAY)
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    (other / "session").write_text(json.dumps({"directory": "/elsewhere", "pid": 1, "start_time": 1}))
+    (run / "session").unlink()
+    before = (other / "session").read_bytes()
+    for name, path in {
+        "run-7": other / "session",
+        "run-8": tmp_path / "missing" / "session",
+        "run-9": "../session",
+    }.items():
+        (session / name).write_text(str(path))
+    (session / "run-10").symlink_to(other / "session")
+    os.utime(session, (0, 0))
+    for path in session.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    sweep(left.sessions)
+    assert not session.exists()
+    assert (other / "session").read_bytes() == before
+
+
+def test_too_many_bytes(left: Left, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Old ones go, the oldest first, until the rest is small enough; young ones do not."""
+    oldest, old = left.run("oldest", 3 * DAY), left.run("old", 2 * DAY)
+    young = left.run("young", DAY / 2)
+    size = sum(path.stat().st_blocks * 512 for path in old[1].iterdir())
+    monkeypatch.setattr(sweeping, "MOST_BYTES", 2 * size + size // 2)
+    sweep(left.sessions)
+    assert [path.exists() for _, path in (oldest, old, young)] == [False, True, True]
+    monkeypatch.setattr(sweeping, "MOST_BYTES", 0)
+    sweep(left.sessions)
+    assert [path.exists() for _, path in (old, young)] == [False, True]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+
+
+def test_no_room(
+    left: Left, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where there is none for a new run even young ones go, and their runs say so: how many events, when and why."""
+    run, session = left.run("run", 60.0)
+    monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
+    sweep(left.sessions)
+    assert not session.exists()
+    assert "killed and not recovered" in caplog.text
+    note = read_note(run / "session", [])
+    assert note is not None and note.swept is not None and note.swept.events > 80
+    assert main(["recover", str(run)]) == 3
+    said = capsys.readouterr()
+    assert "MISSING: its session was swept by a later run at 20" in said.out
+    assert f"at most {note.swept.events:,} events that no journal has" in said.out
+    assert "not all could be brought back" in said.err
+    assert names(run / "journal.recovered")["forward"] == 21
+
+
+def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> None:
+    """It goes on beside the program; a place that is not there is for who makes a directory in it to tell."""
+    recovered, session = left.run("recovered", 2 * DAY)
+    recover(recovered)
+    sweep_beside(left.sessions)
+    for thread in threading.enumerate():
+        if thread.name == "stepscope sweep":
+            thread.join()
+    assert not session.exists()
+    sweep_beside(tmp_path / "missing")
+
+
+def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is too little, no other thread sweeps: there is room when it returns."""
+    _, session = left.run("run", 60.0)
+    monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
+    monkeypatch.setattr(sweeping, "PAUSE", 600.0)
+    sweep_beside(left.sessions)
+    assert not session.exists()
+
+
+def test_memory_is_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the place is in memory, it is full when the memory is, whatever its own limit."""
+    disk = Room.of(left.sessions)
+    monkeypatch.setattr(sweeping, "MEMORY", left.sessions)
+    pages, page = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGESIZE")
+    memory = Room.of(left.sessions)
+    assert memory.size == min(disk.size, pages * page)
+    assert 0 < memory.free <= memory.size
+
+
+def test_one_that_is_in_use_stays(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its process id says: that of another container tells nothing. Nor does a recovery lose what it reads."""
+    _, session = left.run("run", 9 * DAY)
+    monkeypatch.setattr(sweeping, "MOST_BYTES", 0)
+    for name in (".", "process.json"):
+        held = lock(session / name)
+        sweep(left.sessions)
+        assert session.exists()
+        os.close(held)
+    sweep(left.sessions)
+    assert not session.exists()
+
+
+def test_a_session_is_in_use_while_its_process_lives(tmp_path: Path) -> None:
+    """Also while children that it forked go on after its end, it counts as left."""
+    program = """
+import os, signal, sys
+import stepscope as sc
+profiler = sc.trace(output_dir=sys.argv[1], options=sc.Options(session_dir=sys.argv[2]))
+profiler.start()
+if os.fork() == 0:
+    os.close(1)
+    signal.pause()
+os.write(1, b"up")
+os.close(1)
+signal.pause()
+"""
+    (tmp_path / "session").mkdir()
+    command = [sys.executable, "-c", program, str(tmp_path / "run"), str(tmp_path / "session")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.read() == b"up"
+            (session,) = (tmp_path / "session").iterdir()
+            assert in_use(session)
+            note = tmp_path / "run" / "session"
+            said = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
+            assert f'"pid":{process.pid}' not in said
+            note.write_text(said)  # as another container sees it
+            with pytest.raises(ProfilerStateError, match="still runs"):
+                recover(tmp_path / "run")
+            process.kill()
+            process.wait()
+            assert not in_use(session)
+            assert recover(tmp_path / "run").missing == ()
+        finally:
+            os.killpg(process.pid, 9)
+
+
+def test_two_recoveries(left: Left) -> None:
+    """One does not delete what another is reading."""
+    run, session = left.run("run", 60.0)
+    held = lock(session)
+    kept = recover(run, remove_session=True)
+    assert any("is in use" in note for note in kept.notes)
+    assert session.exists() and (run / "session").exists()
+    os.close(held)
+    assert recover(run, remove_session=True).notes == ()
+    assert not session.exists()
+
+
+def test_a_relative_place(tmp_path: Path) -> None:
+    """A run whose `Options.session_dir` is relative is recovered from anywhere."""
+    (tmp_path / "relative").mkdir()
+    command = [sys.executable, "-c", START.replace("END", "os._exit(9)"), "run", "relative"]
+    assert subprocess.run(command, check=False, cwd=tmp_path).returncode == 9
+    recovery = recover(tmp_path / "run")
+    assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
+
+
+def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where not even the first files fit, the next place is taken, and nothing is left behind."""
+    filling = os.open(small_disk / "filling", os.O_WRONLY | os.O_CREAT)
+    with contextlib.suppress(OSError):
+        while os.write(filling, b"x" * 4096):
+            pass
+    os.close(filling)
+
+    def places(wanted: str | None) -> list[str]:
+        return [str(small_disk), str(tmp_path)]
+
+    monkeypatch.setattr("stepscope.runtime.session.places", places)
+    session = make_session(Options())
+    assert session.parent == tmp_path
+    assert [path.name for path in small_disk.iterdir()] == ["filling"]
+
+
+def test_notes_have_names_of_their_own(tmp_path: Path) -> None:
+    """None takes another's name, that of a link, or that of which a recovered journal is."""
+    note = SessionNote(directory="/x", pid=1, start_time=process_identity()["start_time"])
+    (tmp_path / "journal.recovered").touch()
+    (tmp_path / "session-2").write_text("another's")
+    (tmp_path / "session-3").symlink_to(tmp_path / "session-2")
+    assert new_note(tmp_path, note).name == "session-3"
+    assert (tmp_path / "session-2").read_text() == "another's"
+    assert not (tmp_path / "session-3").is_symlink()
+    with pytest.raises(FormatError, match="nothing to recover"):
+        recover(tmp_path)

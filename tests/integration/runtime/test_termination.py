@@ -1,0 +1,366 @@
+"""SIGTERM and SIGINT: what was recorded is delivered first, and then the process ends as it would have."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepscope.runtime.journal.reader import JournalReader
+from tests.support.crashes import names
+from tests.support.launch import launched
+from tests.support.terminations import BOUND, START, WORK, delivered, run
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_delivers_and_kills(asked: signal.Signals, tmp_path: Path) -> None:
+    """The parent sees a process that died of the signal, and the files are complete; nothing of Python's exit runs."""
+    said = run(
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may ignore it\n"
+        + WORK
+        + "import atexit; atexit.register(print, 'atexit'); print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)",
+        tmp_path,
+        code=-asked,
+        number=asked,
+    )
+    assert said == "ready\n"
+    assert delivered(tmp_path)
+
+
+def test_sighup_that_is_ignored(tmp_path: Path) -> None:
+    """A program that `nohup` started goes on when its terminal is closed."""
+    said = run(
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        + WORK
+        + "print('ready', flush=True)\nos.kill(os.getpid(), signal.SIGHUP)\ntime.sleep(0.1)\nprofiler.close(); print('done')",
+        tmp_path,
+        code=0,
+    )
+    assert said == "ready\ndone\n"
+    assert delivered(tmp_path)
+
+
+def test_sigterm_in_the_midst_of_steps(tmp_path: Path) -> None:
+    """Wherever it hits a loop that changes its action at every step, the journal is whole."""
+    script = """
+profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=0)
+profiler.start()
+print("ready", flush=True)
+while True:
+    with sc.span("work"):
+        pass
+    profiler.step()
+"""
+    for trial in range(5):
+        place = tmp_path / str(trial)
+        place.mkdir()
+        run(script, place, code=-signal.SIGTERM, number=signal.SIGTERM)
+        with JournalReader(place / "run" / "journal") as reader:
+            list(reader)
+            assert reader.end is not None
+            assert not reader.damage
+
+
+def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
+    """A scheduler that asks again while an exporter is slow gets the same end, and the file is whole."""
+    script = (
+        """
+class Slow(sc.exporters.MemoryExporter):
+    async def aclose(self):
+        print("closing", flush=True)
+        await asyncio.sleep(1)
+profiler = sc.trace(output_dir="run", exporters=[Slow()])
+"""
+        + WORK
+        + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
+    )
+    with launched([sys.executable, "-c", START + script], cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.terminate()
+        assert process.stdout.readline() == b"closing\n"
+        for _ in range(3):
+            process.terminate()
+            time.sleep(0.05)
+        assert process.wait(60) == -signal.SIGTERM
+    assert delivered(tmp_path)
+
+
+def test_a_hanging_exporter_delays_the_end_by_the_deadline_only(tmp_path: Path) -> None:
+    """The grace of schedulers is short."""
+    script = (
+        """
+profiler = sc.trace(output_dir="run", exporters=[sc.exporters.MemoryExporter(hang_in="export")],
+                    options=sc.Options(close_timeout=0.5))
+"""
+        + WORK
+        + "print('ready', flush=True)\nfor _ in range(600): time.sleep(0.1)"
+    )
+    began = time.monotonic()
+    run(script, tmp_path, code=-signal.SIGTERM, number=signal.SIGTERM)
+    assert time.monotonic() - began < 30
+    assert delivered(tmp_path)
+
+
+LEAVING = """
+def changing(after):
+    if not after.records:
+        term()
+        time.sleep(0)  # the handler of the signal runs here, or waits
+def profiler():
+    return sc.trace(output_dir="run", backends=[Bound()])
+async def main():
+    async with profiler():
+        with sc.span("work"):
+            pass
+def sync():
+    with profiler():
+        with sc.span("work"):
+            pass
+"""
+
+
+@pytest.mark.parametrize("leave", ["asyncio.run(main())", "sync()"])
+def test_sigterm_while_the_profiler_is_left(leave: str, tmp_path: Path) -> None:
+    """It comes while a backend stops, as `with` or `async with` ends: everything is delivered before the process dies."""
+    run(BOUND + LEAVING + leave, tmp_path, code=-signal.SIGTERM)
+    assert delivered(tmp_path)
+
+
+WAITING = (
+    WORK
+    + """
+async def main():
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    print(0, flush=True)
+    await stop.wait()
+    sys.exit(5)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
+        + WORK
+        + "print(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
+        WORK
+        + "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(0, flush=True)\nfor _ in range(600): time.sleep(0.1)",
+        WAITING + "asyncio.run(main())",
+        WAITING
+        + """
+import uvloop
+with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    runner.run(main())
+""",
+        WORK + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nterm()\nprint(0, flush=True)\nsys.exit(5)",
+    ],
+)
+def test_handlers_of_the_program_are_left_alone(script: str, tmp_path: Path) -> None:
+    """Set before or after, by signal or by asyncio: they decide, and the trace is closed at the exit that they cause."""
+    run(script, tmp_path, code=5, number=signal.SIGTERM if "term()" not in script else None)
+    assert delivered(tmp_path)
+
+
+def test_a_handler_that_is_set_while_it_is_looked_whose_it_is(tmp_path: Path) -> None:
+    """A thread of ours has seen its own handler, and takes the signal when the program has one: it is the program's."""
+    run(
+        """
+from stepscope.runtime import _core, signals
+came = []
+with profiler:
+    ours = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    _core.watch_signal(signal.SIGTERM, ours, 0.5, signals._end)
+    signal.raise_signal(signal.SIGTERM)
+    time.sleep(3)
+    assert came == [1]
+""",
+        tmp_path,
+        code=0,
+    )
+
+
+def test_the_disposition_is_given_back(tmp_path: Path) -> None:
+    """Without an open profiler SIGTERM is as it was; a handler that the program restored late does what it should."""
+    run(
+        """
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+with profiler:
+    ours = signal.getsignal(signal.SIGTERM)
+    assert callable(ours)
+    with sc.trace(output_dir="other"):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is ours
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+async def main():
+    async with sc.trace(output_dir="third"):
+        assert signal.getsignal(signal.SIGTERM) is ours
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+asyncio.run(main())
+with sc.trace(output_dir="fourth", options=sc.Options(handle_sigterm=False)):
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+signal.signal(signal.SIGTERM, ours)
+term()
+""",
+        tmp_path,
+        code=-signal.SIGTERM,
+    )
+
+
+def test_a_thread_that_starts_a_profiler_sets_no_handler(tmp_path: Path) -> None:
+    """Python sets them on the main thread only; elsewhere starting works all the same."""
+    run(
+        """
+thread = threading.Thread(target=profiler.start)
+thread.start(), thread.join()
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+profiler.close()
+""",
+        tmp_path,
+        code=0,
+    )
+
+
+def test_a_forked_child_dies_at_once(tmp_path: Path) -> None:
+    """Who terminates a worker does not wait for its parent's trace, and the parent's trace goes on."""
+    run(
+        WORK
+        + """
+child = os.fork()
+if child == 0:
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    time.sleep(60)
+    os._exit(1)
+time.sleep(0.1)
+term(child)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+""",
+        tmp_path,
+        code=0,
+    )
+    assert delivered(tmp_path)
+
+
+def test_an_interrupt_during_changes_breaks_nothing(tmp_path: Path) -> None:
+    """KeyboardInterrupt that arrives anywhere in a loop of changes, pauses and closing is raised, and all is delivered."""
+    run(
+        """
+import random
+profiler.schedule = sc.schedule(wait=1, warmup=0, active=1, repeat=0)
+armed = threading.Event()
+def interrupt():
+    for _ in range(40):
+        armed.wait()
+        armed.clear()
+        time.sleep(random.uniform(0, 0.002))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+def work():
+    with sc.span("spans"):
+        profiler.step()
+    profiler.pause()
+    profiler.resume()
+profiler.start()
+threading.Thread(target=interrupt).start()
+for _ in range(40):
+    try:
+        armed.set()
+        while True:
+            work()
+    except KeyboardInterrupt:
+        profiler.resume()  # the interrupt may have come after pause()
+        profiler.flush()
+while profiler.current_action is not sc.ProfilerAction.RECORD_AND_SAVE:
+    profiler.step()
+with sc.span("work"):
+    pass
+profiler.close()
+profiler.raise_errors()
+from stepscope.runtime import _core
+assert _core.changing(0) == 0 and not _core.recording()
+statistics = profiler.statistics().pipeline.windows
+assert statistics.opened == statistics.closed, statistics
+""",
+        tmp_path,
+        code=0,
+    )
+    assert names(tmp_path / "run" / "journal")["work"] == 1
+
+
+def test_an_interrupt_waits_for_closing(tmp_path: Path) -> None:
+    """Ctrl-C while the profiler closes: everything is written, and then KeyboardInterrupt is raised."""
+    script = (
+        """
+class Slow(sc.exporters.MemoryExporter):
+    async def aclose(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0.3)
+profiler = sc.trace(output_dir="run", exporters=[Slow()])
+"""
+        + WORK
+        + """
+try:
+    profiler.close()
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    )
+    run(script, tmp_path, code=5)
+    assert delivered(tmp_path)
+
+
+STUCK = """
+class Stuck:
+    name, thread_bound = "stuck", False
+    def open(self, sink):
+        print("opening", flush=True)
+        time.sleep(600)
+    def transition(self, before, after, at): pass
+    async def aclose(self): pass
+    def report(self): return sc.backends.BackendReport()
+"""
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_a_start_that_hangs_is_ended_by_a_signal(asked: signal.Signals, tmp_path: Path) -> None:
+    """A backend blocks the runtime's loop when it is opened: the process can still be ended."""
+    script = (
+        STUCK
+        + """
+try:
+    sc.trace(output_dir="run", backends=[Stuck()], options=sc.Options(close_timeout=0.5)).start()
+except KeyboardInterrupt:
+    sys.exit(5)
+"""
+    )
+    run(script, tmp_path, code=5 if asked == signal.SIGINT else -asked, number=asked)
+
+
+def test_a_start_that_hangs_says_which_backend(tmp_path: Path) -> None:
+    """So does one of another profiler that shares the loop; both can be closed."""
+    run(
+        STUCK
+        + """
+profiler.start()
+options = sc.Options(start_timeout=1, close_timeout=0.5)
+for backends, name in (([Stuck()], "first"), ([], "second")):
+    profiler = sc.trace(output_dir=name, backends=backends, options=options)
+    for _ in range(2):
+        try:
+            profiler.start()
+        except sc.errors.BackendError as error:
+            assert "backend 'stuck' has not returned" in str(error), error
+        else:
+            raise AssertionError(name)
+    assert profiler.statistics().state == "new"
+    profiler.close()
+""",
+        tmp_path,
+        code=0,
+    )

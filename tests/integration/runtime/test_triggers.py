@@ -1,0 +1,307 @@
+"""Triggers: what fires, when, once; settings that cannot be followed are refused by name."""
+
+from __future__ import annotations
+
+import math
+import resource
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope import FlightRecorder
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.flight.memory import ProcessMemory
+from stepscope.runtime.flight.quantile import RunningQuantile
+from stepscope.runtime.flight.trigger import Evaluator, Finding, News, StepTimes, Trigger
+from stepscope.triggers import MemoryHigh, NotFinite, Raised, SlowStep, Stalled
+from tests.support.recording import run_program
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+def steps(*durations: int, first: int = 0, start: int = 0) -> StepTimes:
+    """Steps that follow one another."""
+    borders = start + np.cumsum([0, *durations])
+    return StepTimes(first + np.arange(len(durations)), borders[:-1], borders[1:])
+
+
+def look(evaluator: Evaluator, *durations: int, **news: Any) -> list[Finding]:
+    """Shows steps to an evaluator."""
+    return list(evaluator.look(News(now=news.pop("now", 0), steps=steps(*durations), **news)))
+
+
+def counters(*values: tuple[str, float]) -> Block:
+    """Counter events, a ns apart."""
+    block = empty_block(len(values))
+    for at, (row, (name, value)) in enumerate(zip(block, values, strict=True)):
+        row["ts"], row["kind"], row["name"], row["value"] = at, Kind.COUNTER, strings.intern(name), value
+    return block
+
+
+# the running quantile
+
+
+@given(st.lists(st.integers(1, 10**12), min_size=1, max_size=200), st.floats(0.01, 0.99))
+def test_running_quantile_is_as_exact_as_its_buckets(times: list[int], quantile: float) -> None:
+    """Off by less than a bucket from the value of that rank."""
+    usual = RunningQuantile()
+    usual.add(np.array(times, np.int64))
+    rank = min(max(math.ceil(quantile * len(times) - 1e-9), 1), len(times))
+    exact = sorted(times)[rank - 1]
+    assert abs(math.log2(usual.at(quantile)) - math.log2(exact)) <= 1 / 32
+
+
+def test_running_quantile_follows() -> None:
+    """Steps that have become twice as long are usual after some hundred; nothing known is 0."""
+    usual = RunningQuantile()
+    assert usual.at(0.5) == 0
+    usual.add(np.full(100_000, 10 * MS))
+    usual.add(np.full(600, 20 * MS))
+    assert usual.at(0.5) == pytest.approx(20 * MS, rel=0.03)
+
+
+# slow steps
+
+
+def test_slow_step_fires_for_the_step_that_was_slow() -> None:
+    """Not while it learns, not for a little more; with the step, its time, and what is usual."""
+    evaluator = SlowStep(factor=2, warmup=10).evaluator()
+    assert not look(evaluator, 500 * MS, *[10 * MS] * 9)  # the first steps are slow, and only learned from
+    assert not look(evaluator, *[10 * MS] * 30, 15 * MS)
+    (found,) = look(evaluator, *[10 * MS] * 3, 50 * MS, 10 * MS)
+    assert found.value == pytest.approx(0.05)
+    assert found.at == 80 * MS - 1
+    assert "step 3 took 50 ms" in found.text and "p95" in found.text
+    assert not found.at_once
+
+
+def test_times_of_slow_steps_are_readable() -> None:
+    """However far they are from what is usual: no powers of ten."""
+    (found,) = look(SlowStep(warmup=5).evaluator(), *[MS] * 50, 5052 * MS)
+    assert "step 50 took 5,052 ms, 5," in found.text and "e+" not in found.text
+
+
+def test_slow_step_ignores_what_is_short_anyway() -> None:
+    """Ten times 10 us is nothing that anybody looks for."""
+    evaluator = SlowStep(warmup=5, least=0.001).evaluator()
+    assert not look(evaluator, *[10_000] * 50, 100_000)
+    assert look(evaluator, 2 * MS)
+
+
+def test_slow_step_in_a_burst() -> None:
+    """A hundred thousand steps at a time cost no more than arrays; every slow one is found."""
+    durations = np.full(100_000, 10 * MS)
+    durations[[50_000, 99_999]] = 100 * MS
+    found = look(SlowStep().evaluator(), *durations.tolist())
+    assert [round(f.value, 3) for f in found if isinstance(f.value, float)] == [0.1, 0.1]
+
+
+# stalls
+
+
+def test_stalled_fires_once_for_each_stall() -> None:
+    """While the step lasts; a step that ends and another one that hangs is another stall."""
+    evaluator = Stalled(factor=5, least=1, warmup=3).evaluator()
+    hangs = {"step": 7, "step_began": 10 * SECOND}
+    assert not look(evaluator, *[SECOND] * 3, now=11 * SECOND, **hangs)
+    assert not look(evaluator, now=14 * SECOND, **hangs)
+    (found,) = look(evaluator, now=16 * SECOND, **hangs)
+    assert found.at_once and found.at == 16 * SECOND and "step 7" in found.text
+    assert not look(evaluator, now=60 * SECOND, **hangs)
+    assert look(evaluator, now=90 * SECOND, step=8, step_began=70 * SECOND)
+
+
+def test_stalled_knows_pauses_and_beginnings() -> None:
+    """Nothing stalls while recording is paused, nor before some steps have shown how long they take."""
+    evaluator = Stalled(least=1).evaluator()
+    assert not look(evaluator, now=1000 * SECOND, step=0, step_began=0)
+    look(evaluator, *[SECOND] * 5)
+    assert not look(evaluator, now=1000 * SECOND, step=5, step_began=None)
+
+
+# counters
+
+
+def test_not_finite_fires_when_a_counter_becomes_so() -> None:
+    """Once; again after it was finite in between. Each counter is on its own."""
+    evaluator = NotFinite().evaluator()
+
+    def fired(*values: tuple[str, float]) -> list[str]:
+        return [found.text for found in evaluator.look(News(now=0, blocks=[("recorder", counters(*values))]))]
+
+    assert fired(("loss", 1.0), ("norm", 2.0)) == []
+    assert fired(("loss", math.nan), ("loss", math.nan), ("norm", 3.0)) == ["counter 'loss' is nan"]
+    assert fired(("loss", math.nan), ("norm", -math.inf)) == ["counter 'norm' is -inf"]
+    assert fired(("loss", 1.0), ("loss", math.inf)) == ["counter 'loss' is inf"]
+    assert fired(("loss", 1.0)) == []
+    assert fired(("loss", math.nan)) == ["counter 'loss' is nan"]
+
+
+def test_not_finite_watches_what_it_is_told_to() -> None:
+    """Other counters, and other kinds of events, do not count."""
+    evaluator = NotFinite(counters=("loss",)).evaluator()
+    block = counters(("norm", math.nan), ("loss", math.nan))
+    instant = counters(("loss", math.nan))
+    instant["kind"] = Kind.INSTANT
+    assert not evaluator.look(News(now=0, blocks=[("recorder", instant)]))
+    (found,) = evaluator.look(News(now=0, blocks=[("recorder", block)]))
+    assert found.at == 1 and found.value == "nan"
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=8), max_size=8))
+def test_not_finite_finds_every_change(blocks: list[list[tuple[str, bool]]]) -> None:
+    """As often as a counter was finite, or new, in the block before and is not in this one."""
+    evaluator = NotFinite().evaluator()
+    bad: set[str] = set()
+    for values in blocks:
+        expected: set[str] = set()
+        for name, finite in values:
+            if not finite and name not in bad:
+                expected.add(name)
+            (bad.discard if finite else bad.add)(name)
+        block = counters(*((name, 1.0 if finite else math.nan) for name, finite in values))
+        found = evaluator.look(News(now=0, blocks=[("recorder", block)]))
+        assert {finding.text.split("'")[1] for finding in found} == expected
+        assert len(found) == len(expected)
+
+
+# memory
+
+
+def system(root: Path, *, current: int, limit: str = "max", cache: int = 0, path: str = "/job/step") -> Path:
+    """The files of a cgroup v2 and of a process, as the kernel shows them."""
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/statm").write_text("5000 1000 500 1 0 900 0\n")
+    (root / "proc/self/cgroup").write_text(f"0::{path}\n")
+    group = root / "sys/fs/cgroup" / path.strip("/")
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "memory.current").write_text(f"{current}\n")
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "memory.stat").write_text(f"anon 1\ninactive_file {cache}\n")
+    return root
+
+
+def test_memory_of_a_cgroup(tmp_path: Path) -> None:
+    """Use without the pages that are given back anyway, against the group's limit; `max` is none."""
+    memory = ProcessMemory(root=system(tmp_path, current=1000, limit="2000", cache=400))
+    (usage,) = memory.read()
+    assert (usage.used, usage.limit) == (600, 2000)
+    system(tmp_path, current=1000)
+    assert not memory.read()
+
+
+def test_memory_of_a_cgroup_above(tmp_path: Path) -> None:
+    """The limit may be that of a group further up."""
+    system(tmp_path, current=900, limit="1000", path="/job")
+    memory = ProcessMemory(root=system(tmp_path, current=100))
+    assert [usage.share for usage in memory.read()] == [0.9]
+
+
+def test_memory_of_a_cgroup_v1(tmp_path: Path) -> None:
+    """The older files, and the number that means no limit."""
+    system(tmp_path, current=0)
+    (tmp_path / "proc/self/cgroup").write_text("5:cpu:/x\n4:memory,hugetlb:/job\n")
+    group = tmp_path / "sys/fs/cgroup/memory/job"
+    group.mkdir(parents=True)
+    (group / "memory.usage_in_bytes").write_text("500")
+    (group / "memory.limit_in_bytes").write_text("1000")
+    (group / "memory.stat").write_text("cache 3\ntotal_inactive_file 100\n")
+    memory = ProcessMemory(root=tmp_path)
+    assert [usage.share for usage in memory.read()] == [0.4]
+    (group / "memory.limit_in_bytes").write_text(str(0x7FFFFFFFFFFFF000))
+    assert not memory.read()
+
+
+def test_memory_without_any_file(tmp_path: Path) -> None:
+    """Where the system shows nothing, there is nothing to compare."""
+    assert not ProcessMemory(limit=1, root=tmp_path).read()
+
+
+def test_memory_of_this_process() -> None:
+    """The resident set against a limit of the user's; it is what the system says of us."""
+    (usage,) = [usage for usage in ProcessMemory(limit=1 << 40).read() if usage.limit == 1 << 40]
+    assert 10 << 20 < usage.used <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 + (64 << 20)
+
+
+def test_memory_of_the_address_space() -> None:
+    """RLIMIT_AS counts where it is set."""
+    (told,) = run_program(
+        """
+        import resource
+        from stepscope.runtime.flight.memory import ProcessMemory
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+        tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
+        """
+    )
+    assert told == ["address space (RLIMIT_AS)"]
+
+
+def test_memory_high_fires_when_it_is_reached() -> None:
+    """Once, until it has fallen clearly below; it looks no more often than it is told to."""
+    used = [0.5]
+    evaluator = MemoryHigh(share=0.9, device=lambda: used[0], interval=1).evaluator()
+
+    def fired(now: float, value: float) -> int:
+        used[0] = value
+        return len(evaluator.look(News(now=round(now * SECOND))))
+
+    assert [fired(1, 0.5), fired(2, 0.95), fired(3, 0.99), fired(4, 0.89), fired(5, 0.95)] == [0, 1, 0, 0, 0]
+    assert [fired(6, 0.5), fired(6.5, 0.99), fired(7, 0.99)] == [0, 0, 1]
+
+
+def test_memory_high_knows_a_limit_of_its_own() -> None:
+    """A limit below what this process uses is exceeded at once."""
+    (found,) = MemoryHigh(limit=1 << 20).evaluator().look(News(now=SECOND))
+    assert found.at_once and "resident memory" in found.text and "1 MiB" in found.text
+
+
+# settings
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SlowStep(factor=0.5), "SlowStep.factor is 0.5"),
+        (lambda: SlowStep(factor=math.nan), "SlowStep.factor is nan"),
+        (lambda: SlowStep(quantile=1.0), "SlowStep.quantile is 1.0"),
+        (lambda: SlowStep(warmup=0), "SlowStep.warmup is 0"),
+        (lambda: Stalled(least=0), "Stalled.least is 0"),
+        (lambda: MemoryHigh(share=1.5), "MemoryHigh.share is 1.5"),
+        (lambda: MemoryHigh(device=3), "MemoryHigh.device"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: NotFinite(counters="loss"), "NotFinite.counters"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: Raised(only=(3,)), "Raised.only"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: FlightRecorder(steps=0), "FlightRecorder.steps is 0"),
+        (lambda: FlightRecorder(steps=True), "FlightRecorder.steps is True"),
+        (lambda: FlightRecorder(steps=1, cooldown=-1), "FlightRecorder.cooldown is -1"),
+        (lambda: FlightRecorder(steps=1, max_bytes=5), "FlightRecorder.max_bytes is 5"),
+        (lambda: FlightRecorder(steps=1, keep_newest=0, keep_slowest=0), "nothing that is saved would stay"),
+        (lambda: FlightRecorder(steps=1, triggers=(SlowStep(), SlowStep(factor=2))), "two triggers named 'slow_step'"),
+        (lambda: FlightRecorder(steps=1, triggers=(SlowStep,)), "no name or no evaluator"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: FlightRecorder(steps=1, triggers=3), "must be a tuple of triggers"),  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        (lambda: FlightRecorder(steps=1, trigers=()), "trigers"),  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ],
+)
+def test_settings_are_checked(make: Any, words: str) -> None:
+    """A value out of range is refused when the settings are made, by the name of its field."""
+    with pytest.raises((TypeError, ValueError), match=words.replace(".", r"\.")):
+        make()
+
+
+def test_ours_are_triggers() -> None:
+    """Each is one by the protocol that users follow, and a new evaluator knows nothing of the last one."""
+    for trigger in FlightRecorder(steps=1).triggers:
+        assert isinstance(trigger, Trigger)
+        assert trigger.evaluator() is not trigger.evaluator()
+
+
+def test_cgroup_paths_cannot_lead_out(tmp_path: Path) -> None:
+    """A path with `..`, as a process outside its namespace sees it, stays below the mount."""
+    system(tmp_path, current=1, limit="2")
+    (tmp_path / "proc/self/cgroup").write_text("0::/../../../../etc\n")
+    assert not ProcessMemory(root=tmp_path).read()

@@ -1,0 +1,431 @@
+"""A watched file: whatever becomes of it, the last good content holds, and each bad one is told once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
+from stepscope.runtime.control.watched_file import LIMIT, WatchedFile
+from stepscope.runtime.errors import ControlError
+from tests.support.basics import ROOT, require
+from tests.support.launch import run_to_end
+
+_CREATE = """
+import sys
+from pathlib import Path
+from stepscope.runtime.control.file_reading import create_once
+path = Path(sys.argv[1])
+while not path.with_name("go").exists():
+    pass
+print(create_once(path, sys.argv[2].encode() * 100_000))
+"""
+GOOD = b'{"start_step": "next", "steps": 2}'
+
+
+def wait(condition: Callable[[], object]) -> None:
+    """Looks until something holds."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def write(path: Path, content: bytes) -> None:
+    """As editors do: a new file in place of the old."""
+    draft = path.with_name("draft")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+@contextlib.contextmanager
+def watched(path: Path, **more: Any) -> Generator[tuple[WatchedFile[ControlFile], list[ControlFile]]]:
+    """A file that is watched, and the values that were told."""
+    seen: list[ControlFile] = []
+    settings: dict[str, Any] = {"poll": 0.01, **more}
+    file = WatchedFile(path, decode_control_file, on_change=seen.append, **settings)
+    file.start()
+    try:
+        yield file, seen
+    finally:
+        file.close()
+
+
+def _is_last(seen: list[ControlFile], step: int) -> bool:
+    """Whether the latest value is about this step."""
+    return seen[-1].start_step == step
+
+
+def status(file: WatchedFile[Any]) -> dict[str, Any]:
+    """What the status file says."""
+    found: dict[str, Any] = json.loads(file.status.path.read_text())
+    return found
+
+
+@pytest.mark.checklist("A15", "A18", "B18")
+def test_the_default_file_is_created_once_and_whole(tmp_path: Path) -> None:
+    """One rank creates it, in a directory that need not be there; nobody replaces a file that is."""
+    path = tmp_path / "new" / "stepscope.json"
+    with watched(path, create=True, default=default_content()) as (file, seen):
+        assert json.loads(path.read_text()) == json.loads(default_content())
+        assert file.current == ControlFile() == seen[0]
+        assert sorted(path.parent.iterdir()) == [path, file.status.path]
+    path.write_bytes(GOOD)
+    with watched(path, create=True, default=default_content()):
+        assert path.read_bytes() == GOOD
+    with watched(tmp_path / "not here.json") as (file, _):
+        assert file.current is None and not file.path.exists()
+
+
+@pytest.mark.checklist("A18")
+def test_many_create_the_file_at_once(tmp_path: Path) -> None:
+    """Exactly one content is there in the end, and it was never seen half."""
+    path = tmp_path / "file"
+    processes = [
+        subprocess.Popen([sys.executable, "-c", _CREATE, path, name], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        for name in "abcd"
+    ]
+    time.sleep(0.2)
+    (tmp_path / "go").touch()
+    said = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert sorted(said) == ["False", "False", "False", "True"]
+    assert path.read_text() == "abcd"[said.index("True")] * 100_000
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "go"]
+
+
+@pytest.mark.checklist("A24", "A25", "F1")
+@pytest.mark.parametrize(
+    ("content", "line", "column", "reason"),
+    [
+        (b"", 1, 1, "it is empty"),
+        (b"  \n", 1, 1, "it is empty"),
+        (b'{"start_step": "next",\n "steps": 2', 2, 12, "truncated"),
+        (b"[1, 2]", 1, 1, "Expected `object`, got `array`"),
+        (b"null", 1, 1, "Expected `object`, got `null`"),
+        (b"5", 1, 1, "Expected `object`, got `int`"),
+        (b"\xff\xfe{", 1, 1, "malformed"),
+        (b'{"steps": 2}}', 1, 13, "malformed"),
+        (b'{\n  "start_stop": 3\n}', 2, 3, "unknown field 'start_stop'; did you mean 'start_step'?"),
+        (b'{"start_step": "soon", "steps": 2}', 1, 2, "Invalid enum value 'soon'"),
+        (b'{"start_step": -1, "steps": 2}', 1, 2, "start_step: Expected `int` >= 0 (-1)"),
+        (b'{"start_step": 2,\n "steps": true}', 2, 2, "steps: Expected `int | null`, got `bool` (true)"),
+        (b'{"start_step": 5,\n\n "stop_step": 4}', 3, 2, "stop_step is 4, before start_step 5"),
+        (b'{"start_step": 5}', 1, 1, "one of steps, stop_step and seconds"),
+        (b'{"ranks": "3-1", "start_step": 1, "steps": 1}', 1, 2, "the range '3-1' runs backwards; write 1-3"),
+        (b'{"command": "extent"}', 1, 2, "did you mean 'extend'?"),
+        (b'{"command": "extend"}', 1, 2, "takes steps or seconds"),
+        (b'{"past": "clop"}', 1, 2, "did you mean 'clip'?"),
+        (b'{"steps": 1e400}', 1, 2, "steps"),
+        (b'{"run_id": "a/b"}', 1, 2, "run_id: Expected `str` matching regex"),
+        (b"[" * 100_000, 1, 1, ""),
+    ],
+)
+def test_bad_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes, line: int, column: int, reason: str
+) -> None:
+    """It is told once, in the log and in the status file, with its place; then a good one is followed."""
+    path = tmp_path / "stepscope.json"
+    path.write_bytes(GOOD)
+    with watched(path) as (file, seen), caplog.at_level(logging.INFO, "stepscope"):
+        good = file.current
+        write(path, content)
+        wait(lambda: file.problem)
+        wait(lambda: status(file)["state"] == "bad")
+        time.sleep(0.05)
+        assert file.current is good
+        said = status(file)
+        assert reason in said["reason"]
+        if "it is empty" not in said["reason"]:
+            assert said["reason"].startswith(f"line {said['line']}, column {said['column']}: ")
+        if reason not in ("", "malformed", "truncated"):
+            assert (said["line"], said["column"]) == (line, column)
+        errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert len(errors) == 1 and str(path) in errors[0].getMessage()
+        write(path, b'{"start_step": 7, "steps": 2}')
+        wait(lambda: file.current is not good)
+        wait(lambda: status(file)["state"] == "ok")
+        assert "reason" not in status(file)
+    assert [value.start_step for value in seen] == ["next", 7]
+
+
+@pytest.mark.checklist("F1")
+def test_a_file_that_is_not_what_it_should_be(tmp_path: Path) -> None:
+    """Too large, a directory, a pipe, a socket, a link to nowhere or to itself, unreadable, removed: it goes on."""
+    path = tmp_path / "stepscope.json"
+    path.write_bytes(GOOD)
+    with watched(path) as (file, seen):
+        good = file.current
+
+        def recovers() -> None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+            write(path, GOOD)
+            wait(lambda: not file.problem and status(file)["state"] == "ok")
+
+        def told(problem: str) -> None:
+            wait(lambda: problem in status(file).get("reason", ""))
+            assert file.current is good
+
+        write(path, b" " * (LIMIT + 1))
+        told("it is too large: 1,048,577 bytes, the limit is 1,048,576")
+        with path.open("r+b") as stream:
+            stream.truncate(1 << 40)
+        told("it is too large: 1,099,511,627,776 bytes")
+        recovers()
+        path.unlink()
+        told("there is no such file")
+        path.mkdir()
+        told("it is a directory")
+        path.rmdir()
+        os.mkfifo(path)
+        told("it is no regular file")
+        path.unlink()
+        path.symlink_to(tmp_path / "nowhere")
+        told("a link to a file that does not exist")
+        path.unlink()
+        path.symlink_to(path)
+        told("it cannot be read")
+        recovers()
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # a regular file that fails whoever reads it
+        told("it cannot be read: Input/output error")
+        recovers()
+        path.unlink()
+        (tmp_path / "elsewhere.json").write_bytes(b'{"start_step": 3, "steps": 1}')
+        path.symlink_to(tmp_path / "elsewhere.json")
+        wait(lambda: file.current is not good)
+        assert file.raised.errors == []
+    assert len(seen) == 2
+
+
+@pytest.mark.checklist("F1")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    """It is told of, and followed once it may be read; by a user whom permissions bind, as root is not."""
+    program = """
+import asyncio, importlib.util, os, tempfile
+from pathlib import Path
+from stepscope.runtime.control.watched_file import WatchedFile
+from tests.integration.runtime.test_watched_file import status, wait
+if importlib.util.find_spec("watchfiles"):
+    import watchfiles
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+with tempfile.TemporaryDirectory() as directory:
+    path = Path(directory) / "x"
+    path.write_bytes(b"1")
+    file = WatchedFile(path, bytes, poll=0.01)
+    file.start()
+    path.chmod(0)
+    wait(lambda: status(file).get("reason") == "it cannot be read: Permission denied")
+    print(status(file)["state"], file.current.decode())
+    path.chmod(0o600)
+    wait(lambda: status(file)["state"] == "ok")
+    path.write_bytes(b"2")
+    wait(lambda: file.current == b"2")
+    file.close()
+    print(file.raised.errors)
+"""
+    ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["bad", "1", "[]"]), ended.stderr
+
+
+@pytest.mark.checklist("A24", "F6")
+def test_the_content_decides(tmp_path: Path) -> None:
+    """The same content again is nothing new, whatever its time; another one of the same size and time is."""
+    path = tmp_path / "stepscope.json"
+    path.write_bytes(b'{"run_id": "a"}')
+    with watched(path) as (file, seen):
+        about = path.stat()
+        for _ in range(3):
+            write(path, b'{"run_id": "a"}')
+            os.utime(path)
+            time.sleep(0.03)
+        assert len(seen) == 1
+        with path.open("r+b") as stream:
+            stream.write(b'{"run_id": "b"}')
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+        wait(lambda: file.current is not None and file.current.run_id == "b")
+    assert [value.run_id for value in seen] == ["a", "b"]
+
+
+@pytest.mark.checklist("F1")
+def test_a_file_that_is_written_slowly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Byte by byte, over and over: only whole contents are told of, and hardly ever a complaint."""
+    path = tmp_path / "stepscope.json"
+    path.write_bytes(GOOD)
+    with watched(path) as (file, seen):
+        for number in range(5):
+            text = json.dumps({"start_step": 1000 + number, "steps": 2}).encode()
+            with path.open("wb", buffering=0) as stream:
+                for position in range(len(text)):
+                    stream.write(text[position : position + 1])
+                    time.sleep(0.001)
+            wait(partial(_is_last, seen, 1000 + number))
+        wait(lambda: not file.problem)
+    assert [value.start_step for value in seen] == ["next", *range(1000, 1005)]
+
+
+@pytest.mark.checklist("A17")
+@pytest.mark.parametrize("poll", [0, -1, 0.001, float("nan"), float("inf"), "2", True, None])
+def test_poll_intervals_that_cannot_be(tmp_path: Path, poll: Any) -> None:
+    """They are refused where they are given, with the value."""
+    with pytest.raises((TypeError, ValueError), match="poll must be a number of seconds"):
+        WatchedFile(tmp_path / "x", bytes, poll=poll)
+
+
+@pytest.mark.checklist("A15", "A17")
+def test_what_may_be_given(tmp_path: Path) -> None:
+    """A float of seconds, a path of any kind; nothing else."""
+    assert WatchedFile(str(tmp_path / "x"), bytes, poll=1.5).path == WatchedFile(tmp_path / "x", bytes, poll=2).path
+    wrong: Any = 3
+    with pytest.raises(TypeError, match="path must be a str or a path, got int: 3"):
+        WatchedFile(wrong, bytes)
+    with pytest.raises(ValueError, match="needs default="):
+        WatchedFile(tmp_path / "x", bytes, create=True)
+    assert file_of(tmp_path) == tmp_path / "stepscope.json"
+    assert file_of(tmp_path / "c.json") == tmp_path / "c.json"
+    assert file_of(tmp_path / "new") == tmp_path / "new" / "stepscope.json"
+
+
+def test_what_follows_a_change_may_fail(tmp_path: Path) -> None:
+    """It is kept and told of, and watching goes on."""
+    path = tmp_path / "x"
+    path.write_bytes(b"1")
+
+    def fail(content: bytes) -> None:
+        raise RuntimeError(f"cannot follow {content.decode()}")
+
+    file = WatchedFile(path, bytes, poll=0.01, on_change=fail)
+    file.start()
+    try:
+        write(path, b"2")
+        wait(lambda: status(file).get("error") == "RuntimeError: cannot follow 2")
+        assert len(file.raised.errors) == 2
+    finally:
+        file.close()
+
+
+@pytest.mark.checklist("A24")
+def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said once, and nothing else comes of it."""
+    path = tmp_path / "x"
+    path.write_bytes(b"1")
+    path.with_name("x.status.json").mkdir()
+    file = WatchedFile(path, bytes, poll=0.01)
+    file.start()
+    try:
+        write(path, b"2")
+        wait(lambda: file.current == b"2")
+    finally:
+        file.close()
+    assert sum("cannot be written" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_two_files_are_watched_by_one_thread(tmp_path: Path) -> None:
+    """It is a daemon, ends with the last of them, and is made anew when it is needed."""
+    for _ in range(2):
+        with watched(tmp_path / "a.json"), watched(tmp_path / "b.json"):
+            threads = [thread for thread in threading.enumerate() if thread.name == "stepscope control"]
+            assert len(threads) == 1 and threads[0].daemon
+        wait(lambda: not any(thread.name.startswith("stepscope control") for thread in threading.enumerate()))
+
+
+@pytest.mark.checklist("A20", "A26", "F9")
+@pytest.mark.parametrize(
+    "end", ["", "import os; os.kill(os.getpid(), 9)", "raise SystemExit(3)", "import os; os._exit(3)"]
+)
+def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
+    """In whatever way: neither a process nor a file is left beside the status."""
+    program = f"""
+from stepscope.runtime.control.watched_file import WatchedFile
+file = WatchedFile({str(tmp_path / "x.json")!r}, bytes, create=True, default=b"1")
+file.start()
+{end}
+"""
+    ended = run_to_end([sys.executable, "-c", program], cwd=ROOT)
+    assert ended.returncode == {"": 0, "import os; os.kill(os.getpid(), 9)": -9}.get(end, 3)
+    assert ended.stderr == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json", "x.json.status.json"]
+
+
+def test_in_a_forked_child_nothing_is_watched(tmp_path: Path) -> None:
+    """It has the value, may close the file, and may watch one of its own."""
+    path = tmp_path / "x"
+    path.write_bytes(b"1")
+    with contextlib.closing(WatchedFile(path, bytes, poll=0.01)) as file:
+        file.start()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                file.look_soon()
+                file.close()
+                own = WatchedFile(path, bytes, poll=0.01)
+                own.start()
+                path.write_bytes(b"2")
+                wait(lambda: own.current == b"2")
+                own.close()
+                code = int(file.current != b"1")
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        wait(lambda: file.current == b"2")
+
+
+def test_notices_of_the_system(tmp_path: Path) -> None:
+    """With `watchfiles` a change is seen long before the next look."""
+    require("watchfiles")
+    path = tmp_path / "x"
+    path.write_bytes(b"1")
+    with contextlib.closing(WatchedFile(path, bytes, poll=3600)) as file:
+        file.start()
+        wait(lambda: any(thread.name == "stepscope control files" for thread in threading.enumerate()))
+
+        def seen() -> bool:
+            write(path, b"2")  # again and again, as the system may not be asked yet
+            return file.current == b"2"
+
+        wait(seen)
+
+
+def _encoded(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()
+
+
+_values: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=5),
+    st.just("next"),
+    st.lists(st.integers(), max_size=3),
+)
+_fields = st.dictionaries(st.sampled_from([*ControlFile.__struct_fields__, "strat_step"]), _values, max_size=4)
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=200), st.text(max_size=100).map(str.encode), st.builds(_encoded, _fields)))
+def test_any_content_is_understood_or_refused(content: bytes) -> None:
+    """Nothing else is raised than the error that has the place and the reason."""
+    try:
+        decode_control_file(content)
+    except ControlError as error:
+        assert error.line >= 1 and error.column >= 1
+        assert str(error)

@@ -1,0 +1,299 @@
+"""Processes that join: every span of theirs once, on a process track of its own, however they start and end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.basics import require
+from tests.support.families import Family
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Family:
+    """A program with children."""
+    return Family(tmp_path)
+
+
+def check(family: Family, expected: dict[tuple[str, str], int]) -> None:
+    """Journal and Chrome file have exactly these spans."""
+    assert family.spans() == Counter(expected)
+    assert family.shown() == Counter(expected)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_multiprocessing(family: Family, method: str) -> None:
+    """Workers that call join() appear under multiprocessing's names, those that leave by os._exit included."""
+    family.of(f"""
+    def work(name):
+        assert sc.join() and sc.join()
+        spans(name)
+    if __name__ == "__main__":
+        context = multiprocessing.get_context({method!r})
+        with trace() as profiler:
+            spans("own", 10)
+            children = [context.Process(target=work, args=(f"work {{n}}",), name=f"child {{n}}") for n in range(3)]
+            [child.start() for child in children]
+            [child.join() for child in children]
+            assert [child.exitcode for child in children] == [0, 0, 0]
+        accounts = profiler.statistics().recorder.workers
+        assert {{(w.name, w.produced, w.drained, w.dropped, w.waiting) for w in accounts}} == {{
+            (f"child {{n}}", 100, 100, 0, 0) for n in range(3)}}
+        assert "child 2" in str(profiler.report())
+    """)
+    check(family, {("process", "own"): 10, **{(f"child {n}", f"work {n}"): 100 for n in range(3)}})
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_processes_join_by_themselves(family: Family, method: str) -> None:
+    """With STEPSCOPE_JOIN=1 nothing has to be called, also where the fork server runs since before the session."""
+    family.of(
+        f"""
+    def work(name):
+        spans(name)
+    if __name__ == "__main__":
+        context = multiprocessing.get_context({method!r})
+        early = context.Process(target=work, args=("not traced",))
+        early.start()
+        early.join()
+        with trace():
+            children = [context.Process(target=work, args=("work",), name=f"child {{n}}") for n in range(2)]
+            [child.start() for child in children]
+            [child.join() for child in children]
+    """,
+        STEPSCOPE_JOIN="1",
+    )
+    check(family, {(f"child {n}", "work"): 100 for n in range(2)})
+
+
+def test_executors(family: Family) -> None:
+    """Each process of a pool is one process of the trace, however many calls it has served."""
+    family.of(
+        """
+    def work(number):
+        spans(f"work {number}", 10)
+        return os.getpid()
+    if __name__ == "__main__":
+        with trace(), concurrent.futures.ProcessPoolExecutor(3) as pool:
+            assert len(set(pool.map(work, range(60)))) <= 3
+    """,
+        STEPSCOPE_JOIN="1",
+    )
+    found = family.spans()
+    assert len({process for process, _ in found}) <= 3
+    assert Counter(name for _, name in found.elements()) == {f"work {n}": 10 for n in range(60)}
+    assert found == family.shown()
+
+
+def test_programs_and_grandchildren(family: Family) -> None:
+    """A program that is started, its forked child and that one's child belong to the same session."""
+    family.of(
+        """
+    def grandchild():
+        sc.join("grandchild")
+        spans("below", 5)
+    def child():
+        reap(in_child(grandchild))
+        spans("between", 5)
+    if __name__ == "__main__":
+        if len(sys.argv) > 2:
+            sc.join("program")
+            spans("program", 5)
+            reap(in_child(lambda: (sc.join("child"), child())))
+        else:
+            with trace():
+                subprocess.run([sys.executable, __file__, sys.argv[1], "again"], check=True)
+                # Not by its environment, but as a descendant.
+                bare = {**os.environ, "STEPSCOPE_SESSION": ""}
+                subprocess.run([sys.executable, "-c", "import stepscope as s\\nwith s.span('bare'): pass"],
+                               check=True, env=bare)
+                assert "STEPSCOPE_SESSION" in os.environ
+            assert "STEPSCOPE_SESSION" not in os.environ
+    """,
+        STEPSCOPE_JOIN="1",
+    )
+    expected = {("program", "program"): 5, ("child", "between"): 5, ("grandchild", "below"): 5, ("-c", "bare"): 1}
+    check(family, expected)
+
+
+@pytest.mark.parametrize(("method", "persistent"), [("fork", False), ("fork", True), ("spawn", False), ("spawn", True)])
+def test_data_loader(family: Family, method: str, persistent: bool) -> None:
+    """The workers of torch's DataLoader appear by their numbers, over several epochs."""
+    require("torch")
+    family.of(
+        f"""
+    import torch
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 24
+        def __getitem__(self, item):
+            with sc.span("load", item=item):
+                return torch.tensor([item])
+    if __name__ == "__main__":
+        loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=4, persistent_workers={persistent},
+                                             multiprocessing_context={method!r})
+        with trace() as profiler:
+            for epoch in range(2):
+                assert sum(int(batch.sum()) for batch in loader) == sum(range(24))
+        processes = len(profiler.statistics().recorder.workers)
+        assert processes == (4 if {persistent} else 8), processes
+    """,
+        STEPSCOPE_JOIN="1",
+    )
+    loads = {key: count for key, count in family.spans().items() if key[1] == "load"}
+    assert loads == {(f"DataLoader worker {n}", "load"): 12 for n in range(4)}
+    assert {key: count for key, count in family.shown().items() if key[1] == "load"} == loads
+
+
+def test_a_killed_worker_loses_nothing(family: Family) -> None:
+    """What it had recorded is there; the span that it was in lasts to its end, and says that it did not end."""
+    family.of("""
+    if __name__ == "__main__":
+        with trace() as profiler:
+            def work():
+                sc.join("worker")
+                spans("done", 1000)
+                with sc.span("outer"), sc.span("inner"):
+                    spans("inside", 10)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            assert os.waitpid(in_child(work), 0)[1] == signal.SIGKILL
+            time.sleep(0.6)
+            spans("after", 1)
+            profiler.flush()
+    """)
+    assert family.spans() == {("worker", "done"): 1000, ("worker", "inside"): 10, ("process", "after"): 1}
+    assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
+
+
+def test_a_killed_worker_leaves_what_it_began_last(family: Family) -> None:
+    """Also a span that began after the process had been seen to run for the last time."""
+    family.of("""
+    if __name__ == "__main__":
+        with trace() as profiler:
+            here, there = os.pipe()
+            def work():
+                sc.join("worker")
+                spans("done", 10)
+                os.read(here, 1)
+                with sc.span("outer"), sc.span("inner"):
+                    os.kill(os.getpid(), signal.SIGKILL)
+            child = in_child(work)
+            while not any(worker.drained == 10 for worker in profiler.statistics().recorder.workers):
+                time.sleep(0.01)
+            os.write(there, b"1")
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+            deadline = time.monotonic() + 60
+            while all(worker.state != "ended" for worker in profiler.statistics().recorder.workers):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        assert not profiler.audit(), profiler.audit()
+    """)
+    assert family.spans() == {("worker", "done"): 10}
+    assert family.spans(still_open=True) == {("worker", "outer"): 1, ("worker", "inner"): 1}
+
+
+def test_a_worker_records_while_its_parent_does(family: Family) -> None:
+    """Schedule, pause and end of the parent hold for the worker, and a span that is open at a window's end is cut."""
+    family.of("""
+    def say(pipe, word):
+        pipe.send(word)
+        pipe.recv()
+    def work(pipe):
+        sc.join("worker")
+        while word := pipe.recv():
+            with sc.span("around"):
+                spans(word, 10)
+                pipe.send(word)
+                pipe.recv()
+            pipe.send(word)
+        pipe.send("")
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("fork")
+        with trace(schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1)) as profiler:
+            here, there = context.Pipe()
+            child = context.Process(target=work, args=(there,))
+            child.start()
+            say(here, "waiting")
+            say(here, "")
+            profiler.step()
+            say(here, "recorded")
+            profiler.step()
+            profiler.flush()
+            say(here, "")
+            say(here, "over")
+            say(here, "")
+            here.send("")
+            child.join()
+    """)
+    assert family.spans() == {("worker", "recorded"): 10}
+    assert family.spans(still_open=True) == {("worker", "around"): 1}
+
+
+def test_accounts_of_a_worker_that_records_too_much(family: Family) -> None:
+    """What its rings cannot hold is counted: produced = drained + dropped."""
+    family.of("""
+    if __name__ == "__main__":
+        options = sc.Options(worker_ring_bytes=1 << 16, ring_slots=256)
+        with trace(options=options) as profiler:
+            reap(in_child(lambda: (sc.join("worker"), spans("many", 200_000))))
+            profiler.flush()
+        (worker,) = profiler.statistics().recorder.workers
+        assert worker.produced == 200_000 == worker.drained + worker.dropped, worker
+        print([worker.drained, worker.dropped])
+        dropped = profiler.statistics().pipeline.windows.dropped["recorder"]["overflow"]
+        assert dropped == worker.dropped
+    """)
+    ((drained, dropped),) = family.said
+    assert dropped > 0
+    assert family.spans() == {("worker", "many"): drained}
+
+
+def test_a_full_disk(family: Family, small_disk: Path) -> None:
+    """Where there is no memory for rings nothing crashes, and what a ring could not take is counted."""
+    family.of(f"""
+    if __name__ == "__main__":
+        with trace(options=sc.Options(session_dir={str(small_disk)!r})) as profiler:
+            def work():
+                sc.join("worker")
+                spans("few", 10)
+                filler = open({str(small_disk / "filler")!r}, "wb", buffering=0)
+                try:
+                    while filler.write(bytes(4096)):
+                        pass
+                except OSError:
+                    pass
+                spans("many", 20_000)
+            reap(in_child(work))
+            profiler.flush()
+        (worker,) = profiler.statistics().recorder.workers
+        assert worker.produced == 20_010 == worker.drained + worker.dropped, worker
+        print([worker.drained, worker.dropped, worker.broken])
+    """)
+    ((drained, dropped, broken),) = family.said
+    assert dropped > 0 == broken
+    assert sum(family.spans().values()) == drained >= 10
+
+
+def test_nothing_piles_up_while_nothing_is_recorded(family: Family) -> None:
+    """What processes that joined left is removed, however long no window comes."""
+    family.of("""
+    def work(number):
+        assert sc.join()
+    if __name__ == "__main__":
+        from pathlib import Path
+        from stepscope.runtime import hub, workers
+        hub.IDLE, workers.GRACE = 0.05, 0
+        with sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=1_000_000, warmup=0, active=1)) as profiler:
+            profiler.step()
+            session = Path(os.environ["STEPSCOPE_SESSION"])
+            context = multiprocessing.get_context("fork")
+            children = [context.Process(target=work, args=(number,)) for number in range(3)]
+            [child.start() for child in children]
+            [child.join() for child in children]
+            until = time.monotonic() + 20
+            while list(session.glob("[0-9]*-[0-9]*")):
+                assert time.monotonic() < until
+                time.sleep(0.01)
+    """)

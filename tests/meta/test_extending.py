@@ -1,0 +1,68 @@
+"""Those who write an exporter, a backend or a trigger find all they need in `stepscope`, and are told what is missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.memory import Method
+from stepscope.runtime.events import EVENT_DTYPE
+from tests.support.basics import ROOT
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+class HalfAnExporter:
+    """One that was not finished."""
+
+    name = "half"
+
+    async def open(self, run: sc.exporters.Run) -> None: ...
+
+    async def export(self, batch: sc.exporters.EventBatch) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"exporters": [HalfAnExporter()]}, "it lacks close_window, aclose, see stepscope.exporters.Exporter"),
+        ({"exporters": [HalfAnExporter]}, "it is a class; give what calling it makes, HalfAnExporter(...)"),
+        (
+            {"backends": [HalfAnExporter()]},
+            "it lacks thread_bound, transition, aclose, report, see stepscope.backends.Backend",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(given: dict[str, Any], message: str) -> None:
+    """Method by method, and where the contract is."""
+    with pytest.raises(TypeError, match=re.escape(message)):
+        sc.trace(**given)
+
+
+@pytest.mark.parametrize(("fails", "kept"), [(("aclose",), "1 error"), (("close_window", "aclose"), "2 errors")])
+def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, output_dir: Path) -> None:
+    """In what is raised, and in the report."""
+    bad = sc.exporters.MemoryExporter(fail={method: RuntimeError("no luck") for method in fails})
+    with sc.trace(exporters=[bad], output_dir=output_dir) as profiler:
+        profiler.step()
+    with pytest.raises(ExceptionGroup, match=f"kept {kept}"):
+        profiler.raise_errors()
+    assert f"{kept}, first RuntimeError: no luck" in str(profiler.report())
+
+
+def test_the_page_names_what_there_is() -> None:
+    """Each contract and type that it tells of is public, under the name that it says."""
+    (types,) = re.findall(r"The types that appear in them \((.*?)\)", PAGE, re.DOTALL)
+    for name in [*re.findall(r"`(\w+)`", types), *re.findall(r"`stepscope\.([A-Z]\w+)`", PAGE)]:
+        homes = [
+            home
+            for home in (sc, sc.backends, sc.exporters, sc.triggers, sc.control, sc.results, sc.errors)
+            if name in home.__all__
+        ]
+        assert homes, name
+        assert getattr(homes[0], name).__name__ == name
+    assert all(f"`{column}`" in PAGE for column in EVENT_DTYPE.names or ())

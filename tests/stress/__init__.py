@@ -1,0 +1,1 @@
+"""Torture, fuzzing, sanitizers, long runs."""

@@ -1,0 +1,121 @@
+"""Seeds: small inputs of each target that make sense, for a fuzzer to begin with."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+import zlib
+from pathlib import Path
+
+from stepscope.collector.files.stream_file import StreamFile
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.specimens import ARGUMENTS, every_kind
+from stepscope.runtime import _core
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.records import ClockSync, encode_record
+from tests.support.journals import frame_borders, write_journal
+from tests.support.streams import SYNC, frames, hello
+from tests.support.windowed import END, Frame, closed, no_text, run_of, windows
+
+RECORD = struct.Struct("<BBH")
+"""Before each frame of a stream: its type, its flags, bytes of its payload."""
+
+
+def seeds(target: str) -> list[bytes]:
+    """Some inputs of a target; the order is always the same."""
+    with tempfile.TemporaryDirectory() as place:
+        return _of(target, Path(place))
+
+
+def spool_frame(batch: EventBatch) -> bytes:
+    """The first two events of a batch as a frame of a session's spool."""
+    return struct.pack("<II", 2, len(batch.args)) + batch.events.tobytes()[:128] + batch.args
+
+
+def _of(target: str, place: Path) -> list[bytes]:
+    batch = every_kind()
+    events, heap = batch.events.tobytes(), batch.args
+    if target in ("journal", "journal_frames"):
+        made = [
+            write_journal(place / name, [batch], compression="zlib" if name == "packed" else "").read_bytes()
+            for name in ("a", "packed")
+        ]
+        return made if target == "journal" else [*(_records(data) for data in made), _raw([run_of(), no_text(), END])]
+    if target == "arguments":
+        encoded = _core.encode_arguments(dict(ARGUMENTS))
+        return [struct.pack("<II", 0, len(encoded)) + encoded]
+    if target == "session":
+        head = struct.pack("<IIIq32xQQQ40xQQ", 64, 1, 1, 1, 8, 8, 8, 0, 0).ljust(4084, b"\0")
+        names = b"".join(struct.pack("<II", number, 3) + b"abc" for number in range(1, 5))
+        table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
+        spool = spool_frame(batch)
+        stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
+        kept = _records(write_journal(place / "kept", [batch]).read_bytes())
+        window = write_journal(place / "window", [batch]).read_bytes()
+        return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, kept, window])]
+    if target == "session_note":
+        note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
+        return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]
+    if target == "given_up":
+        return _windows()
+    if target == "merged":
+        journal = _records(write_journal(place / "one", [batch]).read_bytes())
+        return [journal + journal]
+    if target == "otlp_answers":
+        return [b"\x0a\x07\x08\x05\x12\x03why", b"Wed, 21 Oct 2015 07:28:00 GMT", b"120", b'{"message": "too much"}']
+    if target.startswith("collector") or target == "compressed_events":
+        return _streamed(target, place)
+    return [events + heap, events[:64], b""]
+
+
+def _streamed(target: str, place: Path) -> list[bytes]:
+    data = frames(0, 3)
+    if target == "collector_messages":
+        headers = (protocol.Frames(0, 3), protocol.Frames(1, 2), protocol.Frames(1 << 33, 1))
+        return [hello(), protocol.encode(protocol.Ping(5)), *(protocol.encode(header, data) for header in headers)]
+    if target == "collector_file":
+        file = StreamFile(place, SYNC)
+        file.write(file.check(0, 3, memoryview(data)))
+        file.close()
+        return [file.path.read_bytes() + b"\xff\xfe\xfd" + (place / "end").read_bytes(), fmt.encode_file_header(SYNC)]
+    raw = bytes(3 * 64 + 5)
+    return [
+        zlib.compress(raw),
+        fmt.zstd().ZstdCompressor().compress(raw),
+        fmt.zstd().ZstdCompressor().compress(raw * 99),
+    ]
+
+
+def _windows() -> list[bytes]:
+    """Streams of some windows, behind a byte that says how many of them are dear."""
+    tiny = (int(fmt.FrameType.CLOCK), 0, bytes(8))
+    reading = (int(fmt.FrameType.CLOCK), 0, encode_record(ClockAnchor(1, 2, 3)))
+    trip = ClockSync(sent=1, arrived=2, answered=3, returned=4, clock="a")
+    comparisons = [(int(fmt.FrameType.CLOCK_SYNC), 0, encode_record(trip))] * 9
+    gone = (int(fmt.FrameType.GIVEN_UP), 4, given_up.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
+    names = (int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * 3000]]))
+    streams = [
+        [*windows(range(6), 4096, frames=2), gone, gone, *windows(range(6, 8), 4096, ended=False)],
+        [closed(0, 0, 0), closed(1, 2, 1), names, tiny, reading, closed(2, 4, 2), *windows(range(3, 5), 4096)],
+        [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed="zlib"), reading],
+        [*windows(range(2), 8192), END],
+        [*windows(range(2), 4096), no_text(), *windows(range(2, 6), 4096)],
+    ]
+    return [bytes([dear]) + _raw([run_of(), *frames]) for dear, frames in enumerate(streams)]
+
+
+def _raw(frames: list[Frame]) -> bytes:
+    return b"".join(RECORD.pack(kind, flags, len(payload)) + payload for kind, flags, payload in frames)
+
+
+def _records(journal: bytes) -> bytes:
+    borders = frame_borders(journal)
+    made = b""
+    for at, end in zip(borders, borders[1:], strict=False):
+        payload = journal[at + 24 : end][:60_000]
+        made += RECORD.pack(journal[at + 4], journal[at + 5], len(payload)) + payload
+    return made

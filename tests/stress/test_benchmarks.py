@@ -1,0 +1,77 @@
+"""The benchmarks run, at the smallest size; what they measure is not looked at."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from benchmarks import document
+from benchmarks.catalog import ROWS
+from benchmarks.command import chosen, main, run
+from benchmarks.report import Report
+from benchmarks.row import Row, Tool
+from benchmarks.scale import SMOKE
+from tests.support.basics import missing, require
+
+
+def _only(rows: Sequence[Row], *tools: Tool) -> list[Row]:
+    return [
+        msgspec.structs.replace(row, contenders=tuple(c for c in row.contenders if c.tool in tools)) for row in rows
+    ]
+
+
+def _failures(report: Report) -> list[str]:
+    return [f"{o.key} {m.label}: {m.why_not}" for o in report.outcomes for m in o.measured if m.why_not]
+
+
+def test_every_row_of_ours_can_be_measured() -> None:
+    """A row that does not run any more would go missing from the table."""
+    require("torch")
+    if shutil.which("nats-server") is None:
+        missing("nats-server", "Install it (on Debian: apt-get install nats-server).")
+    report = run(_only(ROWS, Tool.STEPSCOPE), SMOKE)
+    assert not _failures(report)
+    assert [outcome.key for outcome in report.outcomes if outcome.own and outcome.own.samples] == [
+        row.key for row in ROWS
+    ]
+
+
+def test_peers_are_measured_in_processes_of_their_own() -> None:
+    """Other tools are measured as their own users run them, without stepscope in the process."""
+    require("torch")
+    require("viztracer")
+    report = run(_only(chosen(["idle.none", "json.file"]), Tool.TORCH, Tool.VIZTRACER), SMOKE)
+    assert not _failures(report)
+    assert all(peer.samples for outcome in report.outcomes for peer in outcome.peers)
+
+
+def test_results_are_written_as_json_and_markdown(tmp_path: Path) -> None:
+    """A run leaves every sample in JSON, and the table in its place in a page, again and again."""
+    page, samples = tmp_path / "page.md", tmp_path / "samples.json"
+    page.write_text("before\n{}\nold\n{}\nafter\n".format(*document.markers("measured")))
+    arguments = ["--scale", "smoke", "--only", "idle.waiting", "--json", str(samples), "--markdown", str(page)]
+    for _ in range(2):
+        assert main(arguments) == 0
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n")
+    assert text.count("profiler between windows") == 1 and "old" not in text
+    assert msgspec.json.decode(samples.read_bytes())["outcomes"][0]["key"] == "idle.waiting"
+
+
+def test_a_page_without_a_place_for_the_table_is_left_alone(tmp_path: Path) -> None:
+    """What people wrote is never overwritten."""
+    page = tmp_path / "page.md"
+    page.write_text("by hand")
+    with pytest.raises(ValueError, match="has no place for the text"):
+        main(["--scale", "smoke", "--only", "idle.waiting", "--markdown", str(page)])
+    assert page.read_text() == "by hand"
+
+
+def test_an_unknown_row_is_refused_by_name() -> None:
+    """A misspelt row is told with those that there are."""
+    with pytest.raises(ValueError, match=r"'spam'; there are: span\.recording"):
+        chosen(["spam"])

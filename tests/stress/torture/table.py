@@ -1,0 +1,73 @@
+"""The table of a run: for the terminal, and in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.stress.torture.tally import Tally
+
+HEAD = ("fault", "tried", "produced", "exported", "dropped", "lost", "thread held", "shutdown")
+
+
+def cells(tally: Tally) -> tuple[str, ...]:
+    """One row. Counts of events; the longest times."""
+    outcome = tally.outcome
+    if not outcome.tried:
+        return (tally.fault.name, "0", *[""] * 6)
+    return (
+        tally.fault.name,
+        f"{outcome.tried:,}",
+        f"{outcome.produced:,}",
+        f"{outcome.exported:,}",
+        f"{outcome.dropped:,}",
+        f"{tally.lost:,}",
+        _time(outcome.held_ns),
+        _time(outcome.shutdown_ns),
+    )
+
+
+def lines(tallies: Sequence[Tally]) -> str:
+    """For the terminal."""
+    rows = [HEAD, *(cells(tally) for tally in tallies)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    shown: list[str] = [_line(HEAD, widths)]
+    family = ""
+    for tally, row in zip(tallies, rows[1:], strict=True):
+        if tally.fault.family != family:
+            family = tally.fault.family
+            shown.append(f"{family}")
+        shown.append(_line(row, widths) + ("" if tally.good else "   <-- see below"))
+    return "\n".join(shown)
+
+
+def markdown(tallies: Sequence[Tally]) -> str:
+    """For a page."""
+    head = ["family", *HEAD]
+    rows = [head, ["---"] * 2 + ["---:"] * (len(HEAD) - 1), *([t.fault.family, *cells(t)] for t in tallies)]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def remarks(tallies: Sequence[Tally]) -> list[str]:
+    """What the table does not show: problems, what was cut short, and what could not be tried."""
+    said: list[str] = []
+    for tally in tallies:
+        name = f"{tally.fault.family}/{tally.fault.name}"
+        said += [f"{name}, {problem}" for problem in tally.problems]
+        if tally.hung and tally.attempts < tally.wanted:
+            said.append(f"{name}: not tried again after it hung")
+        if tally.cut_short:
+            said.append(f"{name}: {tally.attempts} of {tally.wanted} trials, the time was up")
+        if tally.missing:
+            said.append(f"{name}: not tried, {tally.missing}")
+    return said
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    first, *others = row
+    return f"  {first:<{widths[0]}}  " + "  ".join(f"{c:>{w}}" for c, w in zip(others, widths[1:], strict=True))
+
+
+def _time(ns: int) -> str:
+    if not ns:
+        return ""
+    return f"{ns / 1e9:.2f} s" if ns >= 1e9 else f"{ns / 1e6:.3g} ms" if ns >= 1e6 else f"{ns / 1e3:.3g} us"

@@ -1,0 +1,1 @@
+"""What tests work with: programs, servers, fakes, recordings."""

@@ -1,0 +1,81 @@
+"""What the tests of the frameworks' callbacks share: a memory for each run, and readings of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+import stepscope as sc
+from stepscope.compat.loop import Traced
+from stepscope.exporters.base import Window
+from stepscope.runtime.events import Kind
+from tests.support.basics import require
+
+
+class Runs:
+    """Makes a memory exporter for each run; to be given as `exporters=[runs]`."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, Path, sc.exporters.MemoryExporter]] = []
+
+    def __call__(self, directory: Path) -> sc.exporters.MemoryExporter:
+        memory = sc.exporters.MemoryExporter(name=f"memory {len(self.made)}")
+        self.made.append((directory.name, directory, memory))
+        return memory
+
+    @property
+    def stages(self) -> list[str]:
+        """The runs so far, in order."""
+        return [stage for stage, _, _ in self.made]
+
+    def __getitem__(self, stage: str) -> sc.exporters.MemoryExporter:
+        (memory,) = [memory for name, _, memory in self.made if name == stage]
+        return memory
+
+    def windows(self, stage: str) -> list[Window]:
+        """The windows of the only run of a stage."""
+        return self[stage].windows
+
+    def steps(self, stage: str) -> list[tuple[int, ...]]:
+        """Numbers of the steps of each of them."""
+        return steps(self[stage])
+
+    def spans(self, stage: str, window: int | None = None) -> list[str]:
+        """Names of the spans of the only run of a stage."""
+        return self[stage].names(window, Kind.SPAN)
+
+
+def steps(memory: sc.exporters.MemoryExporter) -> list[tuple[int, ...]]:
+    """Numbers of the steps of each window."""
+    return [tuple(step.number for step in window.steps) for window in memory.windows]
+
+
+def check_well(traced: Traced) -> None:
+    """Fails with what the tracing kept, or if its accounts do not balance."""
+    traced.raise_errors()
+    profiler = traced.profiler
+    assert profiler is not None
+    assert profiler.audit() == ()
+
+
+def check_incomplete(runs: Runs, stage: str) -> None:
+    """The last window was cut by an exception, and says so."""
+    window = runs.windows(stage)[-1]
+    assert not window.complete
+    assert any("closed inside the window" in text for text in window.diagnostics)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stepscope")]
+
+
+def fill(disk: Path) -> None:
+    """Leaves no room on a file system."""
+    with open(disk / "ballast", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(bytes(1 << 12))
+
+
+def needs(module: str) -> None:
+    """Ends the collection of a test module without a framework, or torch."""
+    require("torch")
+    require(module)

@@ -1,0 +1,83 @@
+"""What exporters leave in JetStream, made by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.connection import connect
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.servers import Servers
+from stepscope.runtime.journal import format as fmt
+from tests.support.streams import SYNC, frames, hello
+
+LIMITS = NatsLimits(max_bytes=1 << 30)
+
+
+class Publisher:
+    """An exporter, as far as JetStream sees it."""
+
+    def __init__(self, jetstream: JetStreamContext) -> None:
+        self.jetstream = jetstream
+        self.stream = uuid.uuid4().hex
+
+    @property
+    def subject(self) -> str:
+        """Where its messages go."""
+        return f"{layout.SUBJECTS}.{self.stream}"
+
+    async def begin(self, oldest: int = 0) -> protocol.Hello:
+        """Says which stream this is."""
+        hellos = await layout.hellos(self.jetstream, LIMITS.max_age)
+        said = hello(oldest, self.stream)
+        await hellos.put(self.stream, said)
+        header, _ = protocol.decode(said)
+        assert isinstance(header, protocol.Hello)
+        return header
+
+    async def publish(self, first: int, count: int, oldest: int = 0, size: int = 40) -> int:
+        """Publishes frames; where JetStream has them."""
+        return await self.send(protocol.encode(protocol.Frames(first, count), frames(first, count, size)), oldest)
+
+    async def end(self, number: int, oldest: int = 0) -> int:
+        """Publishes the frame that ends the stream."""
+        last = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.END, number, [b""])))
+        return await self.send(protocol.encode(protocol.Frames(number, 1), last), oldest)
+
+    async def send(self, message: bytes, oldest: int = 0) -> int:
+        """Publishes anything."""
+        sent = await self.jetstream.publish(self.subject, message, headers={layout.OLDEST: str(oldest)})
+        return sent.seq
+
+
+async def whole(publisher: Publisher) -> None:
+    """Publishes a stream with its end."""
+    await publisher.begin()
+    await publisher.publish(0, 5)
+    await publisher.end(5)
+
+
+@contextlib.asynccontextmanager
+async def connected(url: str, **options: Any) -> AsyncGenerator[Client]:
+    """A connection to a server."""
+    client = await connect(Servers(url), **options)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def jetstream(url: str, **options: Any) -> AsyncGenerator[JetStreamContext]:
+    """JetStream of a server, with the stream that exporters use."""
+    async with connected(url, **options) as client:
+        context = layout.jetstream(client)
+        await layout.stream(context, LIMITS)
+        yield context

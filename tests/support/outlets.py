@@ -1,0 +1,45 @@
+"""Outlets that run, and what is given to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from stepscope.runtime import clock
+from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.run import Run
+from stepscope.runtime.window import Window
+from tests.support.blocks import instant_block
+
+
+def run_facts(path: Path) -> Run:
+    """A run in a directory."""
+    return Run(
+        name="test", output_dir=path, pid=1, host="host", rank=None, world_size=None,
+        anchor=clock.ClockAnchor.read(), metadata=dict,
+    )  # fmt: skip
+
+
+def batch(window: int = 0, events: int = 10) -> EventBatch:
+    """Some instants of a window."""
+    return EventBatch("recorder", window, instant_block(*range(events)), b"")
+
+
+def closed(index: int = 0) -> Window:
+    """A window that is over."""
+    return Window(index=index, profiler="test", start_ns=0, end_ns=100, steps=(), complete=True)
+
+
+@asynccontextmanager
+async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[Outlet]:
+    """An outlet whose task runs, and ends with the block."""
+    outlet = Outlet(exporter, run_facts(path), max_bytes, clock.now)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outlet.run)
+        yield outlet
+        outlet.finish()

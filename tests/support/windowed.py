@@ -1,0 +1,107 @@
+"""Streams of windows, made by hand: how much each takes is known to the byte, unless it is packed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from stepscope.collector.files.store import Store
+from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events import EventBatch, empty_block
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
+from tests.support.streams import SYNC
+
+SECOND = 10**9
+START = 1_700_000_000 * SECOND
+
+Frame = tuple[int, int, bytes]
+"""Type, flags, payload."""
+
+
+def run_of(rank: int | None = 0, began: int = 0) -> Frame:
+    """Whose stream it is: a process that began so many seconds after the first, whose clock is Unix time."""
+    at = START + began * SECOND
+    run = RunRecord(name="job", anchor=ClockAnchor(at, at, 0), rank=rank, world_size=2, host="host", pid=began + 1)
+    return int(fmt.FrameType.RUN), 0, encode_record(run)
+
+
+def events(window: int, nbytes: int, second: int, packed: fmt.Compression = "") -> Frame:
+    """Events of a window, of so many bytes in all before they are packed, at one second.
+
+    Packed as `CollectorExporter` does (`zstd`), they take about a tenth of that, as those of a real run do.
+    """
+    block = empty_block(nbytes // 64)
+    block["ts"] = START + second * SECOND
+    if packed:
+        noise = np.random.default_rng(window * 1000 + second)
+        block["ts"] += np.sort(noise.integers(0, SECOND, len(block)))
+        block["dur"] = noise.integers(1000, 1_000_000, len(block))
+    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, block, b""), packed)
+    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+
+
+def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:
+    """The end of a window of two steps, the first of this number."""
+    start, end = START + second * SECOND, START + int((second + seconds) * SECOND)
+    middle = (start + end) // 2
+    steps = struct.pack("<6q", first, start, middle, first + 1, middle, end)
+    record = WindowRecord(index=window, start_ns=start, end_ns=end, steps=steps, complete=True)
+    return int(fmt.FrameType.WINDOW_CLOSED), 0, encode_record(record)
+
+
+def no_text() -> Frame:
+    """A frame that says of frames that were given up what cannot be read: the name of a reason is no UTF-8."""
+    record = b"\x94\x80\0\0\x81\xa3cut\x81\xa2\xff\xfe\1"
+    return int(fmt.FrameType.GIVEN_UP), 0, struct.pack("<I", len(record)) + record + bytes(40)
+
+
+def windows(
+    numbers: range,
+    nbytes: int,
+    *,
+    began: int = 0,
+    first: int = 0,
+    frames: int = 4,
+    ended: bool = True,
+    packed: fmt.Compression = "",
+) -> Iterator[Frame]:
+    """Windows of two steps and a second each, one after the other; their events are in several frames.
+
+    Args:
+        numbers: their indices in the stream.
+        nbytes: of events, of each.
+        began: second of the first.
+        first: number of its first step.
+        frames: of each.
+        ended: whether the last one is closed.
+        packed: how their events are compressed.
+    """
+    for at, window in enumerate(numbers):
+        for _ in range(frames):
+            yield events(window, nbytes // frames, began + at, packed)
+        if ended or window != numbers[-1]:
+            yield closed(window, first + 2 * at, began + at)
+
+
+END: Frame = (int(fmt.FrameType.END), 0, encode_record(EndRecord(events=0, windows=0)))
+
+
+def encoded(frames: list[Frame], first: int = 0) -> bytes:
+    """Frames as they stand in a file, and are sent."""
+    return b"".join(
+        bytes(part)
+        for number, (kind, flags, payload) in enumerate(frames, first)
+        for part in fmt.encode_frame(SYNC, kind, number, [payload], flags)
+    )
+
+
+def stored(store: Store, id: str, frames: list[Frame]) -> Path:
+    """The file of a stream with these frames."""
+    path = store.path(id)
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(fmt.encode_file_header(SYNC) + encoded(frames))
+    return path

@@ -1,0 +1,1 @@
+"""Whole programs, with the servers, browsers and frameworks of others."""

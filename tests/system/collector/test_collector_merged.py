@@ -1,0 +1,254 @@
+"""Windows of all ranks, downloaded from a collector that runs: whole, streamed, and given up when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.main import main
+from stepscope.collector.downloads.downloads import Download, Downloads, Source
+from tests.support.basics import children, peak_bytes, require
+from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
+from tests.support.pftrace import Trace
+from tests.support.ranks.streams import write_many
+
+TOKEN = "a-token-of-this-test"
+SHOWN = {"Authorization": f"Bearer {TOKEN}"}
+
+
+def ticket(collector: CollectorProcess, path: str) -> str:
+    """The address of a download, with a ticket and without a token."""
+    answer = ask(f"{collector.url}/v1/tickets", SHOWN, method="POST", body=json.dumps({"path": path}).encode())
+    assert answer.status == 200, answer.body
+    return f"{collector.url}{path}{'&' if '?' in path else '?'}ticket={answer.json()['ticket']}"
+
+
+def names_in(kind: str, body: bytes) -> Counter[str]:
+    """Spans in a file, by name; it must be whole."""
+    if kind == "perfetto":
+        return Counter(one.name for one in Trace(body).slices())
+    if kind == "chrome":
+        return Counter(event["name"] for event in json.loads(gzip.decompress(body)) if event.get("ph") == "X")
+    table: Any = require("pyarrow.parquet").read_table(io.BytesIO(body))
+    rows = table.select(["kind", "name"]).to_pylist()
+    return Counter(row["name"] for row in rows if row["kind"] == "span")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A collector with a token, of which two ranks of one job have ended, and one of another."""
+    with collecting(tmp_path_factory.mktemp("collector"), STEPSCOPE_TOKEN=TOKEN) as collector:
+        for rank in (0, 1):
+            trained(collector.url, rank, token=TOKEN, world=2)
+        trained(collector.url, 0, token=TOKEN, name="other", steps=10)
+        until(lambda: [view["state"] for view in collector.get("/v1/ranks", SHOWN)] == ["ended"] * 3)
+        yield collector
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"), [("perfetto", ".pftrace"), ("chrome", ".json.gz"), ("parquet", ".parquet")]
+)
+def test_a_window_of_all_ranks(kind: str, suffix: str, three: CollectorProcess) -> None:
+    """Each kind that the collector offers, with a ticket, is a whole file of the ranks of the job."""
+    if kind == "parquet":
+        require("pyarrow.parquet")
+    assert kind in three.get("/v1/job", SHOWN)["merged_files"]
+    answer = ask(ticket(three, f"/v1/windows/1/{kind}"))
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-disposition"] == f'attachment; filename="all-window1{suffix}"'
+    assert "content-length" not in answer.headers
+    found = names_in(kind, answer.body)
+    steps = {name: count for name, count in found.items() if name.startswith("ProfilerStep#")}
+    assert found["forward"] == 20 and sum(steps.values()) == 20
+    until(lambda: not list((three.directory / "downloads").iterdir()))
+
+
+def test_a_ticket_is_for_one_file_once(three: CollectorProcess) -> None:
+    """Not for another file, nor another job's, and not a second time; without one nothing is told."""
+    path = "/v1/windows/0/chrome?job=job%20x2"
+    assert ask(three.url + path).status == 401
+    address = ticket(three, path)
+    assert ask(address.replace("/windows/0/", "/windows/1/")).status == 401
+    assert ask(address).status == 401, "it was used up, though in vain"
+    address = ticket(three, path)
+    assert ask(address.replace("x2", "x3")).status == 401
+    address = ticket(three, path)
+    assert ask(address).status == 200
+    assert ask(address).status == 401
+
+
+def test_jobs_are_not_mixed(three: CollectorProcess) -> None:
+    """Where several have a window it must be said which; what is wrong is told before the first byte."""
+    answer = ask(f"{three.url}/v1/windows/0/chrome", SHOWN)
+    assert answer.status == 409 and "'job x2', 'other'" in answer.json()["detail"]
+    for job, count in (("job x2", 20), ("other", 10)):
+        query = urllib.parse.urlencode({"job": job})
+        answer = ask(f"{three.url}/v1/windows/0/chrome?{query}", SHOWN)
+        assert names_in("chrome", answer.body)["forward"] == count
+    assert ask(f"{three.url}/v1/windows/0/chrome?job=nobody", SHOWN).status == 404
+    assert ask(f"{three.url}/v1/windows/2/chrome?job=other", SHOWN).status == 404
+    assert ask(f"{three.url}/v1/windows/0/chrome?jobb=other", SHOWN).status == 400
+
+
+def test_a_rank_that_was_started_again_has_all_its_windows(tmp_path: Path) -> None:
+    """What it did before is in the window, too."""
+    with collecting(tmp_path) as collector:
+        trained(collector.url, 0, steps=20)
+        trained(collector.url, 1, steps=30)
+        with training(collector.url, 0, steps=10) as second:
+            assert second.wait(60) == 0
+        collector.when(lambda ranks: ranks[0]["incarnation"] == 2 and ranks[0]["state"] == "ended")
+        answer = ask(f"{collector.url}/v1/windows/1/chrome")
+        assert names_in("chrome", answer.body)["forward"] == 20, "ten of each rank"
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A collector of two ranks with 400,000 spans each."""
+    directory = tmp_path_factory.mktemp("big")
+    write_many(directory, 2, 400_000)
+    with collecting(directory) as collector:
+        collector.when(lambda ranks: len(ranks) == 2 and all(view["windows"] == 1 for view in ranks.values()))
+        yield collector
+
+
+def test_a_big_one_is_streamed(big: CollectorProcess, tmp_path: Path) -> None:
+    """The collector's memory does not hold the file, which is the one that the command writes."""
+    collector = big
+    ask(f"{collector.url}/v1/windows/0/perfetto")
+    before = peak_bytes(collector.process.pid)
+    found = b""
+    with urllib.request.urlopen(f"{collector.url}/v1/windows/0/perfetto", timeout=60) as answer:
+        while chunk := answer.read(1 << 16):
+            found += chunk
+    assert len(found) > 10_000_000
+    assert peak_bytes(collector.process.pid) - before < len(found) // 2
+    target = tmp_path / "merged.pftrace"
+    assert main(["merge", str(collector.directory / "streams"), "--window", "0", "--out", str(target)]) == 0
+    assert found == target.read_bytes()
+
+
+def test_one_who_goes_away_half_way(big: CollectorProcess) -> None:
+    """What made the file is ended, the file is deleted, and the next one has its turn."""
+    collector = big
+    host, port = collector.url.removeprefix("http://").split(":")
+    before = children(collector.process.pid)
+    for _ in range(4):
+        with socket.create_connection((host, int(port))) as client:
+            client.sendall(f"GET /v1/windows/0/perfetto HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+            got = 0
+            while got < 200_000:
+                got += len(client.recv(1 << 16))
+    until(lambda: not list((collector.directory / "downloads").iterdir()))
+    until(lambda: children(collector.process.pid) == before)
+    assert ask(f"{collector.url}/v1/windows/0/parquet").status == 200
+
+
+def test_while_streams_grow(tmp_path: Path) -> None:
+    """A window that is over, and one that is not, of ranks that train and stream meanwhile."""
+    with collecting(tmp_path) as collector:
+        running = [training(collector.url, rank, steps=100_000, seconds=0.02, world=2) for rank in (0, 1)]
+        with running[0], running[1]:
+            ranks = collector.when(
+                lambda ranks: set(ranks) == {0, 1} and all(view["windows"] >= 2 for view in ranks.values())
+            )
+            for kind in ("perfetto", "chrome"):
+                answer = ask(f"{collector.url}/v1/windows/1/{kind}")
+                assert answer.status == 200, answer.body
+                assert names_in(kind, answer.body)["forward"] == 20
+
+            def begun() -> Any:
+                # The window that is recorded now: the collector has the newest only.
+                latest = max(view["windows"] for view in collector.ranks().values())
+                answer = ask(f"{collector.url}/v1/windows/{latest}/chrome")
+                return answer if answer.status == 200 else None
+
+            answer = until(begun)
+            assert names_in("chrome", answer.body)["forward"] <= 20
+            after = collector.ranks()
+            assert all(after[rank]["step"] > ranks[rank]["step"] for rank in (0, 1)), "training went on"
+
+
+# the making of a file, step by step
+
+
+WRITER = """
+import pathlib, sys, time
+target, go = map(pathlib.Path, sys.argv[1:3])
+with target.open("wb") as file:
+    file.write(b"a" * 100_000)
+    file.flush()
+    while not go.exists():
+        time.sleep(0.01)
+    file.write(b"b" * 50_000)
+    file.flush()
+    if len(sys.argv) > 3:
+        sys.exit(sys.argv[3])
+"""
+
+
+def writer(go: Path, *, grows: bool = True, fails: str = "") -> Download:
+    """A kind of file whose writer waits in the middle until `go` is there."""
+
+    def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
+        return ["-c", WRITER, str(target), str(go), *([fails] if fails else [])]
+
+    return Download(name="x", suffix=".x", media_type="x/x", command=command, grows=grows)
+
+
+async def rest_of(chunks: AsyncGenerator[bytes]) -> bytes:
+    """Everything that is still to come."""
+    return b"".join([chunk async for chunk in chunks])
+
+
+async def test_a_file_is_sent_while_it_is_written(tmp_path: Path) -> None:
+    downloads, go = Downloads(tmp_path), tmp_path / "go"
+    chunks = downloads.send(writer(go), [], 0)
+    assert await anext(chunks) == b"a" * 100_000
+    go.touch()
+    assert await rest_of(chunks) == b"b" * 50_000
+    assert not list((tmp_path / "downloads").iterdir())
+
+
+async def test_a_file_that_is_changed_as_it_grows_is_sent_when_it_is_whole(tmp_path: Path) -> None:
+    downloads, go = Downloads(tmp_path), tmp_path / "go"
+    chunks = downloads.send(writer(go, grows=False), [], 0)
+    first = asyncio.ensure_future(anext(chunks))
+    done, _ = await asyncio.wait({first}, timeout=1.0)
+    assert not done
+    go.touch()
+    assert await first + await rest_of(chunks) == b"a" * 100_000 + b"b" * 50_000
+
+
+async def test_a_file_that_breaks_off_is_no_whole_one(tmp_path: Path) -> None:
+    """Who reads it is told by an answer that is cut, and the log says why."""
+    downloads, go = Downloads(tmp_path), tmp_path / "go"
+    chunks = downloads.send(writer(go, fails="the disk is full"), [], 0)
+    assert await anext(chunks)
+    go.touch()
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        await rest_of(chunks)
+    assert not list((tmp_path / "downloads").iterdir())
+
+
+async def test_the_writer_is_ended_when_nobody_reads(tmp_path: Path) -> None:
+    downloads, go = Downloads(tmp_path), tmp_path / "go"
+    before = children(os.getpid())
+    chunks = downloads.send(writer(go), [], 0)
+    assert await anext(chunks)
+    assert children(os.getpid()) - before
+    await chunks.aclose()
+    assert not children(os.getpid()) - before
+    assert not list((tmp_path / "downloads").iterdir())

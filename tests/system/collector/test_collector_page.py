@@ -1,0 +1,291 @@
+"""The live page in a real browser, over processes that train."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from stepscope.collector.app import Collector
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.page import PATHS
+from stepscope.collector.settings import CollectorSettings
+from tests.support.basics import ROOT, axe
+from tests.support.collecting import collecting, trained, training, until
+from tests.support.viewers.browser import open_page
+from tests.unit.collector.test_collector_live import SECOND, START, run_of, steps
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+TOKEN = "a-token-of-this-test"
+MOST_BYTES = 300 << 10
+
+
+@contextmanager
+def quiet_page() -> Generator[Page]:
+    """A page that says nothing on its console, and asks nobody but this machine."""
+    said: list[str] = []
+    with open_page() as page:
+        page.on(
+            "console",
+            lambda message: (
+                said.append(f"{message.text} {message.location['url']}")
+                if message.type in ("error", "warning")
+                else None
+            ),
+        )
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("requestfailed", lambda request: said.append(f"{request.url}: {request.failure}"))
+        yield page
+        assert [text for text in said if "/v1/" not in text] == []
+
+
+def visit(page: Page, url: str) -> None:
+    """Opens an address for the first time; returns when the page's files are there. The icon comes last, after the others."""
+    with page.expect_event("requestfinished", lambda request: str(request.url).endswith("/page/icon.svg")):
+        page.goto(url)
+
+
+def cell(page: Page, rank: int, column: str) -> str:
+    """What the table of ranks says."""
+    titles = page.locator("#rank-table thead th").all_inner_texts()
+    at = next(number for number, title in enumerate(titles) if title.startswith(column))
+    row = page.locator("#rank-table tbody tr", has=page.get_by_role("button", name=f"rank {rank}", exact=True))
+    return row.locator("th, td").nth(at).inner_text()
+
+
+def test_the_page_is_small_and_needs_no_internet() -> None:
+    """All files together, and no address of elsewhere that would be loaded."""
+    files = [
+        path for path in (ROOT / "collector" / "page").iterdir() if path.suffix in (".html", ".js", ".css", ".svg")
+    ]
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES
+    assert len(PATHS) == len(files)
+    html = (ROOT / "collector" / "page" / "index.html").read_text()
+    assert "://" not in html and "style=" not in html and "onclick" not in html
+
+
+def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
+    """Values are those of the collector; the slow rank is named; a death, a restart and an end are told."""
+    with collecting(tmp_path) as collector, quiet_page() as page:
+        page.goto(collector.url)
+        page.get_by_text("Waiting for the first rank.").wait_for()
+        running = [
+            training(collector.url, rank, steps=10_000, seconds=s, world=4) for rank, s in enumerate((0.01, 0.01, 0.05))
+        ]
+        with running[0] as first, running[1], running[2]:
+            page.get_by_text("rank 2 on").wait_for()
+            assert "slow" in cell(page, 2, "Step time")
+            page.get_by_text("Not seen yet: rank 3").wait_for()
+            page.get_by_text("rank 2 (slow)").wait_for()
+            assert page.locator("#plot canvas").count() == 1
+            told = page.locator("#chart-text")
+            until(lambda: told.inner_text().startswith("Latest: "))
+            assert "3 ranks" in told.inner_text()
+            # The page is never further behind than two seconds' steps: 0.01 s each, at the least.
+            until(lambda: collector.ranks()[0]["step"] is not None)
+            step = collector.ranks()[0]["step"]
+            page.wait_for_timeout(2000)
+            assert int(cell(page, 0, "Step").replace(",", "")) >= step
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            page.locator("#changes").get_by_text("rank 0 is silent").wait_for()
+            with training(collector.url, 0, steps=10_000, world=4):
+                page.locator("#changes").get_by_text("rank 0 was started again").wait_for()
+                assert cell(page, 0, "Starts") == "2"
+        trained(collector.url, 3, world=4)
+        page.locator("#changes").get_by_text("rank 3 ended").wait_for()
+        assert cell(page, 3, "State") == "ended"
+
+
+def test_the_page_comes_back_with_the_collector(tmp_path: Path) -> None:
+    """It says that the collector is away, and goes on by itself."""
+    with quiet_page() as page:
+        with collecting(tmp_path) as collector:
+            trained(collector.url, 0)
+            port = collector.url.rpartition(":")[2]
+            visit(page, collector.url)
+            page.get_by_text("live", exact=True).wait_for()
+            collector.process.kill()
+            collector.process.wait()
+            page.get_by_text("trying again").wait_for()
+        with collecting(tmp_path, "--port", port):
+            page.get_by_text("live", exact=True).wait_for()
+            until(lambda: cell(page, 0, "State") == "ended")
+
+
+def test_windows_tables_and_downloads_with_a_token(tmp_path: Path) -> None:
+    """The token is asked for once and is in no address; a window's files and table are a few keys away."""
+    with collecting(tmp_path, STEPSCOPE_TOKEN=TOKEN) as collector, quiet_page() as page:
+        addresses: list[str] = []
+        page.on("request", lambda request: addresses.append(request.url))
+        trained(collector.url, 0, token=TOKEN)
+        visit(page, collector.url)
+        page.get_by_role("textbox", name="Token").fill("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_text("That is not the token.").wait_for()
+        page.get_by_role("textbox", name="Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Ranks of window 1").press("Enter")
+        dialog = page.get_by_role("dialog")
+        with page.expect_download() as downloading:
+            dialog.get_by_role("button", name="Chrome trace of job-0, window 1").press("Enter")
+        assert downloading.value.suggested_filename == "rank0-window1.json.gz"
+        assert Path(downloading.value.path()).stat().st_size > 100
+        dialog.get_by_role("button", name="Table of names of job-0, window 1").press("Enter")
+        dialog.get_by_role("rowheader", name="forward").wait_for()
+        page.keyboard.press("Escape")
+        dialog.wait_for(state="hidden")
+        page.get_by_role("button", name="rank 0", exact=True).press("Enter")
+        dialog.get_by_text("Start 1").wait_for()
+        with page.expect_download() as downloading:
+            dialog.get_by_role("button", name="Journal of start 1").press("Enter")
+        stream = collector.get("/v1/ranks", {"Authorization": f"Bearer {TOKEN}"})[0]["stream"]
+        journal = tmp_path / "streams" / stream / "journal"
+        assert Path(downloading.value.path()).read_bytes() == journal.read_bytes()
+        page.reload()
+        page.get_by_text("live", exact=True).wait_for()
+        assert not page.get_by_role("textbox", name="Token").is_visible()
+        assert not [address for address in addresses if TOKEN in address]
+        assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_insecure_is_shown(tmp_path: Path) -> None:
+    """Whoever looks sees that others can, too."""
+    with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector, quiet_page() as page:
+        page.goto(collector.url.replace("0.0.0.0", "127.0.0.1"))
+        page.get_by_role("note").get_by_text("--insecure").wait_for()
+    with collecting(tmp_path) as collector, quiet_page() as page:
+        page.goto(collector.url)
+        page.get_by_text("live", exact=True).wait_for()
+        assert page.get_by_role("note").count() == 0
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_accessibility(tmp_path: Path, scheme: Any) -> None:
+    """axe-core finds nothing, in the page and in its dialog; everything is reached by keyboard alone."""
+    with collecting(tmp_path) as collector, quiet_page() as page:
+        trained(collector.url, 0, world=2)
+        with training(collector.url, 1, steps=10_000, seconds=0.05, world=2) as killed:
+            collector.when(lambda ranks: 1 in ranks and ranks[1]["windows"])
+            killed.kill()
+        page.emulate_media(color_scheme=scheme)
+        page.goto(collector.url)
+        page.get_by_role("button", name="Ranks of window 0").wait_for()
+        page.get_by_text("The chart as a table").click()
+        # By its debugger, for the page's own policy lets no script in but its own.
+        debugger: Any = page.context.new_cdp_session(page)
+        debugger.send("Runtime.evaluate", {"expression": axe().read_text()})
+        check = """axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})
+            .then(found => JSON.stringify(found.violations, null, 1))"""
+        assert page.evaluate(check) == "[]"
+        page.get_by_role("button", name="Ranks of window 0").click()
+        page.get_by_role("button", name="Table of names of job-0of2, window 0").wait_for()
+        assert page.evaluate(check) == "[]"
+        page.keyboard.press("Escape")
+        page.locator("body").click(position={"x": 1, "y": 1})
+        reached: list[str] = []
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            name = "document.activeElement.ariaLabel || document.activeElement.innerText || document.activeElement.id"
+            reached.append(str(page.evaluate(name)).split("\n")[0])
+        for name in (
+            "Skip to the ranks",
+            "filter",
+            "rank 0",
+            "State",
+            "Ranks of window 0",
+            "OpenAPI",
+            "The chart as a table",
+        ):
+            assert any(name in one for one in reached), (name, reached)
+        page.get_by_role("button", name="State").press("Enter")
+        assert page.locator("th[aria-sort]").inner_text().startswith("State")
+        page.get_by_label("Show").fill("ended")
+        page.get_by_text("1 of 2").wait_for()
+
+
+async def test_a_thousand_ranks_and_names_that_are_code(tmp_path: Path) -> None:
+    """Rows that are seen are there and follow, where the focus is they stay; what comes from the network is text."""
+    import asyncio
+
+    collector = Collector(CollectorSettings(directory=tmp_path, port=0))
+    host = "<img src=x onerror=alert(1)>"
+    for number in range(1000):
+        run = run_of(number)
+        stream = Stream(f"{number:032x}", type(run)(name="job", anchor=run.anchor, rank=number, host=host))
+        stream.steps.add(steps([SECOND // 100 * (3 if number == 7 else 1)] * 64), 0, START, START + 100 * SECOND)
+        collector.streams.add(stream)
+    async with collector.serving() as url:
+        await asyncio.to_thread(_look_at_a_thousand, url, collector)
+
+
+def _look_at_a_thousand(url: str, collector: Collector) -> None:
+    with quiet_page() as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        page.goto(url)
+        page.get_by_text("rank 7 on").wait_for()
+        rows = page.locator("#rank-table tbody tr")
+        page.get_by_role("button", name="rank 0", exact=True).focus()
+        table = page.get_by_role("region", name="Table of ranks")
+        table.evaluate("node => node.scrollTo(0, node.scrollHeight)")
+        page.get_by_role("button", name="rank 999", exact=True).wait_for()
+        assert rows.count() < 100 and page.get_by_role("table").first.get_attribute("aria-rowcount") == "1001"
+        assert page.locator("tr[data-id=job-999]").get_attribute("aria-rowindex") == "1001"
+        assert "onerror" in cell(page, 999, "Host")
+        stream = collector.streams.ranks["job-999"].latest
+        stream.steps.add(steps([SECOND], number=4242), 0, START, START + 100 * SECOND)
+        until(lambda: cell(page, 999, "Step") == "4,242")
+        focused = "document.activeElement.innerText"
+        assert page.evaluate(focused) == "rank 0", "its row is there, seen or not"
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        assert page.evaluate(focused) == "rank 1", "the next row is reached from there"
+        page.get_by_label("Show").fill("999")
+        page.get_by_text("1 of 1,000").wait_for()
+        page.get_by_label("rank 999 in the chart").check()
+        page.locator("#legend").get_by_text("rank 999").wait_for()
+
+
+PLOTS = """
+const made = [];
+let real;
+Object.defineProperty(window, "uPlot", {
+  get: () => real && new Proxy(real, { construct(target, given) { const one = new target(...given); made.push(one); return one; } }),
+  set: (value) => { real = value; },
+  configurable: true,
+});
+window.plots = made;
+"""
+
+
+def test_a_zoom_of_the_chart_stays(tmp_path: Path) -> None:
+    """New step times come every second; a double click shows all of them again."""
+    with (
+        collecting(tmp_path) as collector,
+        quiet_page() as page,
+        training(collector.url, 0, steps=10_000, seconds=0.01),
+    ):
+        until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
+        page.add_init_script(PLOTS)
+        page.goto(collector.url)
+        until(lambda: page.evaluate("plots.length > 0 && plots.at(-1).data[0].length > 6"))
+        box = page.locator("#plot .u-over").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 50)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 50, steps=5)
+        page.mouse.up()
+        scale = "({min: plots.at(-1).scales.x.min, max: plots.at(-1).scales.x.max, last: plots.at(-1).data[0].at(-1)})"
+        zoomed = page.evaluate(scale)
+        assert zoomed["max"] < zoomed["last"]
+        until(lambda: page.evaluate(scale)["last"] > zoomed["last"] + 1)
+        now = page.evaluate(scale)
+        assert (now["min"], now["max"]) == (zoomed["min"], zoomed["max"])
+        page.mouse.dblclick(box["x"] + box["width"] * 0.5, box["y"] + 50)
+        until(lambda: page.evaluate(scale)["max"] > zoomed["last"])

@@ -1,0 +1,167 @@
+"""Counters and sums of a collector never fall while it runs, whatever is forgotten or comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.live import Live
+from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.views import StorageView
+from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.storage import Storage
+from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web.metrics import exposition
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.events import empty_block
+from stepscope.runtime.journal import format as fmt
+from tests.support.basics import poll, require
+from tests.support.collecting import ask
+from tests.support.collectors import answer, collecting, connected
+from tests.support.streams import SYNC, frames, hello
+from tests.unit.collector.test_collector_live import a_life, events_frame, run_of
+
+SUMS = ("events", "bytes", "dropped")
+
+
+def a_lossy_life() -> list[tuple[int, int, bytes]]:
+    """A short run of which events were given up, too."""
+    gone = events_frame(empty_block(40), source="recorder")
+    return [*a_life()[:-1], (int(fmt.FrameType.DISCARDED), 0, gone[2]), a_life()[-1]]
+
+
+class Watched:
+    """A live state whose sums are compared each time with those before."""
+
+    def __init__(self, streams: Streams, storage: Storage | None = None) -> None:
+        self.streams = streams
+        self.live = Live(streams, Downloads(Path("/nowhere")), exposed=False, storage=self._stored)
+        self._storage = storage
+        self.known: dict[tuple[str, str], float] = {}
+
+    def _stored(self, discarded: int) -> StorageView | None:
+        return None if self._storage is None else self._storage.view(discarded)
+
+    def look(self) -> dict[tuple[str, str], float]:
+        """All sums now, by (job or what counts, name)."""
+        snapshot = self.live.snapshot(age=0)
+        found = {("counter", name): value for name, value in counters(exposition(snapshot, 0).decode()).items()}
+        for job in (None, *(entry.id for entry in snapshot.jobs or [])):
+            view = self.live.snapshot(job).job
+            found |= {(f"job {job}", name): getattr(view, name) for name in SUMS}
+        found |= {(rank.id, "starts"): rank.count for rank in self.streams}
+        for key, value in found.items():
+            assert value >= self.known.get(key, 0), key
+        # A rank of which nothing is known any more may begin anew.
+        known = {key: value for key, value in self.known.items() if key[1] != "starts"}
+        self.known = {**known, **found}
+        return found
+
+
+def counters(text: str) -> dict[str, float]:
+    """The counters of an exposition."""
+    parse: Any = require("prometheus_client.parser").text_string_to_metric_families
+    return {one.name: one.value for family in parse(text) if family.type == "counter" for one in family.samples}
+
+
+def feed(streams: Streams, number: int, rank: int, count: int, before: str = "") -> Stream:
+    """A connection that brings the next frames of a stream, and is gone again."""
+    life = a_lossy_life()
+    run = run_of(rank, f"job{rank % 2}")
+    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run, before), object()) as stream:
+        new = life[stream.next : stream.next + count]
+        stream.took(new, 0, stream.next + len(new))
+    return stream
+
+
+@example([(1, 1), (2, 1), (2, 6), (1, 2), (2, 1)])
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=30))
+def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
+    """Streams that come back, are forgotten, are superseded, and all of that in any order."""
+    watched = Watched(streams := Streams(2))
+    for number, count in moves:
+        before = f"{number - 1:032x}" if number % 3 == 2 else ""
+        stream = feed(streams, number, number // 3, count, before)
+        watched.look()
+        if stream.ended and before:
+            streams.replace(before)
+        watched.look()
+
+
+async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
+    """Events, bytes, losses and what was given up of a hundred starts, of which sixteen are known in the end."""
+    streams = Streams(8)
+    storage = Storage(Store(CollectorSettings(directory=tmp_path)), StoragePolicy(), streams)
+    looking = asyncio.create_task(storage.run())
+    await poll(lambda: storage.view() is not None)
+    await end_tasks(looking)
+    watched = Watched(streams, storage)
+    stream = feed(streams, 0, 0, 99)
+    for number in range(1, 100):
+        feed(streams, number, number % 4, 99)
+        watched.look()
+    assert len(streams.all) <= 16
+    found = watched.look()
+    assert found["counter", "stepscope_received_events_total"] == 100 * stream.events
+    assert found["counter", "stepscope_received_bytes_total"] == 100 * stream.bytes
+    assert found["counter", "stepscope_dropped_events_total"] == 100 * 20
+    assert found["counter", "stepscope_discarded_events_total"] == 100 * 40
+    assert found["job job1", "events"] == found["job job0", "events"] == 50 * stream.events
+    assert {rank.id: rank.count for rank in streams} == {rank.id: 25 for rank in streams}
+    detail = watched.live.rank("job1-3")
+    assert detail is not None and detail.streams[0].start == 25
+
+
+def test_what_comes_again_counts_once() -> None:
+    """The recovered journal of a killed process: as much as that has brought, and what it has beyond."""
+    watched = Watched(streams := Streams(8))
+    first = feed(streams, 1, 1, 4)
+    found = before = watched.look()
+    life = a_lossy_life()
+    with streams.connected(Hello("f" * 32, SYNC, 0, run_of(1, "job1"), first.id), object()) as again:
+        for number in range(len(life)):
+            again.took([life[number]], 0, number + 1)
+            found = watched.look()
+            if number < 4:
+                assert found == before
+            assert found["job1-1", "starts"] == 1
+        streams.replace(first.id)
+        assert first.id not in streams.all
+        assert watched.look() == found
+    assert found["job None", "events"] == again.events > first.events
+    assert found["job None", "bytes"] == again.bytes
+
+
+async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
+    """Asked over HTTP, while starts come and go and one supersedes another."""
+    async with collecting(tmp_path, max_streams=2) as running:
+        url = running.url.replace("ws", "http", 1)
+        known: dict[str, float] = {}
+
+        async def look() -> None:
+            nonlocal known
+            running.collector.live.snapshot(age=0)  # else the same is told for a while
+            found = counters((await asyncio.to_thread(ask, f"{url}/metrics")).body.decode())
+            assert all(found[name] >= value for name, value in known.items()), (known, found)
+            known = found
+
+        for number in range(8):
+            supersedes = f"{number - 1:032x}" if number == 5 else ""
+            async with connected(running.url) as one:
+                await one.send(hello(stream=f"{number:032x}", supersedes=supersedes))
+                await answer(one)
+                await one.send(protocol.encode(protocol.Frames(0, 3), frames(0, 3)))
+                assert await answer(one) == protocol.Ack(3)
+                await look()
+        assert len(running.collector.streams.all) <= 4
+        size = running.journal(f"{0:032x}").stat().st_size
+        assert known["stepscope_received_bytes_total"] == 7 * size

@@ -1,0 +1,339 @@
+"""How a collector takes a stream from JetStream: each frame once and in order, and what is missing only when it is nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tracemalloc
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import NotFoundError
+
+from stepscope.collector import intake
+from stepscope.collector.files import lasting
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.stream import DIED_AFTER, State
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.nats import messages
+from stepscope.collector.nats.consumer import Consumer
+from stepscope.collector.nats.intake import Intake
+from stepscope.collector.nats.place import Place
+from stepscope.collector.runs.recording import Recording
+from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.nats import layout
+from tests.integration.collector.test_collector_lasting import HangingCall
+from tests.support.basics import poll
+from tests.support.beside import running
+from tests.support.jetstreams import LIMITS, Publisher, connected
+from tests.support.journals import frame_numbers
+from tests.support.nats import NatsServer
+from tests.support.streams import frames
+
+NEVER = 1e9
+"""Seconds."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream") as started:
+        yield started
+
+
+class Publishing(Publisher):
+    """An exporter, and where a collector takes from."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place.jetstream)
+        self.place = place
+
+
+class Collecting:
+    """A directory into which streams are taken."""
+
+    def __init__(self, directory: Path) -> None:
+        self.store = Store(CollectorSettings(directory=directory))
+        self.streams = Streams(100)
+        self.refused: list[str] = []
+
+    def intake(self, publisher: Publishing, hello: protocol.Hello, **seconds: float) -> Intake:
+        times = {"gap_seconds": NEVER, **seconds}
+        return Intake(publisher.place, self.store, self.streams, hello, self.refused.append, **times)
+
+    def consumer(self, publisher: Publisher) -> str:
+        return Consumer(publisher.jetstream, self.store.identity(), publisher.stream).name
+
+    def numbers(self, publisher: Publisher) -> list[int]:
+        """Of the frames in the file."""
+        return frame_numbers(self.store.path(publisher.stream))
+
+    def next(self, publisher: Publisher) -> int:
+        """Number of the first frame that is not taken yet."""
+        stream = self.streams.all.get(publisher.stream)
+        return 0 if stream is None else stream.next
+
+    def missing(self, publisher: Publisher) -> int:
+        return self.streams.all[publisher.stream].missing
+
+
+@contextlib.asynccontextmanager
+async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerator[Publishing]:
+    async def fail(error: Exception) -> None:
+        raise error
+
+    async with connected(server.url) as client:
+        yield Publishing(await Place.at(client, intake.Intake(bound), LIMITS, 15.0, fail))
+
+
+async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
+    """However messages overlap and in whatever order they come; JetStream need not know any more how far this was."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        for first, count in ((0, 10), (5, 10), (20, 5), (15, 5), (20, 5)):
+            await publisher.publish(first, count)
+        await publisher.end(25)
+        await collecting.intake(publisher, hello).run()
+        assert collecting.numbers(publisher) == list(range(26))
+        assert collecting.missing(publisher) == 0
+        with pytest.raises(NotFoundError):
+            await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
+        await collecting.intake(publisher, hello).run()
+        assert collecting.numbers(publisher) == list(range(26))
+
+
+async def test_who_is_silent_is_let_go(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process counts as dead, and its file can be deleted; whatever comes later is taken all the same."""
+    monkeypatch.setattr(messages, "LISTEN_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+
+    def left() -> bool:
+        stream = collecting.streams.all[publisher.stream]
+        return stream.connection is None and not collecting.store.connected(stream.id)
+
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        async with running(collecting.intake(publisher, hello, silent_seconds=0.1).run()) as task:
+            await poll(lambda: collecting.next(publisher) == 5 and left())
+            stream = collecting.streams.all[publisher.stream]
+            assert stream.state(stream.seen + DIED_AFTER) is State.DIED
+            await publisher.publish(5, 5)
+            await poll(lambda: collecting.next(publisher) == 10 and left())
+            assert collecting.numbers(publisher) == list(range(10))
+            assert collecting.store.remove(publisher.stream)
+            collecting.streams.deleted(publisher.stream)
+            await publisher.publish(10, 5)
+            await poll(lambda: publisher.stream in collecting.streams.all and collecting.next(publisher) == 15)
+            await publisher.end(15)
+            await task
+    assert collecting.numbers(publisher) == list(range(16)) and collecting.missing(publisher) == 0
+
+
+async def test_what_a_killed_collector_had_in_hand_comes_at_once(server: NatsServer, tmp_path: Path) -> None:
+    """JetStream would keep it back for an hour here."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        for number in range(20):
+            await publisher.publish(number, 1)
+        await publisher.end(20)
+        name = collecting.consumer(publisher)
+        config = ConsumerConfig(
+            name=name, durable_name=name, ack_policy=AckPolicy.EXPLICIT, ack_wait=3600, filter_subject=publisher.subject
+        )
+        await layout.consumer(publisher.jetstream, config)
+        killed = await publisher.jetstream.pull_subscribe_bind(name, layout.STREAM)
+        assert len(await killed.fetch(7, timeout=10)) == 7
+        await collecting.intake(publisher, hello).run()
+    assert collecting.numbers(publisher) == list(range(21))
+    assert collecting.missing(publisher) == 0
+
+
+async def test_frames_that_jetstream_has_thrown_away_are_given_up(server: NatsServer, tmp_path: Path) -> None:
+    """A later message tells that they were stored once, so nobody waits for them."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        lost = await publisher.publish(5, 5)
+        await publisher.publish(10, 5, oldest=5)
+        await publisher.end(15, oldest=10)
+        await publisher.jetstream.delete_msg(layout.STREAM, lost)
+        await collecting.intake(publisher, hello).run()
+    assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
+    assert collecting.missing(publisher) == 5
+
+
+async def test_a_stream_whose_beginning_was_thrown_away_says_whose_it_is(server: NatsServer, tmp_path: Path) -> None:
+    """As its Hello has it: else no merge would take it."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        lost = await publisher.publish(0, 5)
+        await publisher.publish(5, 5, oldest=5)
+        await publisher.end(10, oldest=5)
+        await publisher.jetstream.delete_msg(layout.STREAM, lost)
+        await collecting.intake(publisher, hello).run()
+    assert collecting.numbers(publisher) == list(range(4, 11))
+    assert collecting.missing(publisher) == 4
+    recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
+    assert recording.run == hello.run and recording.ended and recording.damage.lost_frames == 4
+
+
+async def test_frames_that_are_still_to_come_are_waited_for(server: NatsServer, tmp_path: Path) -> None:
+    """JetStream has none of them, but the exporter has: it publishes them later, when those after them are long there."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        await publisher.publish(10, 5)
+        await publisher.end(15)
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()) as task:
+            await poll(lambda: taking.works)
+            await asyncio.wait([task], timeout=2.0)  # it asks each second what has become of them
+            assert not task.done()
+            await publisher.publish(5, 5)
+            await asyncio.wait([task])
+            task.result()
+    assert collecting.numbers(publisher) == list(range(16))
+    assert collecting.missing(publisher) == 0
+
+
+async def test_frames_of_an_exporter_that_has_gone_are_given_up(server: NatsServer, tmp_path: Path) -> None:
+    """They were never stored, and nothing comes from it any more; what JetStream sends again does not come from it."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        await publisher.publish(10, 5)
+        await publisher.end(15)
+        await collecting.intake(publisher, hello, gap_seconds=2.5, ack_seconds=0.3).run()
+    assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
+    assert collecting.missing(publisher) == 5
+
+
+async def test_a_file_that_lost_what_was_confirmed_is_completed(server: NatsServer, tmp_path: Path) -> None:
+    """As after a loss of power: the consumer is further than the file, and JetStream still has what is between."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        async with running(collecting.intake(publisher, hello).run()):
+            await poll(lambda: collecting.next(publisher) == 5)
+        place = collecting.store.path(publisher.stream).parent
+        kept = {path: path.read_bytes() for path in place.iterdir()}
+        await publisher.publish(5, 5, oldest=5)
+        async with running(collecting.intake(publisher, hello).run()):
+            await poll(lambda: collecting.next(publisher) == 10)
+        for path, content in kept.items():
+            path.write_bytes(content)
+        await publisher.publish(10, 5, oldest=10)
+        await publisher.end(15, oldest=15)
+        await collecting.intake(publisher, hello).run()
+    assert collecting.numbers(publisher) == list(range(16))
+    assert collecting.missing(publisher) == 0
+
+
+async def test_who_leaves_gives_back_what_is_in_hand(server: NatsServer, tmp_path: Path) -> None:
+    """Others get it at once, long before JetStream would send it again by itself."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(5, 5)
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()):
+            await poll(lambda: taking.works)
+        subscription = await publisher.jetstream.pull_subscribe_bind(collecting.consumer(publisher), layout.STREAM)
+        (message,) = await subscription.fetch(1, timeout=5)
+        assert message.metadata.sequence.consumer == 2, "it was sent once before"
+
+
+async def test_what_was_written_counts_though_its_taking_was_cancelled(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one that goes on finds it in the file, and is not told of it again."""
+    monkeypatch.setattr(lasting, "PATIENCE", 0.05)
+    collecting = Collecting(tmp_path)
+    hanging = HangingCall(monkeypatch, "write")
+    try:
+        async with publishing(server) as publisher:
+            hello = await publisher.begin()
+            await publisher.publish(0, 5)
+            async with running(collecting.intake(publisher, hello).run()):
+                await poll(hanging.begun.is_set)
+            assert collecting.next(publisher) == 0
+            hanging.go.set()
+            await poll(lambda: collecting.next(publisher) == 5)
+            stream = collecting.streams.all[publisher.stream]
+            assert stream.bytes == collecting.store.path(stream.id).stat().st_size
+    finally:
+        hanging.go.set()
+
+
+async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Path) -> None:
+    """It is told of, JetStream does not send it again, and the stream goes on."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        hello = await publisher.begin()
+        await publisher.publish(0, 5)
+        await publisher.send(b"")
+        await publisher.send(b"\xff" * 100)
+        await publisher.send(protocol.encode(protocol.Ack(3)))
+        await publisher.send(protocol.encode(protocol.Frames(5, 1), frames(5, 1)[:-1] + b"\xff"))
+        await publisher.send(protocol.encode(protocol.Frames(3, 99), frames(3, 4)))
+        taking = collecting.intake(publisher, hello)
+        async with running(taking.run()):
+            await poll(lambda: len(collecting.refused) == 5 and taking.idle)
+            info = await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
+            assert (info.num_ack_pending, info.num_pending, info.num_redelivered) == (0, 0, 0)
+            await publisher.publish(5, 5)
+            await publisher.end(10)
+            await poll(lambda: collecting.streams.all[publisher.stream].ended)
+    assert collecting.numbers(publisher) == list(range(11))
+    assert len(collecting.refused) == 5
+
+
+async def test_what_is_in_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
+    """Of all streams together, however much of each is there: 38 MB of four of them here."""
+    collecting, limit = Collecting(tmp_path), 8 << 20
+    async with publishing(server, limit) as first:
+        publishers = [first, *(Publishing(first.place) for _ in range(3))]
+        hellos = [await publisher.begin() for publisher in publishers]
+        for publisher in publishers:
+            for number in range(12):
+                await publisher.publish(number, 1, size=800_000)
+            await publisher.end(12)
+        bound = first.place.intake
+        pairs = zip(publishers, hellos, strict=True)
+        tracemalloc.start()
+        try:
+            await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        assert intake.FREE < bound.most <= limit and bound.held == bound.waiting == 0
+        assert peak < 2 * limit, "what is read from the connection, and what is being written, is there besides"
+    assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
+
+
+async def test_what_is_out_of_order_waits_for_no_other(server: NatsServer, tmp_path: Path) -> None:
+    """Two streams of which the first message comes last, and more than there is room for before it."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server, 1 << 20) as first:
+        publishers = [first, Publishing(first.place)]
+        hellos = [await publisher.begin() for publisher in publishers]
+        for publisher in publishers:
+            for number in (*range(1, 8), 0):
+                await publisher.publish(number, 1, size=400_000)
+            await publisher.end(8)
+        bound = first.place.intake
+        pairs = zip(publishers, hellos, strict=True)
+        await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+        assert bound.held == bound.waiting == 0
+    assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
+    assert all(collecting.missing(publisher) == 0 for publisher in publishers)

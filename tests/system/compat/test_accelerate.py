@@ -1,0 +1,344 @@
+"""Accelerate's `profile`, with our handler, and the tracker; a real loop that accumulates gradients."""
+
+# Annotations of torch and Accelerate are incomplete.
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# mypy: allow-untyped-calls, disable-error-code="import-untyped"
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.events import Kind
+from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.frameworks import Runs, check_incomplete, check_well, fill, needs
+
+needs("accelerate")
+
+import torch  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+from stepscope.accelerate import AccelerateRun, FinishedWindow, StepscopeProfileKwargs, StepscopeTracker  # noqa: E402
+
+OPTION = {"wait": 1, "warmup": 1, "active": 2, "repeat": 2, "skip_first": 1}
+
+
+def accelerator(*handlers: Any, **given: Any) -> Any:
+    """A fresh one on the CPU; Accelerate keeps its state for the process otherwise."""
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()  # pyright: ignore[reportPrivateUsage]
+    return Accelerator(cpu=True, kwargs_handlers=list(handlers), **given)
+
+
+def train(using: Any, run: Any, steps: int, fails_at: int | None = None) -> int:
+    """Trains, two batches to a step; how many updates there were."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model, optimizer = using.prepare(model, optimizer)
+    updates = 0
+    for number in range(2 * steps):
+        if number == fails_at:
+            raise ZeroDivisionError("the training fails")
+        with using.accumulate(model):
+            with sc.span("micro_step"):
+                using.backward(model(torch.rand(2, 4)).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        if using.sync_gradients:
+            updates += 1
+            using.log({"updates": updates, "text": "left out"}, step=updates)
+            run.step()
+    return updates
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace in object form."""
+    found: list[dict[str, Any]] = json.loads(path.read_text())["traceEvents"]
+    return found
+
+
+def test_all_windows_are_in_accelerates_file(tmp_path: Path) -> None:
+    """Accelerate writes what our handler recorded: both cycles, where torch's profiler keeps one."""
+    runs = Runs()
+    seen: list[tuple[int, int]] = []
+
+    def ready(window: FinishedWindow) -> None:
+        seen.append((window.step_num, len(window.window.steps)))
+        window.export_chrome_trace(str(tmp_path / f"step{window.step_num}.json"))
+
+    handler = StepscopeProfileKwargs(
+        schedule_option=OPTION,
+        output_trace_dir=str(tmp_path / "traces"),
+        on_trace_ready=ready,
+        settings={"exporters": [runs]},
+    )
+    using = accelerator(handler, gradient_accumulation_steps=2)
+    with using.profile() as run:
+        assert isinstance(run, AccelerateRun)
+        assert train(using, run, 10) == 10
+    check_well(run)
+    assert runs.steps("profile") == [(3, 4), (7, 8)]
+    names = [event["name"] for event in events(tmp_path / "traces" / "profile_0.json")]
+    assert names.count("micro_step") == 8
+    assert {f"ProfilerStep#{number}" for number in (3, 4, 7, 8)} <= set(names)
+    assert "aten::linear" in names
+    assert seen == [(5, 2), (9, 2)]
+    first = [event["name"] for event in events(tmp_path / "step5.json")]
+    assert first.count("micro_step") == 4 and "ProfilerStep#7" not in first
+    assert "micro_step" in run.key_averages().table(sort_by="self_cpu_time_total", row_limit=10)
+
+
+def test_without_a_schedule_everything_is_one_window(tmp_path: Path) -> None:
+    """As with Accelerate's handler; nothing is exported without a directory, and the program may export itself."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "run")})
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 3)
+        run.export_chrome_trace(str(tmp_path / "early.json"))
+    assert [str(error).partition(":")[0][-17:] for error in run.errors] == ["within the `with`"]
+    assert runs.steps("profile")[0][:3] == (0, 1, 2)
+    for name in ("one.json", "two.json"):
+        run.export_chrome_trace(str(tmp_path / name))
+        assert "micro_step" in {event["name"] for event in events(tmp_path / name)}
+    assert len(run.errors) == 1
+
+
+def test_its_activities_and_details_are_torchs(tmp_path: Path) -> None:
+    """Shapes are recorded where they are asked for."""
+    memory = sc.exporters.MemoryExporter()
+    handler = StepscopeProfileKwargs(
+        activities=["cpu"],
+        record_shapes=True,
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 1},
+        on_trace_ready=memory,
+        settings={"output_dir": str(tmp_path)},
+    )
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 3)
+    check_well(run)
+    assert any("Input Dims" in arguments for arguments in memory.arguments())
+
+
+def test_torchs_own_handler_is_served(tmp_path: Path) -> None:
+    """What programs give to torch's profiler as `on_trace_ready` writes each window here as there."""
+    handler = StepscopeProfileKwargs(
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(str(tmp_path / "theirs")),
+        settings={"output_dir": str(tmp_path / "run"), "tensorboard": False},
+    )
+    using = accelerator()
+    with using.profile(handler) as run:
+        train(using, run, 4)
+    check_well(run)
+    files = sorted((tmp_path / "theirs").glob("*.pt.trace.json"))
+    assert len(files) == 2
+    for file in files:
+        assert sum(event["name"] == "micro_step" for event in events(file)) == 1
+
+
+def test_the_tracker_records_what_is_logged(tmp_path: Path) -> None:
+    """Numbers are counters, the configuration metadata; step times can be logged like any other metric."""
+    memory = sc.exporters.MemoryExporter()
+    handler = StepscopeProfileKwargs(settings={"exporters": [memory], "output_dir": str(tmp_path)})
+    using = accelerator(handler, log_with=[StepscopeTracker(handler)])
+    using.init_trackers("project", config={"rate": 0.5})
+    with using.profile() as run:
+        train(using, run, 4)
+        assert run.metrics() == {}
+    check_well(run)
+    using.log(run.metrics())
+    using.end_training()
+    assert memory.names(kind=Kind.COUNTER) == ["updates"] * 8
+    assert memory.run is not None and memory.run.metadata()["configuration"] == {"rate": 0.5}
+    metrics = run.metrics()
+    assert metrics["stepscope/steps"] >= 4
+    assert 0 < metrics["stepscope/step_ms_p50"] <= metrics["stepscope/step_ms_p95"] <= metrics["stepscope/step_ms_max"]
+    tracker = using.get_tracker("stepscope")
+    assert not getattr(tracker, "errors", ())
+
+
+def test_an_exception_goes_on_and_the_window_is_incomplete(tmp_path: Path) -> None:
+    """The `with` closes the run, whatever Accelerate does then."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(
+        schedule_option={"wait": 1, "warmup": 0, "active": 9, "repeat": 1},
+        settings={"exporters": [runs], "output_dir": str(tmp_path)},
+    )
+    using = accelerator(handler)
+    with pytest.raises(ZeroDivisionError), using.profile() as run:
+        train(using, run, 9, fails_at=4)
+    assert handler.last is not None
+    handler.last.raise_errors()
+    assert runs.steps("profile") == [(1, 2, 3)]
+    check_incomplete(runs, "profile")
+
+
+def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: Path, small_disk: Path) -> None:
+    """Training ends as ever, though Accelerate exports in the program's thread; errors are kept."""
+    broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
+    handler = StepscopeProfileKwargs(output_trace_dir=str(tmp_path), settings={"exporters": [broken]})
+    using = accelerator(handler)
+    with using.profile() as run:
+        assert train(using, run, 3) == 6
+    assert {type(error) for error in run.errors} == {sc.errors.ExporterError}
+    assert (tmp_path / "profile_0.json").is_file()
+    (small_disk / "traces").mkdir()
+    fill(small_disk)
+    full = StepscopeProfileKwargs(output_trace_dir=str(small_disk / "traces"))
+    with using.profile(full) as run:
+        assert train(using, run, 3) == 6
+    assert run.errors
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schedule_option": {"wiat": 1}}, "wiat"),
+        ({"schedule_option": {"active": 0}}, "active must be"),
+        ({"settings": {"schedule": None}}, "give schedule_option"),
+        ({"settings": {"ranks": [-1]}}, "ranks must be"),
+        ({"activities": ["gpu"]}, "unknown activity 'gpu'"),
+        ({"on_trace_ready": 3}, "on_trace_ready must be callable"),
+    ],
+)
+def test_wrong_values_are_refused_at_once(given: dict[str, Any], message: str) -> None:
+    """When the handler is made."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        StepscopeProfileKwargs(**given)
+
+
+@pytest.mark.checklist("B4")
+def test_ranks_and_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler may be copied and pickled, as launchers do; the rank is the environment's."""
+    monkeypatch.setenv("RANK_ID", "2")
+    handler = StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(handler)))
+    assert twin == handler and handler.to_kwargs() == {"settings": {"output_dir": str(tmp_path)}}
+    using = accelerator(twin)
+    with using.profile() as run:
+        train(using, run, 2)
+    check_well(run)
+    assert (tmp_path / "profile" / "rank2" / "journal").is_file()
+
+
+def loop(run: Any, steps: int, order_at: int | None = None) -> None:
+    """So many steps, in one of which an operator asks for two more."""
+    for number in range(steps):
+        if number == order_at:
+            assert arm_here(2)
+        torch.ones(2).tanh()
+        run.step()
+
+
+def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
+    """Those that were asked for, with operators, and without a schedule no others."""
+    runs = Runs()
+    handler = StepscopeProfileKwargs(
+        settings={"control": SOCKET, "exporters": [runs], "output_dir": str(tmp_path / "run")}
+    )
+    with accelerator(handler).profile() as run:
+        loop(run, 8, order_at=3)
+    check_well(run)
+    assert runs.steps("profile") == [(4, 5)]
+    assert runs.windows("profile")[0].metadata["armed"]["trigger"] == "socket"
+    assert counts(run)["aten::tanh"] == 2
+
+
+@pytest.mark.checklist("B6")
+def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the program's schedule, in a directory where it says."""
+    say_in_environment(
+        monkeypatch,
+        schedule={"wait": 2, "active": 2, "repeat": 1},
+        output_dir=str(tmp_path / "said"),
+        options={"journal": False},
+    )
+    runs = Runs()
+    handler = StepscopeProfileKwargs(settings={"exporters": [runs], "output_dir": str(tmp_path / "programs")})
+    with accelerator(handler).profile() as run:
+        loop(run, 8)
+    check_well(run)
+    assert runs.steps("profile") == [(2, 3)] and counts(run)["aten::tanh"] == 2
+    assert (tmp_path / "said" / "profile" / "journal").is_file() and not (tmp_path / "programs").exists()
+
+
+def counts(results: Any) -> dict[str, int]:
+    """How often each operator is in the table."""
+    return {row.key: row.count for row in results.key_averages()}
+
+
+def test_tables_and_events_are_torchs(tmp_path: Path) -> None:
+    """By shapes and stacks, as torch's profiler has them: of a window, and of all that have ended."""
+    seen: list[FinishedWindow] = []
+    handler = StepscopeProfileKwargs(
+        activities=["cpu"],
+        record_shapes=True,
+        with_stack=True,
+        profile_memory=True,
+        with_flops=True,
+        schedule_option={"wait": 0, "warmup": 1, "active": 1, "repeat": 2},
+        on_trace_ready=seen.append,
+        settings={"output_dir": str(tmp_path / "run"), "tensorboard": False, "options": sc.Options(linger=60)},
+    )
+    with accelerator(handler).profile() as run:
+        for size in (1, 2, 3, 4):
+            torch.mm(torch.ones(size, size), torch.ones(size, size))
+            run.add_metadata("size", size)
+            run.step()
+    check_well(run)
+    products = [row for row in run.key_averages(group_by_input_shape=True) if row.key == "aten::mm"]
+    assert [(row.count, row.input_shapes) for row in products] == [
+        (1, [[2, 2], [2, 2]]),
+        (1, [[4, 4], [4, 4]]),
+    ]
+    assert [row.flops for row in products] == [16, 128]
+    (last,) = [row for row in seen[1].key_averages(group_by_input_shape=True) if row.key == "aten::mm"]
+    assert last.input_shapes == [[4, 4], [4, 4]] and seen[1].step_num == 4
+    assert any(
+        "test_accelerate" in line
+        for row in run.key_averages(group_by_stack_n=5)
+        for line in row.stack
+        if row.key == "aten::mm"
+    )
+    assert [event.input_shapes for event in run.events() if event.name == "aten::mm"] == [
+        [[2, 2], [2, 2]],
+        [[4, 4], [4, 4]],
+    ]
+    run.export_stacks(str(tmp_path / "stacks.txt"), "self_cpu_time_total")
+    assert "test_accelerate" in (tmp_path / "stacks.txt").read_text()
+    run.export_memory_timeline(str(tmp_path / "memory.json"))
+    assert json.loads((tmp_path / "memory.json").read_text())
+    seen[0].export_chrome_trace(tmp_path / "first.json")
+    told = json.loads((tmp_path / "first.json").read_text())
+    assert told["with_stack"] == 1 and told["framework"] == "accelerate" and told["size"] == 4
+    with pytest.raises(TypeError, match="group_by_shape"):
+        run.key_averages(group_by_shape=True)  # pyright: ignore[reportCallIssue]
+
+
+def test_results_that_cannot_be_had(tmp_path: Path) -> None:
+    """It is said why."""
+    settings: Any = {"output_dir": str(tmp_path), "options": sc.Options(journal=False)}
+    seen: list[FinishedWindow] = []
+    with accelerator().profile(StepscopeProfileKwargs(on_trace_ready=seen.append, settings=settings)) as run:
+        loop(run, 1)
+    for results in (run, seen[0]):
+        with pytest.raises(ProfilerStateError, match="keeps no journal"):
+            results.key_averages()
+    with accelerator().profile(StepscopeProfileKwargs(settings={"output_dir": str(tmp_path)})) as run:
+        loop(run, 1)
+        assert len(run.key_averages()) == len(run.events()) == 0
+    with pytest.raises(ProfilerStateError, match="with_stack=True"):
+        run.export_stacks(str(tmp_path / "stacks.txt"))
+    with accelerator().profile(StepscopeProfileKwargs(settings={"ranks": [1], "output_dir": str(tmp_path)})) as run:
+        loop(run, 1)
+    assert run.profiler is None and len(run.key_averages()) == 0

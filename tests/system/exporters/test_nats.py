@@ -1,0 +1,295 @@
+"""Streaming through JetStream: stored once whatever is killed, and taken by several collectors who share the streams."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.collector.merge.sources import gather
+from stepscope.collector.runs.job import Job
+from stepscope.collector.runs.recording import Recording, recordings_in
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from tests.support.basics import BUSY, ROOT
+from tests.support.jetstreams import Publisher, jetstream
+from tests.support.journals import frame_numbers
+from tests.support.nats import NatsServer
+from tests.support.ranks.streams import no_room
+
+COLLECTOR = """
+import asyncio, sys
+from pathlib import Path
+from tests.support.taking import Source
+asyncio.run(Source(Path(sys.argv[2]), sys.argv[1]).nats.run())
+"""
+
+Start = Callable[[Path], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Generator[NatsServer]:
+    with NatsServer(tmp_path / "jetstream") as started:
+        yield started
+
+
+@pytest.fixture
+def collect(server: NatsServer) -> Generator[Start]:
+    """Starts collectors, and ends them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(directory: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", COLLECTOR, server.url, str(directory)]
+        started.append(subprocess.Popen(command, cwd=ROOT))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def steps(profiler: sc.Profiler, count: int) -> None:
+    for _ in range(count):
+        for layer in range(20):
+            with sc.span("work", layer=layer):
+                pass
+        profiler.step()
+        time.sleep(0.001)
+
+
+def events(journal: Path) -> int | None:
+    """Events of a journal that has its end; it must be whole."""
+    with JournalReader(journal) as reader:
+        count = sum(len(item) for item in reader if isinstance(item, EventBatch))
+        assert not reader.damage
+        return count if reader.end is not None else None
+
+
+def names(directory: Path) -> set[str]:
+    """The streams in a collector's directory."""
+    return {path.parent.name for path in directory.glob("streams/*/journal")}
+
+
+def wait_for(directory: Path, streams: int) -> dict[str, int]:
+    """Events of each stream, once each has its end in some collector's directory."""
+    deadline = time.monotonic() + 90
+    while True:
+        found = {path: events(path) for path in directory.glob("**/streams/*/journal")}
+        whole = {path.parent.name: count for path, count in found.items() if count is not None}
+        if len(whole) == streams:
+            return whole
+        assert time.monotonic() < deadline, f"{found} of {streams} streams"
+        time.sleep(0.1)
+
+
+def stored(server: NatsServer) -> tuple[int, int]:
+    """Messages in the stream, and how many different ids they have."""
+
+    async def read() -> tuple[int, int]:
+        async with jetstream(server.url) as context:
+            info = await context.stream_info(layout.STREAM)
+            ids: list[str] = []
+            for number in range(1, info.state.messages + 1):
+                message: Any = await context.get_msg(layout.STREAM, number)
+                ids.append(message.headers["Nats-Msg-Id"])
+            return len(ids), len(set(ids))
+
+    return asyncio.run(read())
+
+
+def test_killed_servers_and_collectors_cost_nothing(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """What is exported is stored once, and stands once in the collector's file, whatever was killed in between."""
+    memory = sc.exporters.MemoryExporter()
+    first = collect(tmp_path / "collected")
+    with sc.trace(
+        output_dir=tmp_path / "run",
+        exporters=[NatsExporter(server.url), memory],
+        schedule=sc.schedule(wait=0, warmup=0, active=50),
+        options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+    ) as profiler:
+        steps(profiler, 60)
+        server.kill()
+        steps(profiler, 60)
+        server.start()
+        steps(profiler, 60)
+        first.kill()
+        first.wait()
+        collect(tmp_path / "collected")
+        steps(profiler, 60)
+    profiler.raise_errors()
+    messages, ids = stored(server)
+    assert messages == ids > 2
+    assert list(wait_for(tmp_path / "collected", 1).values()) == [len(memory)]
+
+
+def test_collectors_share_the_streams(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Each stream is taken by one collector; when one dies the other takes what it has left, from the beginning."""
+    both = [collect(tmp_path / "one"), collect(tmp_path / "other")]
+    counts: list[int] = []
+    left_over: set[str] = set()
+    for index in range(4):
+        memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
+        with sc.trace(
+            output_dir=tmp_path / f"run{index}",
+            exporters=[exporter, memory],
+            options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+        ) as profiler:
+            steps(profiler, 20)
+            if index == 2:
+                both[0].kill()
+                left_over = {exporter.stream} if exporter.stream in names(tmp_path / "one") else set()
+            steps(profiler, 20)
+        profiler.raise_errors()
+        counts.append(len(memory))
+    found = wait_for(tmp_path, 4)
+    assert sorted(found.values()) == sorted(counts)
+    assert all((tmp_path / "other" / "streams" / stream).exists() for stream in left_over)
+
+
+def test_one_of_several_is_killed_while_they_catch_up(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Everything that was published is stored once: by the others, or by the one that was killed when it is back."""
+    count = 1500
+
+    async def publish() -> list[str]:
+        async with jetstream(server.url) as context:
+            publishers = [Publisher(context) for _ in range(4)]
+            for publisher in publishers:
+                await publisher.begin()
+                await asyncio.gather(*(publisher.publish(4 * n, 4, size=400) for n in range(count)))
+                await publisher.end(4 * count)
+            return [publisher.stream for publisher in publishers]
+
+    streams = asyncio.run(publish())
+    collectors = {tmp_path / name: collect(tmp_path / name) for name in ("one", "two", "three")}
+    deadline = time.monotonic() + 60
+    begun, much = 10_000, 4 * count * 400 // 2
+    while not (partial := [p for p in tmp_path.glob("*/streams/*/journal") if begun < p.stat().st_size < much]):
+        assert time.monotonic() < deadline
+    directory = partial[0].parents[2]
+    collectors[directory].kill()
+    collectors[directory].wait()
+    assert 0 < frames_in(partial[0]) < 4 * count, "it was killed while it caught up"
+    collect(directory)
+    found: dict[str, list[Path]] = {}
+    while len(found) < len(streams):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+        found = {}
+        for path in tmp_path.glob("*/streams/*/journal"):
+            with suppress(AssertionError):  # half of a frame is there while it is written
+                if frames_in(path) == 4 * count + 1:
+                    found.setdefault(path.parent.name, []).append(path)
+    assert found.keys() == set(streams)
+    # But for what the killed one may have had whole, and not said yet, nobody has taken anything twice.
+    assert all(len([path for path in paths if path.parents[2] != directory]) <= 1 for paths in found.values())
+    # Who took one before the others were there has left it to one of them, and has a part of it still.
+    assert all(frames_in(path) <= 4 * count + 1 for path in tmp_path.glob("*/streams/*/journal"))
+
+
+def frames_in(journal: Path) -> int:
+    """Frames of a journal; none is there twice, and none is missing between others."""
+    numbers = frame_numbers(journal)
+    assert numbers == list(range(len(numbers)))
+    return len(numbers)
+
+
+def test_a_collector_that_was_paused_lets_go(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """Another one takes the stream from the beginning meanwhile; the first goes on when it wakes, and finds that out."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    memory, exporter = sc.exporters.MemoryExporter(), NatsExporter(server.url)
+    first = collect(one)
+    with sc.trace(
+        output_dir=tmp_path / "run",
+        exporters=[exporter, memory],
+        schedule=sc.schedule(wait=0, warmup=0, active=20),
+        options=sc.Options(drain_interval=0.02, close_timeout=30.0),
+    ) as profiler:
+
+        def train_until(condition: Callable[[], object]) -> None:
+            deadline = time.monotonic() + 60
+            while not condition():
+                assert time.monotonic() < deadline
+                steps(profiler, 5)
+
+        train_until(lambda: exporter.stream in names(one))
+        first.send_signal(signal.SIGSTOP)
+        collect(other)
+        train_until(lambda: exporter.stream in names(other))
+        first.send_signal(signal.SIGCONT)
+        steps(profiler, 100)
+    profiler.raise_errors()
+    assert wait_for(other, 1) == {exporter.stream: len(memory)}
+    assert first.poll() is None
+    (partial,) = one.glob("streams/*/journal")
+    kept = events(partial)
+    assert kept is None or kept == len(memory)
+    messages, ids = stored(server)
+    assert messages == ids
+    # Of both directories it is one stream.
+    (recording,), _ = gather([one, other], no_room)
+    assert recording.ended and recording.events == len(memory)
+
+
+def test_clocks_are_compared(server: NatsServer, collect: Start, tmp_path: Path) -> None:
+    """The collector that takes the stream tells its clock: times are known within a bound, as through a WebSocket."""
+    exporter = NatsExporter(server.url, settings=LinkSettings(first_sync=0.02, sync_interval=0.1))
+    collect(tmp_path / "collected")
+    with sc.trace(
+        output_dir=tmp_path / "run", exporters=[exporter], options=sc.Options(drain_interval=0.02, close_timeout=30.0)
+    ) as profiler:
+        deadline = time.monotonic() + 60
+        journal = tmp_path / "collected" / "streams" / exporter.stream / "journal"
+        while not journal.exists() or not syncs(journal):
+            assert time.monotonic() < deadline
+            steps(profiler, 20)
+    profiler.raise_errors()
+    wait_for(tmp_path / "collected", 1)
+    (recording,), _ = recordings_in([tmp_path / "collected"])
+    (member,) = Job("job", [recording]).members
+    assert member.model.known and len({sync.clock for sync in recording.syncs}) == 1
+    at, error = recording.last_ns, member.error(recording.last_ns)
+    assert error < 1e9
+    # Both read the clocks of this machine.
+    assert abs(member.reference(at) - recording.anchor.wall(at)) <= error + recording.anchor.error_ns + 20e6
+
+
+def syncs(journal: Path) -> int:
+    """Round trips in a journal, as far as it says whose it is."""
+    try:
+        return len(Recording.of(journal, "x").syncs)
+    except FormatError:
+        return 0
+
+
+def test_without_a_server_training_goes_on_and_closing_ends(tmp_path: Path) -> None:
+    exporter = NatsExporter("nats://127.0.0.1:9")
+    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=sc.Options(close_timeout=0.5)) as profiler:
+        steps(profiler, 5)
+        began = time.monotonic()
+    assert time.monotonic() - began <= 0.5 + BUSY
+    (line,) = (line for line in str(profiler.report()).splitlines() if line.startswith("  output    nats: "))
+    assert "0 of " in line and " kept in " in line and "error" not in line
+    assert line.endswith(f"stepscope deliver {profiler.output.path} --url nats://127.0.0.1:9")
+    statistics = exporter.statistics()
+    assert statistics is not None and not statistics.connected and statistics.last_error
+
+
+@pytest.mark.parametrize("url", ["http://host", "nats://", "host:4222", "nats://me:secret@host"])
+def test_a_wrong_url_is_refused_without_repeating_a_password(url: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        NatsExporter(url)
+    assert "secret" not in str(caught.value)

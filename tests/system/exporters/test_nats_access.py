@@ -1,0 +1,296 @@
+"""Who gets into NATS, and what is told to whom: with real servers that want secrets and have certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import stepscope as sc
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.runtime.ending_tasks import end_tasks
+from tests.support.basics import missing, poll, require
+from tests.support.collecting import collecting, until
+from tests.support.collectors import COMMAND, journals
+from tests.support.collectors import spans as spans_of
+from tests.support.nats import NatsServer
+from tests.support.nkeys import Operator
+
+QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
+SECRET = "hunter2"
+
+
+class Certificates(NamedTuple):
+    """PEM files of an authority and of those that it vouches for."""
+
+    ca: Path
+    server: Path
+    client: Path
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Made with openssl: a server's for 127.0.0.1, and a client's, each with its key in the same file."""
+    if shutil.which("openssl") is None:
+        missing("openssl", "Install it (on Debian: apt-get install openssl).")
+    place = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=place, check=True, capture_output=True)
+
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    # Python from 3.13 on asks for what RFC 5280 asks for: what the authority's key is for, and by which one others are signed.
+    authority = ("-days", "2", "-subj", "/CN=authority", "-addext", "keyUsage=critical,keyCertSign")
+    openssl("req", "-x509", *new, *authority, "-keyout", "ca.key", "-out", "ca.pem")
+    for name in ("server", "client"):
+        openssl("req", *new, "-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.csr")
+        (place / "extensions").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")
+        openssl(
+            "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
+            "-extfile", "extensions", "-out", f"{name}.crt",
+        )  # fmt: skip
+        (place / f"{name}.pem").write_bytes((place / f"{name}.crt").read_bytes() + (place / f"{name}.key").read_bytes())
+    return Certificates(place / "ca.pem", place / "server.pem", place / "client.pem")
+
+
+Start = Callable[..., NatsServer]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Generator[Start]:
+    """Starts servers with more in their configuration, and ends them."""
+    started: list[NatsServer] = []
+
+    def one(config: str) -> NatsServer:
+        started.append(NatsServer(tmp_path / "jetstream", config))
+        return started[-1]
+
+    yield one
+    for server in started:
+        server.kill()
+
+
+def file(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+async def sent(url: str, access: NatsAccess, directory: Path) -> str:
+    """Streams a span; the stream's id."""
+    exporter = NatsExporter(url, access=access, settings=QUICK)
+    await exporter.open(run_in(directory))
+    await exporter.export(batch_of(spans(["x"])))
+    await exporter.aclose()
+    return exporter.stream
+
+
+async def stopped(exporter: NatsExporter) -> None:
+    """Closes one that gets nowhere."""
+    task = asyncio.ensure_future(exporter.aclose())
+    await asyncio.wait([task], timeout=0.01)
+    await end_tasks(task)
+
+
+def taken(directory: Path, url: str, *options: str) -> None:
+    """Takes the stream with the command, with these options."""
+    with collecting(directory, "--from", url, *options) as collector:
+        until(lambda: any(spans_whole(path) for path in journals(directory)))
+        assert collector.get("/v1/job")["nats"]["connected"]
+
+
+def spans_whole(path: Path) -> bool:
+    """Whether a journal is there up to its end."""
+    try:
+        return spans_of(path) == {"x": 1}
+    except (AssertionError, ValueError):
+        return False
+
+
+@pytest.mark.parametrize("way", ["token", "password", "credentials"])
+def test_secrets_from_files(way: str, start: Start, tmp_path: Path) -> None:
+    """Exporters and collectors get in with what files hold, and not without."""
+    if way == "token":
+        server = start(f'authorization {{ token: "{SECRET}" }}')
+        access = NatsAccess(token_file=file(tmp_path / "secret", f"{SECRET}\n"))
+        options = ["--nats-token-file", str(access.token_file)]
+    elif way == "password":
+        server = start(f'authorization {{ user: me, password: "{SECRET}" }}')
+        access = NatsAccess(user="me", password_file=file(tmp_path / "secret", f"{SECRET}\n"))
+        options = ["--nats-user", "me", "--nats-password-file", str(access.password_file)]
+    else:
+        require("nkeys")
+        operator = Operator()
+        server = start(operator.configuration())
+        access = NatsAccess(credentials=file(tmp_path / "user.creds", operator.credentials()))
+        options = ["--nats-credentials", str(access.credentials)]
+    asyncio.run(sent(server.url, access, tmp_path / "run"))
+    taken(tmp_path / "collected", server.url, *options)
+    with collecting(tmp_path / "other", "--from", server.url) as collector:
+        until(lambda: "uthorization" in collector.get("/v1/job")["nats"]["problem"])
+        assert not collector.get("/v1/job")["nats"]["connected"]
+
+
+def test_tls_with_certificates_of_both(start: Start, certificates: Certificates, tmp_path: Path) -> None:
+    """The server is checked, and shown who we are."""
+    server = start(
+        f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}", ca_file: "{certificates.ca}", '
+        "verify: true }"
+    )
+    access = NatsAccess(ca=certificates.ca, certificate=certificates.client)
+    asyncio.run(sent(server.url, access, tmp_path / "run"))
+    url = server.url.replace("nats:", "tls:")
+    taken(
+        tmp_path / "collected", url, "--nats-ca", str(certificates.ca), "--nats-certificate", str(certificates.client)
+    )
+
+
+async def test_a_certificate_that_nobody_vouches_for(start: Start, certificates: Certificates, tmp_path: Path) -> None:
+    """It is said why nothing is sent."""
+    server = start(f'tls {{ cert_file: "{certificates.server}", key_file: "{certificates.server}" }}')
+    exporter = NatsExporter(server.url.replace("nats:", "tls:"), settings=QUICK)
+    await exporter.open(run_in(tmp_path))
+    await poll(lambda: (found := exporter.statistics()) and "CERTIFICATE_VERIFY_FAILED" in found.last_error)
+    await stopped(exporter)
+
+
+async def test_a_server_without_tls_is_told_nothing(tmp_path: Path) -> None:
+    """It may be somebody else's: neither a secret nor anything else goes there, whichever way TLS was asked for."""
+    heard: list[bytes] = []
+    serving: set[asyncio.Task[None] | None] = set()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.current_task())
+        try:
+            writer.write(b'INFO {"server_id":"x","version":"2.9.10","headers":true,"max_payload":1048576}\r\n')
+            heard.append(await reader.read(1000))
+        finally:
+            writer.close()
+            await writer.wait_closed()
+            serving.discard(asyncio.current_task())
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        access = NatsAccess(token_file=file(tmp_path / "secret", SECRET))
+        once = LinkSettings(first_delay=10.0)
+        exporter = NatsExporter(f"tls://127.0.0.1:{port}", access=access, settings=once)
+        await exporter.open(run_in(tmp_path))
+        await poll(lambda: heard and (found := exporter.statistics()) and "without TLS" in found.last_error)
+        await stopped(exporter)
+        await poll(lambda: not serving)
+    assert not b"".join(heard)
+
+
+async def test_a_secret_that_is_corrected(start: Start, tmp_path: Path) -> None:
+    """Files are read again for each connection; a wrong secret is said to be wrong, and shown nowhere."""
+    server = start(f'authorization {{ token: "{SECRET}" }}')
+    access = NatsAccess(token_file=file(tmp_path / "secret", "wr0ng"))
+    exporter = NatsExporter(server.url, access=access, settings=QUICK)
+    await exporter.open(run_in(tmp_path / "run"))
+    await poll(lambda: (found := exporter.statistics()) and "Authorization Violation" in found.last_error)
+    assert "wr0ng" not in repr((exporter.statistics(), exporter.url, access))
+    file(tmp_path / "secret", SECRET)
+    await exporter.export(batch_of(spans(["x"])))
+    await exporter.aclose()
+    (settled,) = exporter.settle()
+    assert settled.exported == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "user.creds is empty"),
+        ("no credentials at all\n", "user.creds holds no"),
+        ("-----BEGIN NATS USER JWT-----\n", "user.creds holds no"),
+    ],
+)
+async def test_files_that_hold_no_secret(content: str, said: str, start: Start, tmp_path: Path) -> None:
+    """That is said, with the file's name, and the loop goes on."""
+    require("nkeys")
+    server = start(Operator().configuration())
+    credentials = file(tmp_path / "user.creds", "what it held before")
+    exporter = NatsExporter(server.url, access=NatsAccess(credentials=credentials), settings=QUICK)
+    file(credentials, content)
+    await exporter.open(run_in(tmp_path / "run"))
+    await poll(lambda: (found := exporter.statistics()) and said in found.last_error)
+    await stopped(exporter)
+
+
+@pytest.mark.parametrize(
+    "url", [f"nats://me:{SECRET}@host", f"tls://{SECRET}@host:4222", f"nats://h,{SECRET}@i", f"{SECRET}@h"]
+)
+def test_a_secret_in_a_url_is_refused(url: str) -> None:
+    """It is said what to use instead, and the secret is not repeated."""
+    with pytest.raises(ValueError, match="credentials") as caught:
+        NatsExporter(url)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["collect --dir {} --port 0 --from", "deliver {} --url"])
+def test_commands_refuse_secrets_in_urls(command: str, tmp_path: Path) -> None:
+    """And name the options to use instead."""
+    arguments = [*command.format(tmp_path).split(), f"nats://me:{SECRET}@host"]
+    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "--nats-credentials" in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_others_must_not_listen(tmp_path: Path) -> None:
+    """To another machine nothing goes without TLS, unless somebody says so; on this one nobody listens."""
+    for url in ("nats://head:4222", "ws://head", "nats://10.0.0.1"):
+        with pytest.raises(ValueError, match=r"others can read it.*insecure"):
+            NatsExporter(url)
+        assert NatsExporter(url, access=NatsAccess(insecure=True)).url == url
+    with pytest.raises(ValueError, match="others can read it"):
+        Servers(["tls://head", "nats://other"])
+    for url in ("tls://head", "wss://head", "nats://127.0.0.1", "nats://localhost:1", "nats://[::1]:4222"):
+        assert NatsExporter(url).url == url
+    (tmp_path / "ca.pem").touch()
+    assert Servers("nats://head", NatsAccess(ca=tmp_path / "ca.pem")).urls == ["nats://head"]
+
+
+@pytest.mark.parametrize(
+    "access",
+    [
+        {"token_file": "gone"},
+        {"credentials": "gone"},
+        {"user": "me", "password_file": "gone"},
+        {"ca": "gone"},
+        {"certificate": "gone"},
+        {"certificate": "here", "key": "gone"},
+    ],
+)
+def test_a_file_that_is_not_there_is_said_at_once(access: dict[str, Any], tmp_path: Path) -> None:
+    """Not when the run is over and nothing was sent."""
+    (tmp_path / "here").write_text("something")
+    files = {name: value if name == "user" else tmp_path / value for name, value in access.items()}
+    said = f"{tmp_path}/gone, which should hold .*, cannot be read: No such file or directory; write it there"
+    with pytest.raises(FileNotFoundError, match=said):
+        NatsExporter("nats://localhost", access=NatsAccess(**files))
+
+
+def test_credentials_need_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said at once how to get it, not when the first server asks."""
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ImportError, match="pip install"):
+        NatsExporter("nats://127.0.0.1", access=NatsAccess(credentials=Path("user.creds")))
+
+
+def test_what_does_not_go_together() -> None:
+    with pytest.raises(ValueError, match="together"):
+        sc.exporters.NatsAccess(user="me")
+    with pytest.raises(ValueError, match="certificate"):
+        sc.exporters.NatsAccess(key=Path("key"))
+    with pytest.raises(ValueError, match="one at most"):
+        sc.exporters.NatsAccess(credentials=Path("a"), token_file=Path("b"))
+    with pytest.raises(ValueError, match="must be given"):
+        NatsExporter([])

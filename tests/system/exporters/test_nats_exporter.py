@@ -1,0 +1,134 @@
+"""The exporter to NATS stands what every exporter must, by what JetStream has stored and what the spool has."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tracemalloc
+from collections.abc import Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
+from stepscope.exporters.conformance import check_exporter
+from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.specimens import batch_of, run_in
+from stepscope.exporters.specimens import spans as named
+from stepscope.runtime.ending_tasks import end_tasks
+from stepscope.runtime.events import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frames import FrameReader
+from tests.support.basics import poll
+from tests.support.collectors import spans
+from tests.support.jetstreams import jetstream
+from tests.support.nats import NatsServer
+
+QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream") as started:
+        yield started
+
+
+async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
+    """The sync word of a stream in JetStream, and its frames by number; each is there once."""
+    async with jetstream(url) as context:
+        hello, _ = protocol.decode((await (await layout.bucket(context, layout.HELLOS)).get(stream)).value or b"")
+        assert isinstance(hello, protocol.Hello)
+        frames: dict[int, bytes] = {}
+        consumer = await context.subscribe(f"{layout.SUBJECTS}.{stream}", ordered_consumer=True)
+        info: Any = await context.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.{stream}")
+        for _ in range(info.state.subjects[f"{layout.SUBJECTS}.{stream}"]):
+            message = await consumer.next_msg(timeout=30)
+            header, payload = protocol.decode(message.data)
+            assert isinstance(header, protocol.Frames)
+            numbers = list(range(header.first, header.first + header.count))
+            assert not set(numbers) & set(frames)
+            frames.update(zip(numbers, encoded(hello.sync, payload), strict=True))
+        return hello.sync, frames
+
+
+def encoded(sync: bytes, data: memoryview) -> Iterable[bytes]:
+    """Frames, one by one."""
+    for kind, flags, number, payload in fmt.frames_in(data, sync):
+        yield b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
+
+
+def kept(directory: Path, stream: str) -> tuple[bytes, dict[int, bytes]]:
+    """The same, of the spool in a run's directory."""
+    place, frames = directory / DIRECTORY / stream, dict[int, bytes]()
+    if not place.exists():
+        return b"", {}
+    sync = msgspec.json.decode((place / NOTE).read_bytes(), type=StreamNote).sync
+    for segment in sorted(place.glob("*.journal")):
+        reader, number = FrameReader(segment), int(segment.stem)
+        while (frame := reader.next()) is not None:
+            kind, flags, payload = frame
+            frames[number] = b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
+            number += 1
+        reader.close()
+    return sync, frames
+
+
+async def test_it_stands_what_every_exporter_must(server: NatsServer, tmp_path: Path) -> None:
+    """What JetStream has, and what was left on disk when there was no time, are together the whole journal."""
+
+    def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
+        assert isinstance(exporter, NatsExporter)
+        sync, frames = kept(directory, exporter.stream)
+        if not frames or min(frames) > 0:
+            with ThreadPoolExecutor() as pool:
+                sync, there = pool.submit(lambda: asyncio.run(stored(server.url, exporter.stream))).result()
+            frames = {**there, **frames}
+        assert sorted(frames) == list(range(len(frames)))
+        journal = directory / "journal"
+        journal.write_bytes(fmt.encode_file_header(sync) + b"".join(frames[number] for number in sorted(frames)))
+        return spans(journal).elements()
+
+    def exporter(directory: Path) -> NatsExporter:
+        return NatsExporter(server.url, settings=QUICK)
+
+    await check_exporter(exporter, tmp_path, read_back, writes_files=False)
+
+
+async def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes nothing any more is not sent all that there is, however large messages may be."""
+    monkeypatch.setattr(layout, "IN_FLIGHT_BYTES", 2 << 20)
+    with NatsServer(tmp_path / "jetstream") as server:
+        settings = LinkSettings(timeout=60.0, memory_bytes=1 << 20, message_bytes=1 << 20)
+        exporter = NatsExporter(server.url, settings=settings)
+        await exporter.open(run_in(tmp_path))
+        await exporter.export(noisy(0))
+        await poll(lambda: (there := exporter.statistics()) is not None and there.confirmed > 0)
+        server.pause()
+        tracemalloc.start()
+        try:
+            for number in range(1500):
+                await exporter.export(noisy(number))
+            await asyncio.sleep(0.5)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        task = asyncio.ensure_future(exporter.aclose())
+        await asyncio.wait([task], timeout=0.1)
+        await end_tasks(task)
+    assert peak < 12 << 20
+
+
+def noisy(seed: int) -> EventBatch:
+    """An event with an argument of 16 KB that cannot be compressed."""
+    noise = random.Random(seed).randbytes(16_000)
+    batch = batch_of(named(["x"]), noise)
+    batch.events.flags.writeable = True
+    batch.events["args_len"] = len(noise)
+    return batch

@@ -1,0 +1,244 @@
+"""Native traces as Perfetto's trace processor understands them: everything there, exact, nothing refused."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from stepscope.exporters.perfetto import PerfettoExporter
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.run import Run
+from stepscope.runtime.tracks import TrackKind
+from tests.support import pftrace
+from tests.support.viewers import perfetto
+from tests.support.viewers.perfetto import PROBLEMS, SLICES
+from tests.support.viewers.scene import NAMES, PID, START, Scene, everything, make_run, make_window
+
+COUNTERS = """
+select t.name, c.ts, c.value, p.pid
+from counter c join process_counter_track t on c.track_id = t.id join process p using (upid) order by p.pid, c.ts"""
+
+FLOWS = """
+select a.name as source, b.name as target, a.ts from flow f join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id
+order by a.ts"""
+
+ARGUMENTS = """
+select s.name, a.key, a.int_value, a.real_value, a.string_value from slice s join args a using (arg_set_id)"""
+
+PLACES = "select distinct t.name, p.name as parent from slice s join track t on s.track_id = t.id left join track p on t.parent_id = p.id"
+
+CLOCKS = "select clock_name, clock_value from clock_snapshot where ts > 0 order by clock_name"
+
+
+async def write(path: Path, run: Run, *batches: EventBatch, close: bool = True) -> bytes:
+    """Writes a trace of one window; what the file holds before its end, if that is left out."""
+    exporter = PerfettoExporter(path)
+    await exporter.open(run)
+    for batch in batches:
+        await exporter.export(batch)
+    if close:
+        await exporter.close_window(make_window())
+    left = path.read_bytes()  # noqa: ASYNC240
+    await exporter.aclose()
+    return left
+
+
+def seen(name: str) -> str:
+    """A name as its queries answer: up to a NUL."""
+    return name.partition("\0")[0]
+
+
+def spans_of(batch: EventBatch) -> list[tuple[int, int]]:
+    """Times of the spans that nest."""
+    chosen = batch.events[(batch.events["kind"] == Kind.SPAN) & (batch.events["flags"] & Flag.ASYNC == 0)]
+    return sorted((int(ts), int(dur)) for ts, dur in zip(chosen["ts"], chosen["dur"], strict=True))
+
+
+@pytest.mark.parametrize("name", ["trace.pftrace", "trace.pftrace.gz"])
+def test_everything_is_there(tmp_path: Path, name: str) -> None:
+    """Slices, counters, flows and arguments are all there, times to the nanosecond, without any problem."""
+    run = make_run(tmp_path)
+    scene = Scene(run)
+    everything(scene)
+    batch = scene.batch()
+    path = tmp_path / name
+    asyncio.run(write(path, run, batch))
+    problems, slices, counters, flows, arguments, places, clocks = perfetto.query(
+        path, PROBLEMS, SLICES, COUNTERS, FLOWS, ARGUMENTS, PLACES, CLOCKS
+    )
+    assert problems == []
+    points = {"run", "window 0", "stepscope", "[memory]", "checkpoint", "batch size", "loss is NaN", "loss is Infinity"}
+    apart = {"request", "download", "dropped", "paused"}
+    nested = [row for row in slices if row["name"] not in points | apart]
+    assert sorted((row["ts"], row["dur"]) for row in nested) == spans_of(batch)
+    by_name = {row["name"]: row for row in slices}
+    assert points | apart <= set(by_name)
+    assert {seen(strings.text(int(name))) for name in batch.events["name"][batch.events["kind"] == Kind.SPAN]} <= set(
+        by_name
+    )
+    assert [by_name[f"touching {which}"]["depth"] for which in ("parent", "child", "next")] == [0, 1, 0]
+    assert [row["dur"] for row in slices if row["name"] == "request"] == [30_000] * 3
+    assert [by_name[name]["dur"] for name in ("download", "dropped", "paused")] == [60_000, 100_000, 100_000]
+    assert (by_name["forward"]["thread"], by_name["forward"]["process"]) == ("MainThread", "scene")
+    assert {(row["name"], row["parent"]) for row in places} >= {
+        ("task 3", None), ("stream 7", "device 0"), ("stream 7", "device 1"), ("stream 20", "device 0"),
+    }  # fmt: skip
+    assert counters == [
+        {"name": "loss", "ts": START + 5_100_000 + n * 1000, "value": 1.5 * n, "pid": PID} for n in range(3)
+    ]
+    assert [(flow["source"], flow["target"]) for flow in flows] == [("aten::addmm", "AddmmBackward0")] * 3
+    found = {(row["name"], row["key"]): row for row in arguments}
+    for n, text in enumerate(NAMES[:1] + NAMES[2:3]):
+        assert found[text, "debug.text"]["string_value"] == text
+        assert found[text, "debug.number"]["int_value"] == (0, 2)[n]
+        assert found[text, "debug.ratio"]["real_value"] == (0, 2)[n] + 0.5
+    assert found["aten::linear", "debug.Input Dims[1][0]"]["int_value"] == 32
+    assert found["dropped", "debug.count"]["int_value"] == 17
+    assert found["window 0", "debug.ledger.sources.recorder.dropped.overflow"]["int_value"] == 2
+    assert clocks == [
+        {"clock_name": "MONOTONIC", "clock_value": START},
+        {"clock_name": "REALTIME", "clock_value": run.anchor.wall_ns},
+    ]
+
+
+def crowded(seed: int) -> tuple[EventBatch, dict[str, int]]:
+    """Spans on many rows with so few different times that most begin or end with others; and the depth of each."""
+    random_ = random.Random(seed)
+    records: list[tuple[int, int, int, int, int, str]] = []
+    depths: dict[str, int] = {}
+    for row in range(60):
+        track = tracks.new(
+            TrackKind.TASK if row % 2 else TrackKind.THREAD, PID, 90_000 + seed * 100 + row, f"row {row}"
+        )
+
+        def put(begin: int, end: int, depth: int, parent: int, track: int = track) -> None:
+            at = begin
+            for _ in range(random_.randint(1, 3) if depth < 5 else 0):
+                first = random_.randint(at, end)
+                last = random_.randint(first, end)
+                number = len(depths) + 1
+                depths[f"{seed}/{number}"] = depth
+                put(first, last, depth + 1, number)
+                records.append((first, last - first, number, parent, track, f"{seed}/{number}"))
+                at = last
+
+        put(0, 30, 0, 0)
+    block = empty_block(len(records))
+    block["kind"] = Kind.SPAN
+    for event, (ts, dur, number, parent, track, name) in zip(block, records, strict=True):
+        event["ts"], event["dur"], event["id"], event["parent"] = START + ts, dur, number, parent
+        event["track"], event["name"] = track, strings.intern(name)
+    return EventBatch("recorder", 0, block, b""), depths
+
+
+def test_times_that_are_equal(tmp_path: Path) -> None:
+    """Thousands of spans that touch, are empty, or begin and end together: times and depths are exact."""
+    batch, depths = crowded(1)
+    assert len(depths) > 1500
+    path = tmp_path / "trace.pftrace"
+    asyncio.run(write(path, make_run(tmp_path), batch))
+    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
+    assert problems == []
+    drawn = {row["name"]: (row["ts"], row["dur"], row["depth"]) for row in slices}
+    for event in batch.events:
+        name = strings.text(int(event["name"]))
+        assert drawn[name] == (int(event["ts"]), int(event["dur"]), depths[name]), name
+    decoded = {one.name: (one.ts, one.dur, one.depth) for one in pftrace.load(path).slices()}
+    assert {name: drawn[name] for name in depths} == decoded
+
+
+def test_what_encloses_comes_later(tmp_path: Path) -> None:
+    """The first step of a window nests in what was open when the window began, which comes last."""
+    run = make_run(tmp_path)
+    scene = Scene(run)
+    batches: list[EventBatch] = []
+    for number in range(3):
+        scene.span("forward", 1000 * number + 10, 100, parent=5)
+        scene.span("ProfilerStep", 1000 * number, 1000, flags=Flag.NUMBERED, parent=5, category="user_annotation")
+        batch = scene.batch()
+        events = batch.events.copy()
+        events["step"] = number
+        batch = msgspec.structs.replace(batch, events=events)
+        batches.append(batch)
+    scene.span("epoch", 0, 3000, id=5, parent=4, flags=Flag.CLIPPED | Flag.OPEN)
+    scene.span("train", 0, 3000, id=4, flags=Flag.CLIPPED | Flag.OPEN)
+    path = tmp_path / "trace.pftrace"
+    left = asyncio.run(write(path, run, *batches, scene.batch()))
+    problems, slices = perfetto.query(path, PROBLEMS, SLICES)
+    assert problems == []
+    nested = [(row["name"], row["ts"] - START, row["dur"], row["depth"]) for row in slices if row["tid"] == PID]
+    expected = [("train", 0, 3_000_000, 0), ("epoch", 0, 3_000_000, 1)]
+    for number in range(3):
+        expected += [(f"ProfilerStep#{number}", number * 1_000_000, 1_000_000, 2)]
+        expected += [("forward", number * 1_000_000 + 10_000, 100_000, 3)]
+    assert nested == expected
+    assert [(one.name, one.depth) for one in pftrace.Trace(left).slices()] == [(row[0], row[3]) for row in expected]
+
+
+def test_files_that_were_cut(tmp_path: Path) -> None:
+    """A file that ends anywhere shows what came before; what lies in one that grows is there already."""
+    run = make_run(tmp_path)
+    scene = Scene(run)
+    everything(scene)
+    batch = scene.batch()
+    path = tmp_path / "whole.pftrace"
+    left = asyncio.run(write(path, run, batch, close=False))
+    whole = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left).slices()}
+    assert len(whole) > 50
+    for cut in (len(left), len(left) - 1, len(left) * 2 // 3, len(left) // 3):
+        path.write_bytes(left[:cut])
+        problems, slices = perfetto.query(path, PROBLEMS, SLICES)
+        assert problems == []
+        decoded = {(seen(one.name), one.ts, one.dur) for one in pftrace.Trace(left[:cut]).slices()}
+        assert {one for one in decoded if one[2] >= 0} <= whole
+        assert {one for one in decoded if one[2] >= 0} <= {(row["name"], row["ts"], row["dur"]) for row in slices}
+
+
+def test_every_byte_may_be_the_last(tmp_path: Path) -> None:
+    """Wherever a file ends, the packets before are read."""
+    run = make_run(tmp_path)
+    scene = Scene(run)
+    everything(scene)
+    left = asyncio.run(write(tmp_path / "trace.pftrace", run, scene.batch()))
+    before = 0
+    for cut in range(0, len(left) + 1, 7):
+        packets = pftrace.Trace(left[:cut]).packets
+        assert packets >= before
+        before = packets
+    assert before > 200
+
+
+def test_files_of_several_processes(tmp_path: Path) -> None:
+    """Files of two ranks, one behind the other, are one trace: rows, counters, flows and tasks of both, apart."""
+    joined = b""
+    wanted: dict[int, list[tuple[int, int]]] = {}
+    for rank in range(2):
+        run = msgspec.structs.replace(make_run(tmp_path, rank), name=f"rank {rank}")
+        scene = Scene(run)
+        everything(scene)
+        batch = scene.batch()
+        wanted[run.pid] = spans_of(batch)
+        path = tmp_path / f"{rank}.pftrace"
+        asyncio.run(write(path, run, batch))
+        joined += path.read_bytes()
+    path = tmp_path / "both.pftrace"
+    path.write_bytes(joined)
+    problems, slices, counters, flows, processes = perfetto.query(
+        path, PROBLEMS, SLICES, COUNTERS, FLOWS, "select pid, name from process where name is not null order by pid"
+    )
+    assert problems == []
+    assert processes == [{"pid": PID, "name": "rank 0"}, {"pid": PID + 1, "name": "rank 1"}]
+    for pid in wanted:
+        rows: list[dict[str, Any]] = [row for row in slices if row["pid"] == pid and row["dur"]]
+        devices = {"sgemm_128x64", "Memcpy HtoD (Pinned -> Device)", "ncclDevKernel_AllReduce_Sum_f32_RING_LL"}
+        on_threads = [(row["ts"], row["dur"]) for row in rows if row["name"] not in devices]
+        assert set(on_threads) <= set(wanted[pid])
+        assert len(on_threads) > 50
+    assert [counter["pid"] for counter in counters] == [PID] * 3 + [PID + 1] * 3
+    assert [(flow["source"], flow["target"]) for flow in flows] == [("aten::addmm", "AddmmBackward0")] * 6

@@ -1,0 +1,107 @@
+"""Processes that are started as root and then change their user, as servers do: they are recorded, or it is said why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.launch import run_to_end
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+
+WORKER = """
+import json, os, sys, threading, time
+import stepscope as sc
+
+def record(name, count):
+    for _ in range(count):
+        with sc.span(name):
+            pass
+
+def work(events_before):
+    assert sc.join("worker")
+    record("before", events_before)
+    os.setuid(65534)
+    for _ in range(20):
+        record("after", 1000)
+        time.sleep(0.05)
+    thread = threading.Thread(target=record, args=("thread", 100))
+    thread.start()
+    thread.join()
+    record("after", 1)
+
+options = sc.Options(close_timeout=30, drain_interval=0.02)
+with sc.trace(output_dir=sys.argv[1], options=options) as profiler:
+    child = os.fork()
+    if not child:
+        try:
+            work(int(sys.argv[2]))
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+    time.sleep(0.3)
+    profiler.step()
+    profiler.flush()
+worker, = profiler.statistics().recorder.workers
+print(json.dumps({"drained": worker.drained, "dropped": worker.dropped, "without_ring": worker.without_ring,
+                  "produced": worker.produced, "report": str(profiler.report()), "audit": list(profiler.audit())}))
+"""
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_worker_that_changes_its_user(tmp_path: Path, before: int) -> None:
+    """The thread that goes on is recorded whole; a thread that begins later is not, for a reason that both processes say."""
+    done = run_to_end([sys.executable, "-c", WORKER, str(tmp_path / "run"), str(before)])
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["drained"] == before + 20_001
+    assert said["dropped"] == said["without_ring"] == 100 and said["produced"] == before + 20_101
+    assert "100 of them by threads without a ring (it changed its user after it had joined" in said["report"]
+    assert said["audit"] == []
+    assert done.stderr.count("this process became user 65534 after it had joined") == 1
+
+
+SERVER = """
+import json, os, sys, threading, time
+import stepscope as sc
+from stepscope.runtime import recorder
+
+def record(name, count):
+    for _ in range(count):
+        with sc.span(name):
+            pass
+
+options = sc.Options(close_timeout=30, drain_interval=0.02, session_dir=sys.argv[2])
+profiler = sc.trace(output_dir=sys.argv[1], options=options)
+with profiler:
+    record("before", 10)
+    profiler.flush()  # exporters open their files in the background
+    os.setuid(65534)
+    record("after", 100_000)
+    thread = threading.Thread(target=record, args=("thread", 100))
+    thread.start()
+    thread.join()
+    profiler.step()
+    profiler.flush()
+journal = profiler.statistics().pipeline.exporters[0].ledger
+print(json.dumps({"exported": journal.exported, "dropped": journal.dropped, "audit": list(profiler.audit()),
+                  "report": str(profiler.report())}))
+"""
+
+
+def test_a_process_that_changes_its_user(tmp_path: Path) -> None:
+    """What it records afterwards is in its journal, from new threads as well; what it cannot clean up is said."""
+    (tmp_path / "session").mkdir()
+    done = run_to_end([sys.executable, "-c", SERVER, str(tmp_path / "run"), str(tmp_path / "session")])
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    assert said["exported"] >= 100_110 and not said["dropped"] and said["audit"] == []
+    (left,) = (tmp_path / "session").iterdir()
+    assert f"the session directory {left} stays: Permission denied" in done.stderr
+    assert "could not be closed" not in done.stderr

@@ -1,0 +1,403 @@
+"""The command line: its help, its errors, `convert` and `recover`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope as sc
+from stepscope.cli.main import main
+from stepscope.cli.progress import Progress
+from stepscope.cli.sizes import size
+from tests.support.commands import python, stepscope
+
+COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
+
+
+def usage_error(*arguments: object) -> int:
+    """Runs a command that ends in wrong usage; the exit code."""
+    with pytest.raises(SystemExit) as end:
+        main([str(argument) for argument in arguments])
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def record(directory: Path, windows: int = 2) -> Path:
+    """Records windows of one step with a span `work <n>` each; the journal."""
+    with sc.trace(
+        schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=windows), output_dir=directory, metadata={"lr": 0.5}
+    ) as profiler:
+        for number in range(windows):
+            with sc.span(f"work {number}"):
+                pass
+            profiler.step()
+    return directory / "journal"
+
+
+def spans(path: Path) -> list[str]:
+    """Names of the spans in a Chrome trace of any form, steps left out."""
+    loaded: Any = json.loads(path.read_text())
+    events: list[dict[str, Any]] = loaded["traceEvents"] if "traceEvents" in loaded else loaded
+    return [e["name"] for e in events if e["ph"] == "X" and not e["name"].startswith("ProfilerStep")]
+
+
+# the whole command line
+
+
+def test_the_command_is_installed() -> None:
+    """`stepscope` is the same as `python -m stepscope`."""
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name="stepscope")
+    assert entry.load() is main
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples_and_exit_codes(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for help sees how it is called and what it returns, in lines that can be read."""
+    monkeypatch.setenv("COLUMNS", "100")
+    assert usage_error(command, "--help") == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) < 125
+    assert "exit codes: 0" in said or "exit codes: the program's own" in said
+    assert re.search(rf"examples:\n  stepscope {command}", said)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first page leads to the others."""
+    assert usage_error("--help") == 0
+    said = capsys.readouterr().out
+    assert all(re.search(rf"^    {command} +\w", said, re.MULTILINE) for command in COMMANDS)
+
+
+def test_what_is_missing_is_not_lost_among_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """`collect` has thirty options, and its error is the second line all the same."""
+    assert usage_error("collect") == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == "usage: stepscope collect --dir DIR [options]"
+    assert error.endswith("the following arguments are required: --dir")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` says which one is installed."""
+    assert usage_error("--version") == 0
+    assert capsys.readouterr().out == f"stepscope {importlib.metadata.version('stepscope')}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("fly",), ("convert",), ("convert", "a", "b", "c"), ("run", "--wait", "x", "y")]
+)
+def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """Wrong usage is told apart from failure."""
+    assert usage_error(*arguments) == 2
+    assert "usage: stepscope" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "wanted"),
+    [
+        ("--port", "99999", "--port is 99999: Expected `int` <= 65535"),
+        ("--port", "-1", "--port is -1: Expected `int` >= 0"),
+        ("--max-streams", "0", "--max-streams is 0"),
+        ("--max-message", "1", "--max-message is 1"),
+        ("--keep-newest", "-1", "--keep-newest is -1"),
+        ("--upload-every", "0", "--upload-every is 0.0"),
+        ("--disk", "-5", "--disk is -5"),
+        ("--disk", "1000", "give 524288 at least"),
+        ("--disk", "10 parsecs", "argument --disk: '10 parsecs' is no size"),
+        ("--token-file", "token", "the token holds characters that a header cannot"),
+        ("--nats-max-age", "-1", "--nats-max-age"),
+        ("--nats-user", "me", "--nats-user and --nats-password-file must be given together"),
+        ("--nats-key", "key.pem", "--nats-certificate must be given as well"),
+    ],
+)
+def test_a_setting_that_is_none_is_wrong_usage(
+    option: str, value: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It names the option, and what that takes; nothing is made."""
+    if option == "--token-file":
+        value = str(tmp_path / value)
+        Path(value).write_text("two words\n")
+    assert usage_error("collect", "--dir", tmp_path / "runs", option, value) == 2
+    assert wanted in capsys.readouterr().err.splitlines()[1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_sizes_have_units() -> None:
+    """Thousands, or of 1,024, in any case of letters; fractions of a byte are none."""
+    said = ("0", "-5", "7B", "10GB", "10 gb", "1.5KiB", "2MiB", "3TiB")
+    assert [size(text) for text in said] == [0, -5, 7, 10**10, 10**10, 1536, 2 << 20, 3 << 40]
+    for wrong in ("", "GB", "1.5", "1e9", "5 xB", "1,000"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+            size(wrong)
+
+
+def test_an_error_is_one_line(tmp_path: Path) -> None:
+    """A failure says what and where; where it was raised is said on demand."""
+    short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
+    assert (short.returncode, short.stdout) == (1, "")
+    assert short.stderr == "stepscope convert: No such file or directory: missing\n"
+    long = stepscope("convert", "--traceback", "missing", "out.journal", cwd=tmp_path)
+    assert long.returncode == 1
+    assert long.stderr.startswith("Traceback") and long.stderr.endswith(short.stderr)
+
+
+def test_a_reader_that_goes_away_is_no_traceback(tmp_path: Path) -> None:
+    """`stepscope ... | head` ends quietly."""
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
+    program = (
+        "import os, subprocess, sys; r, w = os.pipe(); os.close(r); "
+        "done = subprocess.run([sys.executable, '-m', 'stepscope', 'recover', 'run'], stdout=w, stderr=subprocess.PIPE); "
+        "sys.exit(done.returncode or len(done.stderr))"
+    )
+    assert python("-c", program, cwd=tmp_path).returncode == 1
+
+
+# convert
+
+
+def test_convert_writes_any_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The ending chooses the format, and the run's directory will do for its journal."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json")]) == 0
+    assert "events of 2 windows written to" in capsys.readouterr().err
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert main(["convert", str(tmp_path / "run" / "journal"), str(tmp_path / "named"), "--format", "chrome"]) == 0
+    assert (tmp_path / "named").read_bytes() == (tmp_path / "out.json").read_bytes()
+
+
+def test_convert_for_tensorboard(tmp_path: Path) -> None:
+    """What TensorBoard reads is one of the formats."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "worker.pt.trace.json")]) == 0
+    assert spans(tmp_path / "worker.pt.trace.json") == ["work 0", "work 1"]
+
+
+def test_an_output_has_its_directory_made_and_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By all commands alike, for a path may be mistyped; of a directory that is there nothing is said."""
+    journal = record(tmp_path / "run")
+    cut = tmp_path / "cut"
+    cut.write_bytes(journal.read_bytes()[:-10])
+    for command, out in (
+        (("convert", journal), "a/b/out.json"),
+        (("merge", journal, "--out"), "c/out.json"),
+        (("merge", journal, "--format", "hta", "--out"), "d"),
+        (("recover", cut, "--out"), "e/journal"),
+    ):
+        path = tmp_path / out
+        for is_new in (True, False):
+            assert main([*map(str, command), str(path)]) == 0
+            made = path if command[-2] == "hta" else path.parent
+            assert (f"made the directory {made}\n" in capsys.readouterr().err) is is_new, (command, is_new)
+            if command[0] == "recover":
+                path.unlink()
+
+
+def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One window can be had alone; one that is not there is an error."""
+    record(tmp_path / "run")
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--window", "1"]) == 0
+    assert spans(tmp_path / "out.json") == ["work 1"]
+    assert main(["convert", str(tmp_path / "run"), str(tmp_path / "none.json"), "--window", "9"]) == 4
+    assert "no window 9" in capsys.readouterr().err
+
+
+def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A journal that was cut off gives what it has, and the user is told that it is not all."""
+    journal = record(tmp_path / "run")
+    journal.write_bytes(journal.read_bytes()[:-10])
+    assert main(["convert", str(journal), str(tmp_path / "out.json")]) == 0
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert "torn bytes" in capsys.readouterr().out
+
+
+def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown ending, an output over its input, an input that is no journal."""
+    journal = record(tmp_path / "run")
+    kept = journal.read_bytes()
+    assert usage_error("convert", journal, tmp_path / "out.doc") == 2
+    assert "no format has the ending" in capsys.readouterr().err
+    assert usage_error("convert", journal, journal, "--format", "journal") == 2
+    assert journal.read_bytes() == kept
+    (tmp_path / "text").write_text("this is no journal, " * 100)
+    assert main(["convert", str(tmp_path / "text"), str(tmp_path / "out.json")]) == 1
+    assert "journal" in capsys.readouterr().err
+
+
+def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of several journals the newest is read, as recover does it, or what was recovered since."""
+    run = tmp_path / "run"
+    record(run, 1)
+    record(run, 2)
+    assert main(["convert", str(run), str(tmp_path / "out.json")]) == 0
+    assert spans(tmp_path / "out.json") == ["work 0", "work 1"]
+    assert re.search(r"reading .*run/journal-2 \(not journal: name one", capsys.readouterr().err)
+    newest = run / "journal-2"
+    newest.write_bytes(newest.read_bytes()[:-10])
+    assert main(["recover", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert f"from {newest}" in said and "not used, name one to recover it: journal\n" in said
+    assert main(["convert", str(run), str(tmp_path / "again.json")]) == 0
+    assert "run/journal.recovered" in capsys.readouterr().err
+    record(run, 3)
+    assert main(["convert", str(run), str(tmp_path / "third.json")]) == 0
+    assert "run/journal-3 (not journal-2, journal:" in capsys.readouterr().err
+
+
+def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever names the directory above a run is led to it."""
+    record(tmp_path / "demo" / "stream")
+    record(tmp_path / "demo" / "deep" / "rank0")
+    for command in (
+        ["convert", str(tmp_path / "demo"), str(tmp_path / "out.json")],
+        ["recover", str(tmp_path / "demo")],
+    ):
+        assert main(command) == 1
+        said = capsys.readouterr().err
+        assert str(tmp_path / "demo" / "stream") in said and str(tmp_path / "demo" / "deep" / "rank0") in said
+
+
+# recover
+
+KILLED = """
+import os, signal, time
+import stepscope as sc
+while not os.path.exists("run/trace.json") or not os.path.getsize("run/trace.json"):
+    time.sleep(0.001)
+with sc.span("before"):
+    pass
+with sc.span("not ended"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
+    """After `kill -9` the spans are there, the one that had not ended too, and the trace is whole again."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    early = stepscope("convert", "run", "early.json", cwd=tmp_path)
+    assert (
+        early.returncode == 0
+        and "a process that wrote here was killed: more may be had with stepscope recover run" in early.stderr
+    )
+    done = stepscope("recover", "--remove-session", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "1 open span from" in done.stdout
+    (counted,) = re.findall(r"^  ([\d,]+) events in all", done.stdout, re.MULTILINE)
+    assert "written anew: run/trace.json" in done.stdout
+    assert spans(tmp_path / "run" / "trace.json") == ["before", "not ended"]
+    converted = stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path)
+    assert converted.returncode == 0 and "was killed" not in converted.stderr
+    assert f"{counted} events of 1 window written" in converted.stderr
+    assert spans(tmp_path / "out.json") == ["before", "not ended"]
+    assert not (tmp_path / "run" / "session").exists()
+    again = stepscope("recover", "run", cwd=tmp_path)
+    assert again.returncode == 1 and "--force" in again.stderr
+    assert stepscope("convert", "run", "same.json", cwd=tmp_path).stderr.startswith("reading run/journal.recovered")
+    assert spans(tmp_path / "same.json") == ["before", "not ended"]
+    assert stepscope("recover", "--force", "run", cwd=tmp_path).returncode == 0
+
+
+def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
+    """A trace that is named alone is not touched: it is said how it is opened, and what writes it anew."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    assert stepscope("run", "--out", "run", "killed.py", cwd=tmp_path).returncode == -9
+    cut = (tmp_path / "run" / "trace.json").read_bytes()
+    done = stepscope("recover", "run/trace.json", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.rstrip().endswith("write it anew: stepscope recover run")
+    assert (tmp_path / "run" / "trace.json").read_bytes() == cut
+
+
+def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that goes on is not recovered behind its back, unless forced."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        with sc.span("work"):
+            pass
+        profiler.flush()
+        assert main(["recover", str(tmp_path / "run")]) == 1
+        assert "--force" in capsys.readouterr().err
+        assert main(["recover", str(tmp_path / "run"), "--force", "--out", str(tmp_path / "copy.journal")]) == 0
+    assert (tmp_path / "copy.journal").exists()
+
+
+def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
+    assert main(["recover", str(tmp_path)]) == 1
+    assert "nothing to recover" in capsys.readouterr().err
+    assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
+    assert capsys.readouterr().err.count("No such file or directory") == 2
+
+
+def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A whole journal is not written a second time."""
+    record(tmp_path / "run")
+    assert main(["recover", str(tmp_path / "run")]) == 1
+    assert "nothing to recover" in capsys.readouterr().err
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
+
+
+# progress
+
+
+class Screen:
+    """A stream that may be a terminal."""
+
+    def __init__(self, terminal: bool) -> None:
+        self.terminal = terminal
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("terminal", "expected"), [(True, "\r\x1b[Kone\r\x1b[Ktwo\r\x1b[Kend\n"), (False, "two\nend\n")]
+)
+def test_progress(terminal: bool, expected: str) -> None:
+    """A terminal's line is rewritten ten times a second; elsewhere a line every five seconds is enough."""
+    times = iter((0.0, 1.0, 1.05, 6.0))
+    screen: Any = Screen(terminal)
+    progress = Progress(screen, lambda: next(times))
+    for text in ("one", "too soon", "two"):
+        progress.show(text)
+    progress.done("end")
+    assert screen.text == expected
+
+
+def test_progress_of_work_that_says_nothing() -> None:
+    """Long work shows that it goes on, and leaves the terminal as it was."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now
+
+    seen = threading.Event()
+
+    class Watched(Screen):
+        def write(self, text: str) -> int:
+            if "reading" in text:
+                seen.set()
+            return super().write(text)
+
+    screen: Any = Watched(True)
+    with Progress(screen, clock).during("reading"):
+        assert seen.wait(60)
+    assert screen.text.startswith("\r\x1b[Kreading, ")
+    assert screen.text.endswith("\r\x1b[K")

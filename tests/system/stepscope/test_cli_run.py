@@ -1,0 +1,399 @@
+"""`stepscope run`: the program does not notice, and its steps are found."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.cli.optimizer_steps import OptimizerSteps
+from tests.support.basics import require
+from tests.support.commands import python, stepscope
+from tests.support.launch import launched
+
+TRAINING = """
+import torch
+from torch import nn
+network = nn.Linear(4, 2)
+optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+for _ in range(12):
+    loss = network(torch.rand(8, 4)).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace in array form."""
+    loaded: list[dict[str, Any]] = json.loads(path.read_text())
+    return loaded
+
+
+def complete(path: Path, name: str) -> list[tuple[float, float]]:
+    """Begin and end of the complete events whose name begins with this, in order."""
+    return sorted((e["ts"], e["ts"] + e["dur"]) for e in events(path) if e["ph"] == "X" and e["name"].startswith(name))
+
+
+# the program
+
+
+PROGRAMS = {
+    "arguments": "import sys; print(sys.argv, __name__, __file__, __spec__, sys.path[0])",
+    "names": "print(sorted(globals()), type(__builtins__), __cached__, __loader__.path, __annotations__)",
+    "code": "import sys; sys.exit(3)",
+    "negative code": "import sys; sys.exit(-1)",
+    "message": "import sys; sys.exit('it did not work')",
+    "no code": "import sys; print('so far'); sys.exit()",
+    "error": "def f():\n    raise ValueError('mine')\ntry:\n    f()\nexcept ValueError as e:\n    raise KeyError('too') from e",
+    "hook": "import sys; sys.excepthook = lambda *a: print('hooked', a[0].__name__); 1 / 0",
+    "syntax": "def f(:\n    pass",
+    "imports": "import neighbour; print(neighbour.__file__)",
+    "exit hook": "import atexit; atexit.register(print, 'at exit')",
+    "closed output": "import sys; print('last words', flush=True); sys.stdout.close()",
+    "pickled": "import pickle\nclass C: pass\nprint(type(pickle.loads(pickle.dumps(C()))) is C)",
+    "children": (
+        "import multiprocessing as m\ndef twice(x): return 2 * x\nif __name__ == '__main__':\n"
+        "    for how in 'spawn', 'fork':\n        with m.get_context(how).Pool(1) as p: print(p.map(twice, [1, 2]))"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_script_runs_as_without_us(name: str, tmp_path: Path) -> None:
+    """Exit code, output and errors are those that Python gives; what the program sees of itself, too."""
+    script = tmp_path / "scripts" / "program.py"
+    script.parent.mkdir()
+    script.write_text(PROGRAMS[name])
+    (script.parent / "neighbour.py").touch()
+    plain = python(script, "a", "--wait", "--", "-h", cwd=tmp_path)
+    traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "--", "-h", cwd=tmp_path)
+    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("typed", ["program.py", "./program.py", "../here/program.py"])
+def test_a_relative_path_is_shown_as_without_us(typed: str, tmp_path: Path) -> None:
+    """The script's file name, its own and in tracebacks, is the one that Python gives; at exit it is still there."""
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "program.py").write_text(
+        "import atexit, sys\nmine = 1\nprint(sys.argv, __file__)\n"
+        "atexit.register(lambda: print(sys.modules['__main__'].mine))\n1 / 0"
+    )
+    plain = python(typed, cwd=here)
+    traced = stepscope("run", "--quiet", "--out", "run", typed, cwd=here)
+    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("module", ["package", "package.part"])
+def test_a_module_runs_as_without_us(module: str, tmp_path: Path) -> None:
+    """`-m` finds modules as Python does, and gives them the same view of themselves."""
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    for name in ("__main__", "part"):
+        (package / f"{name}.py").write_text(
+            "import sys; print(sys.argv, __name__, __spec__.name, __package__, sys.path[0])"
+        )
+    plain = python("-m", module, "-x", cwd=tmp_path)
+    traced = stepscope("run", "--quiet", "--out", "run", "-m", module, "-x", cwd=tmp_path)
+    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_a_directory_runs(tmp_path: Path) -> None:
+    """A directory with `__main__.py` is a program, too."""
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("import neighbour; print(__name__)")
+    (tmp_path / "app" / "neighbour.py").touch()
+    done = stepscope("run", "--quiet", "--out", "run", "app", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "__main__\n"), done.stderr
+
+
+def test_an_interrupted_program_is_written(tmp_path: Path) -> None:
+    """Ctrl-C ends the program; what was recorded is on disk."""
+    (tmp_path / "p.py").write_text(
+        "import os, signal, stepscope as sc\nwith sc.span('work'): os.kill(os.getpid(), signal.SIGINT)"
+    )
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 130
+    assert "KeyboardInterrupt" in done.stderr and "Trust report" in done.stderr
+    assert complete(tmp_path / "run" / "trace.json", "work")
+
+
+TERMINATED = """
+import stepscope as sc, threading
+with sc.span("work"):
+    pass
+print("ready", flush=True)
+threading.Event().wait()
+"""
+"""It is ended from outside."""
+
+
+def terminated(script: Path, *options: str, full: bool = False) -> tuple[int, str]:
+    """What becomes of a program that is terminated when it says that it is ready: its status, and its standard error.
+
+    Args:
+        script: the program.
+        options: those of `stepscope run`.
+        full: whether standard error takes nothing any more.
+    """
+    read, write = os.pipe()
+    try:
+        os.set_blocking(write, False)
+        with contextlib.suppress(BlockingIOError):
+            while full:
+                os.write(write, bytes(1 << 12))
+        os.set_blocking(write, True)
+        command = [sys.executable, "-m", "stepscope", "run", "--out", "run", *options, str(script)]
+        with launched(command, cwd=script.parent, stdout=subprocess.PIPE, stderr=write, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            process.terminate()
+            code = process.wait(60)
+        os.close(write)
+        write = -1
+        with open(read, closefd=False) as errors:
+            return code, errors.read()
+    finally:
+        os.close(read)
+        if write >= 0:
+            os.close(write)
+
+
+def test_a_terminated_program_says_where_its_files_are(tmp_path: Path) -> None:
+    """Nobody calls what follows the program then; the line comes all the same, with what opens the files."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    code, errors = terminated(script)
+    assert code == -signal.SIGTERM
+    first, *rest = errors.splitlines()
+    assert first == "stepscope run: SIGTERM ended the program; what was recorded is in run"
+    assert any(line.startswith("see it ") and "run/trace.json" in line for line in rest), errors
+    assert any(line.startswith("convert it ") for line in rest), errors
+    assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
+
+
+def test_a_terminated_program_is_quiet_if_asked(tmp_path: Path) -> None:
+    """As at a normal end."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    assert terminated(script, "--quiet") == (-signal.SIGTERM, "")
+
+
+def test_a_terminated_program_waits_for_no_reader(tmp_path: Path) -> None:
+    """Where standard error takes nothing, the process ends without a line, long before the deadline for closing."""
+    script = tmp_path / "p.py"
+    script.write_text(TERMINATED)
+    code, errors = terminated(script, full=True)
+    assert code == -signal.SIGTERM and not errors.strip("\0")
+    assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
+
+
+FORKED = """
+import os, signal, stepscope as sc, sys
+if (child := os.fork()) == 0:
+    with sc.trace(output_dir="child"):
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+_, status = os.waitpid(child, 0)
+sys.exit(0 if os.WTERMSIG(status) == signal.SIGTERM else 1)
+"""
+
+
+def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: Path) -> None:
+    """Also if it traces: the program goes on."""
+    (tmp_path / "p.py").write_text(FORKED)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "ended the program" not in done.stderr and "Trust report" in done.stderr
+    assert (tmp_path / "child" / "journal").exists()
+
+
+def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
+    """A child that runs to the program's end is not a second traced program."""
+    (tmp_path / "p.py").write_text("import os\nif os.fork(): os.wait()\nprint('end', flush=True)")
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "end\nend\n")
+    assert done.stderr.count("Trust report") == 1
+
+
+# its output
+
+
+def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
+    """A program that fails leaves a whole trace, with a report on standard error and the command that opens it."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
+    done = stepscope("run", "--out", "run", "--name", "mine", "p.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "Trust report of mine" in done.stderr and "drag run/trace.json into it" in done.stderr
+    assert "the program did not import torch" in done.stderr
+    assert len(complete(tmp_path / "run" / "trace.json", "work")) == 1
+    assert not (tmp_path / "run" / "session").exists()
+
+
+def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
+    """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
+    done = stepscope("run", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
+    assert "see it     open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
+    (path,) = (tmp_path / "run" / "windows").iterdir()
+    assert f"saved     windows/{path.name}" in done.stderr
+    assert f"convert run/windows/{path.name} out.json" in done.stderr
+    assert complete(tmp_path / "run" / "trace-0.json", "work")
+
+
+def test_exporters_are_chosen(tmp_path: Path) -> None:
+    """Several at once; the journal is kept in any case."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
+    arguments = ("--exporter", "tensorboard", "--exporter", "console", "--out", "run")
+    done = stepscope("run", *arguments, "p.py", cwd=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["journal", "tensorboard"]
+    assert "p: window 0 ended" in done.stderr
+    assert "--logdir run/tensorboard" in done.stderr
+
+
+def test_ranks_write_apart(tmp_path: Path) -> None:
+    """In a distributed job each process has a directory of its own."""
+    (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): pass")
+    for rank in "01":
+        done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"RANK": rank, "WORLD_SIZE": "2"})
+        assert done.returncode == 0, done.stderr
+        assert complete(tmp_path / "run" / f"rank{rank}" / "trace.json", "work")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("missing.py",), 2, "there is no file missing.py"),
+        (("--active", "0", "p.py"), 2, "active must be"),
+        (("--wait", "1", "p.py"), 2, "--active is missing"),
+        (("--mode", "stream", "--with-stack", "p.py"), 2, "use mode='kineto'"),
+        (("--out", "p.py/run", "p.py"), 1, "cannot write the run to p.py/run"),
+    ],
+)
+def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    """What cannot work is said before the program runs."""
+    (tmp_path / "p.py").write_text("print('it ran')")
+    done = stepscope("run", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+# torch
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
+    """An unchanged training script: the schedule's steps, each with its operators and its optimizer's step inside."""
+    require("torch")
+    (tmp_path / "train.py").write_text(TRAINING)
+    schedule = ("--skip-first", 2, "--wait", 1, "--warmup", 1, "--active", 2, "--repeat", 2)
+    done = stepscope("run", "--mode", mode, *schedule, "--out", "run", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "closed, 12 steps, 2 windows" in done.stderr
+    assert f"backend   torch ({mode})" in done.stderr
+    trace = tmp_path / "run" / "trace.json"
+    steps = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events(trace) if e["name"].startswith("ProfilerStep#")}
+    assert sorted(steps, key=lambda name: steps[name]) == [f"ProfilerStep#{n}" for n in (4, 5, 8, 9)]
+    inside = zip(sorted(steps.values()), complete(trace, "Optimizer.step#SGD.step"), strict=True)
+    assert all(begin <= first and last <= end for (begin, end), (first, last) in inside)
+    assert len(complete(trace, "aten::addmm")) == 4
+
+
+def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
+    """Without a schedule everything is recorded, from the import of torch on."""
+    require("torch")
+    (tmp_path / "train.py").write_text(TRAINING)
+    done = stepscope("run", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
+    assert "closed, 12 steps, 1 window" in done.stderr
+    assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
+
+
+def test_steps_without_operators(tmp_path: Path) -> None:
+    """`--no-torch` leaves the operators out; steps are still found. `--step-on none` does not look for them."""
+    require("torch")
+    (tmp_path / "train.py").write_text(TRAINING)
+    for options, steps in ((("--no-torch",), 12), (("--no-torch", "--step-on", "none"), 0)):
+        done = stepscope("run", *options, "--out", "run", "train.py", cwd=tmp_path)
+        assert f"closed, {steps} steps" in done.stderr
+        assert not complete(tmp_path / "run" / "trace.json", "aten::")
+
+
+def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
+    """What goes wrong in our part of `import torch` is reported, and stays out of the program."""
+    (tmp_path / "torch.py").write_text(
+        "import builtins\nif not hasattr(builtins, 'again'):\n    builtins.again = 1\n    raise ImportError('first try')"
+    )
+    (tmp_path / "p.py").write_text(
+        "try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)"
+    )
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
+    assert "no steps   ModuleNotFoundError" in done.stderr
+    assert "note      torch: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("turns", "expected"),
+    [
+        ("aaaa", 4),
+        ("abababab", 4),  # two optimizers that take turns
+        ("aaabaaabaaab", 9),  # one that steps more often
+        ("abbbabbb", 6),  # the one that steps more often is not the first: it takes over
+        ("aabbbb", 5),  # another phase of the training, with the first optimizer still there
+        ("aabcbcbc", 4),
+    ],
+)
+def test_several_optimizers(turns: str, expected: int) -> None:
+    """An iteration is one step, however many optimizers step in it."""
+    torch: Any = require("torch")
+    optimizers = {name: torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for name in "abc"}
+    taken: list[int] = []
+    steps = OptimizerSteps(lambda: taken.append(1))
+    steps.attach()
+    try:
+        for turn in turns:
+            optimizers[turn].step()
+    finally:
+        steps.detach()
+    optimizers["a"].step()
+    assert len(taken) == expected
+
+
+def test_an_optimizer_that_extends_another_steps_once() -> None:
+    """A step that calls the step of its base class is one step."""
+    torch: Any = require("torch")
+
+    class Mine(torch.optim.SGD):  # type: ignore[misc, name-defined, unused-ignore]
+        def step(self, closure: Any = None) -> Any:
+            base: Any = super()
+            return base.step(closure)
+
+    taken: list[int] = []
+    steps = OptimizerSteps(lambda: taken.append(1))
+    steps.attach()
+    try:
+        base = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        mine = Mine([torch.zeros(1, requires_grad=True)], lr=0.1)
+        for _ in range(3):
+            mine.step()
+        del base
+    finally:
+        steps.detach()
+    assert len(taken) == 3
+
+
+def test_torch_is_not_imported_for_programs_without_it(tmp_path: Path) -> None:
+    """A small script is not made to wait for torch."""
+    (tmp_path / "p.py").write_text("import sys; print('torch' in sys.modules)")
+    done = stepscope("run", "--quiet", "--out", "run", "p.py", cwd=tmp_path)
+    assert done.stdout == "False\n"

@@ -1,0 +1,161 @@
+"""`stepscope demo`: a real training, and what the real viewers show of it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.window import Window
+from tests.support.basics import require
+from tests.support.commands import python, stepscope
+from tests.support.viewers.perfetto import PROBLEMS, query
+from tests.support.viewers.tensorboard import average_step, load_run, open_tensorboard, operators, switch_view
+
+RECORDED = [8, 9, 10, 11, 12, 16, 17, 18, 19, 20]
+"""Steps that the demo's schedule records."""
+
+
+class Demo:
+    """A demo that has run."""
+
+    def __init__(self, directory: Path, done: subprocess.CompletedProcess[str]) -> None:
+        self.directory = directory
+        self.done = done
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The demo as `make demo` runs it, in an empty directory."""
+    require("torch")
+    require("sklearn")
+    place = tmp_path_factory.mktemp("demo")
+    done = stepscope("demo", cwd=place)
+    assert done.returncode == 0, done.stderr
+    (directory,) = (place / "stepscope_runs" / "demo").iterdir()
+    return Demo(directory, done)
+
+
+def test_it_learns(demo: Demo) -> None:
+    """The network recognises more than nine tenths of digits that it has not seen."""
+    said = re.search(r"recognises (\d+\.\d)% of 360 digits", demo.done.stdout)
+    assert said is not None
+    assert float(said[1]) > 90
+
+
+def test_it_says_what_it_did(demo: Demo) -> None:
+    """Plan, table and trust report for each mode; progress on standard error; nothing was dropped."""
+    said = demo.done.stdout
+    for mode in ("stream", "kineto"):
+        assert f"Trust report of demo, {mode}" in said
+        assert f"backend   torch ({mode})" in said
+    assert said.count("-------WRRRRS--WRRRRS---") == 2
+    assert said.count("aten::convolution_backward") == 2
+    assert said.count("dropped   nothing") == 2
+    assert demo.done.stderr.count("2 epochs, 90 steps, loss 0.") == 2
+    assert "USDT" not in demo.done.stderr
+
+
+def test_it_says_what_opens_the_result(demo: Demo) -> None:
+    """The commands can be pasted, and name what is there."""
+    place = demo.directory.parent.parent.parent
+    (line,) = re.findall(r"^  TensorBoard  (.*)$", demo.done.stdout, re.MULTILINE)
+    *command, flag, logdir = shlex.split(line)
+    assert flag == "--logdir"
+    assert sorted(path.name for path in (place / logdir).iterdir()) == ["kineto", "stream"]
+    assert subprocess.run([*command, "--version"], cwd=place, capture_output=True, timeout=100).returncode == 0
+    (dragged,) = re.findall(r"drag (\S+) into it$", demo.done.stdout, re.MULTILINE)
+    assert (place / dragged).stat().st_size > 100_000
+    (convert,) = re.findall(r"^  other forms  (.*)$", demo.done.stdout, re.MULTILINE)
+    assert subprocess.run(shlex.split(convert), cwd=place, capture_output=True, timeout=100).returncode == 0
+    assert (place / "trace.json.gz").exists()
+
+
+def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
+    """A directory that holds something is left alone."""
+    before = sorted(demo.directory.rglob("*"))
+    done = stepscope("demo", "--out", demo.directory, cwd=demo.directory)
+    assert done.returncode == 1
+    assert "is not empty" in done.stderr
+    assert sorted(demo.directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+def test_the_journal_is_whole(demo: Demo, mode: str) -> None:
+    """Two complete windows of five steps, every produced event in them."""
+    with JournalReader(demo.directory / mode / "journal") as reader:
+        windows = [item for item in reader if isinstance(item, Window)]
+        assert reader.end is not None and not reader.damage
+    assert [step.number for window in windows for step in window.steps] == RECORDED
+    assert all(window.complete and not window.diagnostics and not window.ledger.dropped() for window in windows)
+    assert windows[0].metadata["epochs"] == 2
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+def test_tensorboard_loads_it(demo: Demo, mode: str) -> None:
+    """The plugin's own loader finds steps, operators and data loading; with kineto memory as well."""
+    run = load_run(demo.directory / "tensorboard" / mode)
+    views = [view.display_name for view in run.views]
+    assert views[:3] == ["Overview", "Operator", "Trace"]
+    assert ("Memory" in views) == (mode == "kineto")
+    shown: list[int] = []
+    for profile in run.profiles.values():
+        shown += [int(row[0]) for row in profile.overview["steps"]["rows"]]
+        assert average_step(profile)["DataLoader"] > 0
+        found = operators(profile)
+        assert found["aten::mkldnn_convolution"]["calls"] == found["aten::convolution_backward"]["calls"] == 10
+    assert sorted(shown) == RECORDED
+
+
+@pytest.mark.parametrize("mode", ["stream", "kineto"])
+def test_perfetto_loads_it(demo: Demo, mode: str) -> None:
+    """Perfetto reads everything, with the optimizer's steps inside ours, and backward operators linked to forward ones."""
+    nested = """
+    select count(*) as n from slice c join slice p on c.parent_id = p.id
+    where c.name = 'Optimizer.step#Adam.step' and p.name glob 'ProfilerStep#*'"""
+    linked = """
+    select forward.name, backward.name as node, count(*) as n from flow
+    join slice forward on slice_out = forward.id join slice backward on slice_in = backward.id group by 1, 2"""
+    problems, steps, links = query(demo.directory / mode / "trace.json", PROBLEMS, nested, linked)
+    assert problems == []
+    assert steps == [{"n": 10}]
+    found = {(row["name"], row["node"]): row["n"] for row in links}
+    assert found["aten::convolution", "ConvolutionBackward0"] == 20
+    assert found["aten::addmm", "AddmmBackward0"] == found["aten::nll_loss_forward", "NllLossBackward0"] == 10
+
+
+def test_tensorboard_shows_it(demo: Demo) -> None:
+    """The page renders: the overview with its steps, then the operators, then memory."""
+    with open_tensorboard(demo.directory / "tensorboard") as page:
+        page.get_by_text("Step Time Breakdown").wait_for()
+        switch_view(page, "Overview", "Operator")
+        page.get_by_text("aten::mkldnn_convolution").first.wait_for()
+        switch_view(page, "Operator", "Memory")
+        page.get_by_text("Memory View").first.wait_for()
+
+
+def test_without_torch_it_says_so(tmp_path: Path) -> None:
+    """Whoever lacks a part is told what to install, in one line."""
+    hide = (
+        "import importlib.util as u, sys; found = u.find_spec; "
+        "u.find_spec = lambda name, *a: None if name in ('torch', 'sklearn') else found(name, *a); "
+        "from stepscope.cli.main import main; sys.exit(main(['demo']))"
+    )
+    done = python("-c", hide, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "stepscope demo: torch and sklearn cannot be imported; install them: pip install 'stepscope[demo]'\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_line_is_checked(tmp_path: Path) -> None:
+    """Less than an epoch cannot be trained."""
+    assert stepscope("demo", "--epochs", 0, cwd=tmp_path).returncode == 2
+    wrong: Any = stepscope("demo", "--mode", "fast", cwd=tmp_path)
+    assert (wrong.returncode, "invalid choice: 'fast'" in wrong.stderr) == (2, True)

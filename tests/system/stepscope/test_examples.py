@@ -1,0 +1,397 @@
+"""Each example runs as its reader would run it: on its own, in an empty directory, with warnings as errors."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.backends.conformance import check_backend
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.conformance import check_exporter
+from tests.support import pftrace
+from tests.support.basics import ROOT, missing, require
+from tests.support.collectors import Process, free_port, journals, spans
+from tests.support.receiver import ReceiverThread
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def run(name: str, directory: Path, *arguments: str) -> str:
+    """Runs an example; what it printed."""
+    # Only ours: what torch warns of is not the example's.
+    environment = {**os.environ, "PYTHONWARNINGS": "error:::stepscope,error:::__main__"}
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def events(path: Path) -> list[dict[str, Any]]:
+    """The events of a Chrome trace in array form."""
+    loaded: list[dict[str, Any]] = json.loads(path.read_text())
+    return loaded
+
+
+def names_in(events: list[dict[str, Any]]) -> set[str]:
+    """The names of events."""
+    return {event["name"] for event in events}
+
+
+def test_every_example_has_a_test() -> None:
+    """An example that nobody runs is out of date sooner or later."""
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {path.stem for path in EXAMPLES} <= tested
+
+
+def test_every_example_can_be_found() -> None:
+    """Readers find it on the page of the examples, to which the README leads."""
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\| \[(\w+)\.py\]\(\1\.py\) \|", page, re.MULTILINE)) == [path.stem for path in EXAMPLES]
+    assert "(examples/README.md)" in README
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_an_example_needs_is_said(path: Path) -> None:
+    """The extras and packages that it imports, or that an exporter of it needs, and that are not installed with stepscope."""
+    page = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith(f"| [{path.name}]"))
+    text = path.read_text(encoding="utf-8")
+    imports = set(re.findall(r"^(?:import|from) (\w+)", text, re.MULTILINE))
+    needed = imports & {"accelerate", "keras", "lightning", "torch", "transformers"}
+    needed |= {"torch"} if "keras" in needed else set[str]()
+    needed |= {name for name in ("collector", "otlp") if f"{name.title()}Exporter(" in text}
+    said, _, more = row.split(" | ")[2].removesuffix(" |").partition("; ")
+    assert set(re.findall(r"`(\w+)", said)) == needed and ("nothing" in said) is not bool(needed)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(re.findall(r"`(\w+)", said.partition(", and the package")[0] + more)) <= set(extras)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_stay_short(path: Path) -> None:
+    """An example shows one thing on one screen."""
+    assert len(path.read_text().splitlines()) <= 50
+
+
+USAGE = (ROOT / "docs" / "usage.md").read_text(encoding="utf-8")
+PROGRAMS: list[str] = re.findall(r"```python\n(.*?)```", README + USAGE, re.DOTALL)
+BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", README + USAGE, re.DOTALL | re.MULTILINE)
+
+
+def test_readme_has_no_python_that_is_not_run() -> None:
+    """Every block of Python is a program, and marked as one; the others are commands, and lines that are changed."""
+    assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
+    assert len(PROGRAMS) == 5
+    for language, text in BLOCKS:
+        begins = ("-from ", "+from ") if language == "diff" else ("make ", "pip install ", "stepscope ", "torchrun ")
+        assert language in ("python", "text") or all(line.startswith(begins) for line in text.splitlines())
+
+
+def test_the_readme_can_be_read_in_minutes() -> None:
+    """The rest is on other pages, to which it leads."""
+    assert len(README.split()) <= 1_200
+
+
+def test_lines_that_take_the_place_of_others_work() -> None:
+    """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
+    text, *_ = (text for language, text in BLOCKS if language == "diff")
+    removed, added = text.splitlines()
+    names: dict[str, Any] = {}
+    exec(added.removeprefix("+"), names)
+    assert removed.partition(" import ")[2] == added.partition(" import ")[2]
+    assert set(added.partition(" import ")[2].split(", ")) <= set(names)
+
+
+def test_readme_names_every_extra() -> None:
+    """And none that there is not; those for working on stepscope itself are its Makefile's affair."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    table = USAGE.partition("| extra | for |")[2].partition("\n\n")[0]
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert named == set(extras) - {"dev", "bench"}
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=["first", "threads", "tasks", "torch", "keep_last"])
+def test_readme(program: str, tmp_path: Path) -> None:
+    """The README's programs run as they are printed, and are short."""
+    assert len(program.splitlines()) <= 25
+    if "import torch" in program:
+        require("torch")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"forward" in done.stdout or b"recorded" in done.stdout
+    if "keep_last" in program:
+        assert b"saved: slow_step in step" in done.stdout
+
+
+def test_links_of_the_documents_lead_somewhere() -> None:
+    """A page that was renamed must not leave readers in front of a closed door."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "examples" / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("*.md"),
+    ]
+    for page in pages:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} leads to {target}"
+
+
+def test_quickstart(tmp_path: Path) -> None:
+    """Two windows of three steps, in the trace and in the table."""
+    said = run("quickstart", tmp_path)
+    assert "forward" in said and "dropped   nothing" in said
+    steps = {name for name in names_in(events(tmp_path / "trace.json")) if name.startswith("ProfilerStep")}
+    assert steps == {f"ProfilerStep#{number}" for number in (4, 5, 6, 9, 10, 11)}
+
+
+def test_quickstart_async(tmp_path: Path) -> None:
+    """Two tasks at a time, in six recorded steps, none of which is cut by the other."""
+    said = run("quickstart_async", tmp_path)
+    (row,) = (line.split() for line in said.splitlines() if line.startswith("forward"))
+    assert row[2] == "12"
+    assert sum(drawn.name == "forward" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 12
+
+
+def test_stream_to_collector(tmp_path: Path) -> None:
+    """The collector has each window when the program ends, and nothing is left on disk for it."""
+    port = free_port()
+    collector = Process(tmp_path / "collected", port).wait()
+    try:
+        said = run("stream_to_collector", tmp_path, f"ws://127.0.0.1:{port}")
+    finally:
+        collector.end()
+    assert "frames are with the collector" in said
+    assert not (tmp_path / "run" / "unsent").exists()
+    (journal,) = journals(tmp_path / "collected")
+    assert spans(journal)["forward"] == 25
+
+
+def test_torch_training(tmp_path: Path) -> None:
+    """Operators and steps arrive in the file for TensorBoard."""
+    require("torch")
+    said = run("torch_training", tmp_path)
+    assert "aten::" in said
+    (trace,) = (tmp_path / "run" / "tensorboard").glob("*.pt.trace.json")
+    found = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"aten::addmm", "forward", "ProfilerStep#8", "ProfilerStep#12"} <= found
+
+
+def test_torch_profile(tmp_path: Path) -> None:
+    """Each window has its table and trace, with what was added before; exports may be repeated."""
+    require("torch")
+    said = run("torch_profile", tmp_path)
+    assert said.count("Self CPU time total") == 3 and "Input Shapes" in said
+    for name in ("trace_4.json", "trace_8.json", "again.json"):
+        trace = json.loads((tmp_path / name).read_text())
+        assert trace["model"] == "two layers"
+        assert sum(event["name"] == "forward" for event in trace["traceEvents"]) == 2
+    assert json.loads(gzip.decompress((tmp_path / "last.json.gz").read_bytes())) == trace
+
+
+def test_dataloader_workers(tmp_path: Path) -> None:
+    """Both workers are processes of the trace."""
+    require("torch")
+    said = run("dataloader_workers", tmp_path)
+    assert "'DataLoader worker 0': 48" in said and "'DataLoader worker 1': 48" in said
+    rows = events(tmp_path / "trace.json")
+    shown = {event["args"]["name"] for event in rows if event["name"] == "process_name"}
+    assert {"DataLoader worker 0", "DataLoader worker 1"} < shown
+    assert sum(event["name"] == "read" for event in rows) == 48
+
+
+def test_callback_export(tmp_path: Path) -> None:
+    """The slow window is exported, and that window only is in its file."""
+    said = run("callback_export", tmp_path)
+    assert "kept slow-1.json.gz" in said
+    found = names_in(json.loads(gzip.decompress((tmp_path / "slow-1.json.gz").read_bytes())))
+    assert {name for name in found if name.startswith("ProfilerStep")} == {"ProfilerStep#4", "ProfilerStep#5"}
+
+
+def test_simulated_device(tmp_path: Path) -> None:
+    """The late device's kernels are in the window that they belong to."""
+    said = run("simulated_device", tmp_path)
+    (line,) = (line for line in said.splitlines() if line.startswith("simulated:"))
+    assert int(line.split()[1]) > 1000
+    assert sum(event.get("cat") == "kernel" for event in events(tmp_path / "trace.json")) > 300
+
+
+def test_decorators(tmp_path: Path) -> None:
+    """Functions, resumed generators and coroutines are spans; flows and instants are beside them."""
+    said = run("decorators", tmp_path)
+    rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line[:1].isalpha() and "  " in line}
+    assert rows["parse"][1] == rows["send"][1] == "5"
+    assert rows["read"][:2] == ["loading", "6"]  # the last resumption ends the generator
+    assert {"row", "a row of zeros"} <= names_in(events(tmp_path / "trace.json"))
+
+
+def test_own_exporter(tmp_path: Path) -> None:
+    """A line for each span of the three steps, below a heading."""
+    assert "dropped   nothing" in run("own_exporter", tmp_path)
+    with (tmp_path / "spans.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert sorted(row["name"] for row in rows) == sorted(["work", "part"] * 3 + [f"ProfilerStep#{n}" for n in range(3)])
+    assert all(int(row["duration_ns"]) > 0 for row in rows)
+
+
+def test_own_backend(tmp_path: Path) -> None:
+    """The memory of the process is a counter of the trace."""
+    assert "backend   memory (200 times a second)" in run("own_backend", tmp_path)
+    values = [row["args"] for row in events(tmp_path / "trace.json") if row["ph"] == "C"]
+    assert len(values) > 10
+    assert all(value > 1 << 20 for row in values for value in row.values())
+
+
+def test_own_trigger(tmp_path: Path) -> None:
+    """The jump is found, and is why the window was saved."""
+    assert "loss went from 1 to 30" in run("own_trigger", tmp_path)
+    assert [path.name for path in (tmp_path / "run" / "windows").iterdir()] == ["000000-step40-jump.journal"]
+
+
+def example(name: str) -> Any:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def test_own_exporter_keeps_the_contract(tmp_path: Path) -> None:
+    """Who copies the example begins with an exporter that passes the suite."""
+
+    def names(exporter: Exporter, directory: Path) -> list[str]:
+        with (directory / "spans.csv").open(newline="", encoding="utf-8") as file:
+            return [row["name"] for row in csv.DictReader(file)]
+
+    made = example("own_exporter")
+    await check_exporter(lambda directory: made.CsvExporter(directory / "spans.csv"), tmp_path, read_back=names)
+
+
+def test_own_backend_keeps_the_contract() -> None:
+    """Likewise. A reading may be taken before the backend has heard that the window ended."""
+    made = example("own_backend")
+    check_backend(made.MemoryBackend, exercise=lambda: time.sleep(0.2), tolerance=100_000_000)
+
+
+def test_flight_recorder(tmp_path: Path) -> None:
+    """The slow step and the NaN are found, each with the steps before it."""
+    said = run("flight_recorder", tmp_path)
+    saved = [line for line in said.splitlines() if line.startswith("saved 0")]
+    assert any("-step60-slow_step" in line for line in saved)
+    assert any("-step101-not_finite" in line or "-step102-not_finite" in line for line in saved)
+    assert "counter 'loss' is " in said
+
+
+def test_dynamic_window(tmp_path: Path) -> None:
+    """Nothing is recorded but what the file asks for; the window is named after its steps."""
+    said = run("dynamic_window", tmp_path).splitlines()
+    assert len(said) == 2
+    name, trigger = said[0].removeprefix("recorded ").split(" asked for by ")
+    start, stop = (int(part) for part in name.removeprefix("rank0_start").removesuffix("_look").split("_stop"))
+    assert stop == start + 2 and trigger == "file"
+    assert said[1] == "recorded 3 steps from the next step on"
+    assert (tmp_path / "control" / "stepscope.json.status.json").exists()
+
+
+def test_otlp(tmp_path: Path) -> None:
+    """A receiver gets a trace for each step, the loss and the steps' durations."""
+    with ReceiverThread() as server:
+        said = run("otlp", tmp_path, server.url)
+        assert "accounts  balanced" in said and "dropped   nothing" in said
+        steps = {span.name: span.trace_id for span in server.recorded if not span.parent_span_id}
+        assert set(steps) == {f"ProfilerStep#{number}" for number in range(5)} and len(set(steps.values())) == 5
+        assert server.names()["forward"] == server.names()["load"] == 5
+        assert {metric.name for metric in server.metrics} == {"loss", "stepscope.step.duration"}
+
+
+def test_otlp_without_a_receiver(tmp_path: Path) -> None:
+    """One line says at which address nobody was, and what could be there."""
+    command = [sys.executable, str(ROOT / "examples" / "otlp.py"), f"http://127.0.0.1:{free_port()}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert last.startswith(command[-1]) and "Connection refused" in last and "Jaeger" in last
+
+
+def test_lightning_callback(tmp_path: Path) -> None:
+    """Three updates, each of two batches."""
+    check_installed("lightning")
+    said = run("lightning_callback", tmp_path)
+    assert "aten::" in said
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "loss", "micro_step"})
+
+
+def test_transformers_callback(tmp_path: Path) -> None:
+    """Three updates, with what the Trainer logged."""
+    check_installed("transformers")
+    said = run("transformers_callback", tmp_path)
+    assert re.search(r"^loss +transformers +3 ", said, re.MULTILINE)
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#2", "ProfilerStep#4", "optimizer_step", "aten::gelu"})
+
+
+def test_keras_callback(tmp_path: Path) -> None:
+    """Batches 5 to 7, counted from 1, on the torch backend."""
+    check_installed("keras")
+    assert "aten::" in run("keras_callback", tmp_path)
+    check_framework_run(tmp_path / "run" / "fit", {"ProfilerStep#4", "ProfilerStep#6", "micro_step"})
+
+
+def test_accelerate_handler(tmp_path: Path) -> None:
+    """Both windows are in Accelerate's file, and the step times at hand."""
+    check_installed("accelerate")
+    assert "'stepscope/steps': 4.0" in run("accelerate_handler", tmp_path)
+    found = {event["name"] for event in json.loads((tmp_path / "traces" / "profile_0.json").read_text())["traceEvents"]}
+    assert {"ProfilerStep#2", "ProfilerStep#7", "micro_step", "loss"} <= found
+
+
+def check_installed(framework: str) -> None:
+    """As `require`, without the seconds that importing a framework takes."""
+    if importlib.util.find_spec(framework) is None:
+        missing(f"the module {framework}", "`make test` installs it.")
+
+
+def check_framework_run(directory: Path, names: set[str]) -> None:
+    """Fails unless the run's only file for TensorBoard has events of these names."""
+    (trace,) = (directory / "tensorboard").glob("*.pt.trace.json")
+    assert names <= {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert (directory / "journal").is_file()
+
+
+def test_mxnet_objects(tmp_path: Path) -> None:
+    """The trace is complete, and the statistics are those of the twenty batches."""
+    said = run("mxnet_objects", tmp_path)
+    rows = {line[:25].strip(): line[25:].split() for line in said.splitlines() if line[:1].isalpha()}
+    assert rows["forward"][0] == rows["batch"][0] == "20"
+    assert rows["examples"] == ["21", "6720.0000", "0.0000", "640.0000", "320.0000"]
+    assert re.search(r"^the slowest batch: pass \d+: [\d.]+ms(, [\d.]+ passes per second)?$", said, re.MULTILINE)
+    found = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "forward" for event in found) == 20
+    assert {"epoch", "paused", "batch per second"} <= names_in(found)
+
+
+def test_annotations(tmp_path: Path) -> None:
+    """What was chosen is in the trace, with what it calls inside of it; what was not is not."""
+    said = run("annotations", tmp_path)
+    assert "instrumented: __main__.Tokenizer.split\n" in said
+    found = events(tmp_path / "trace.json")
+    assert {"json.dumps", "textwrap.TextWrapper.fill", "encode"} <= names_in(found)
+    assert "json.loads" not in names_in(found) and "__main__.Tokenizer._clean" not in names_in(found)
+    (outer, later) = (event for event in found if event["name"] == "prepare")
+    assert (outer["cat"], outer["args"]["color"]) == ("loading", "green")
+    (inner,) = (event for event in found if event["name"] == "__main__.Tokenizer.split")
+    assert outer["ts"] <= inner["ts"] <= later["ts"]

@@ -1,0 +1,352 @@
+"""The exporter of Chrome traces: forms, windows, limits, broken disks and cut files."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from stepscope.exporters.base import Exporter
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.chrome_rows import NOTES_TID
+from stepscope.exporters.output import OutputFile
+from stepscope.runtime.errors import ClosedError, OutputError
+from stepscope.runtime.events import EventBatch, Kind
+from tests.support.blocks import instant_block
+from tests.support.viewers.scene import PID, Scene, make_run, make_window, training
+
+
+def read(path: Path) -> Any:
+    """The JSON of a file, decompressed if need be."""
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.name.endswith(".gz") else data)
+
+
+def listing(directory: Path) -> list[str]:
+    """Names of the files in a directory."""
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def spans(events: list[dict[str, Any]]) -> list[str]:
+    """Names of the complete events."""
+    return [event["name"] for event in events if event["ph"] == "X"]
+
+
+def named(events: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """Arguments of the only event of this name."""
+    (found,) = (event for event in events if event["name"] == name)
+    args: dict[str, Any] = found["args"]
+    return args
+
+
+def many(directory: Path, count: int = 5000) -> EventBatch:
+    """A batch of spans `n0`, `n1` and so on."""
+    scene = Scene(make_run(directory))
+    for n in range(count):
+        scene.span(f"n{n}", n, 1, number=n)
+    return scene.batch()
+
+
+async def write(
+    exporter: Exporter, directory: Path, *batches: EventBatch, metadata: dict[str, Any] | None = None
+) -> None:
+    """A whole life of an exporter, all batches in window 0."""
+    await exporter.open(make_run(directory, metadata=metadata))
+    for batch in batches:
+        await exporter.export(batch)
+    await exporter.close_window(make_window())
+    await exporter.aclose()
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+async def test_array(tmp_path: Path, name: str) -> None:
+    """The default is an array of events, with rows, metadata, windows and their ledgers among them."""
+    scene = Scene(make_run(tmp_path))
+    training(scene)
+    path = tmp_path / "deep" / "er" / name
+    await write(ChromeTraceExporter(path), tmp_path, scene.batch(), metadata={"lr": float("nan"), "who": "\ud800"})
+    events = read(path)
+    assert spans(events).count("aten::linear") == 3
+    names = {event["name"]: event["args"] for event in events if event["ph"] == "M" and "name" in event["args"]}
+    assert names["process_name"] == {"name": "scene"}
+    rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert rows == {PID: "MainThread", PID + 1000: "pin memory", NOTES_TID: "run and windows"}
+    assert named(events, "run")["baseTimeNanoseconds"] == 1_699_999_999_000_000_000
+    window = named(events, "window 0")
+    assert window["steps"] == [7, 8, 9]
+    assert window["ledger"]["sources"]["recorder"]["dropped"] == {"overflow": 2}
+    assert named(events, "stepscope")["metadata"] == {"lr": "nan", "who": "\\ud800"}
+
+
+async def test_array_is_readable_at_any_time(tmp_path: Path) -> None:
+    """What was exported is on disk at once, as whole lines of an array that is merely not closed."""
+    path = tmp_path / "trace.json"
+    exporter = ChromeTraceExporter(path)
+    await exporter.open(make_run(tmp_path))
+    await exporter.export(many(tmp_path, 100))
+    text = path.read_text()
+    assert text.endswith(",\n")
+    assert len(spans(json.loads(text[:-2] + "]"))) == 100
+    await exporter.aclose()
+    assert len(spans(read(path))) == 100
+
+
+async def test_object(tmp_path: Path) -> None:
+    """The object form appears complete: the rank first, in the only spelling that HTA reads, and the events last."""
+    path = tmp_path / "rank{rank}.{pid}.json"
+    exporter = ChromeTraceExporter(path, form="object")
+    metadata = {
+        "model": "tiny",
+        "traceEvents": 1,
+        "distributedInfo": {"backend": "nccl", "rank": 5},
+        "deviceProperties": [{"id": 0}],
+    }
+    await exporter.open(make_run(tmp_path, rank=1, metadata=metadata))
+    await exporter.export(many(tmp_path, 10))
+    await exporter.close_window(make_window())
+    target = tmp_path / f"rank1.{PID + 1}.json"
+    assert not target.exists()
+    await exporter.aclose()
+    assert listing(tmp_path) == [target.name]
+    text = target.read_text()
+    assert text.startswith('{\n"distributedInfo": {"rank": 1, "world_size": 2, "backend": "nccl"},\n')
+    made = json.loads(text)
+    assert list(made)[-1] == "traceEvents"
+    assert (made["model"], made["deviceProperties"], made["displayTimeUnit"]) == ("tiny", [{"id": 0}], "ms")
+    assert len(spans(made["traceEvents"])) == 10
+
+
+async def test_a_file_per_window(tmp_path: Path) -> None:
+    """With `{window}` in its name every window has a file, complete when the window is, empty or not."""
+    exporter = ChromeTraceExporter(tmp_path / "w{window}.json.gz", form="object")
+    await exporter.open(make_run(tmp_path))
+    first, second = many(tmp_path, 3), many(tmp_path, 4)
+    await exporter.export(EventBatch("recorder", 0, first.events, first.args))
+    await exporter.export(EventBatch("recorder", 1, second.events, second.args))
+    await exporter.close_window(make_window(0))
+    assert len(spans(read(tmp_path / "w0.json.gz")["traceEvents"])) == 3
+    assert not (tmp_path / "w1.json.gz").exists()
+    await exporter.close_window(make_window(2, (), diagnostics=("no step was recorded",)))
+    assert named(read(tmp_path / "w2.json.gz")["traceEvents"], "stepscope")["diagnostics"] == ["no step was recorded"]
+    await exporter.aclose()
+    assert len(spans(read(tmp_path / "w1.json.gz")["traceEvents"])) == 4
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+@pytest.mark.parametrize("form", ["array", "object"])
+async def test_rotation(tmp_path: Path, name: str, form: Literal["array", "object"]) -> None:
+    """No file exceeds the limit, each is a whole trace that names its rows, and together they hold everything."""
+    exporter = ChromeTraceExporter(tmp_path / name, form=form, max_bytes=70_000)
+    await write(exporter, tmp_path, many(tmp_path, 8000))
+    files = [tmp_path / name, *(tmp_path / name.replace("trace", f"trace.{n}") for n in range(1, 100))]
+    files = [file for file in files if file.exists()]
+    assert len(files) > 1
+    assert len(files) == len(listing(tmp_path))
+    found: list[str] = []
+    for file in files:
+        assert file.stat().st_size <= 70_000
+        events = read(file) if form == "array" else read(file)["traceEvents"]
+        assert any(event["name"] == "thread_name" for event in events)
+        found += spans(events)
+    assert found == [f"n{n}" for n in range(8000)]
+    assert exporter.dropped_cap == 0
+
+
+async def test_stop_at_the_limit(tmp_path: Path) -> None:
+    """A file that stops says so and counts exactly what is missing."""
+    exporter = ChromeTraceExporter(tmp_path / "t.json", max_bytes=70_000, on_full="stop")
+    await write(exporter, tmp_path, many(tmp_path), many(tmp_path, 7))
+    events = read(tmp_path / "t.json")
+    kept = len(spans(events))
+    assert spans(events) == [f"n{n}" for n in range(kept)]
+    assert exporter.dropped_cap == 5007 - kept > 0
+    assert named(events, "stopped: the file is full") == {"limit": 70_000}
+    assert named(events, "stepscope")["dropped by size limit"] == exporter.dropped_cap
+    assert named(events, "window 0")["steps"] == [7, 8, 9]
+    assert (tmp_path / "t.json").stat().st_size <= 70_000
+
+
+async def test_an_event_larger_than_a_file(tmp_path: Path) -> None:
+    """An event that no file can hold is counted, and what follows is written."""
+    scene = Scene(make_run(tmp_path))
+    scene.span("\x01" * 1024, 0, 1, **{key * 1000: "\x01" * 4096 for key in "abc"})
+    scene.span("small", 1, 1)
+    exporter = ChromeTraceExporter(tmp_path / "t.json", max_bytes=65_536)
+    await write(exporter, tmp_path, scene.batch())
+    assert spans(read(tmp_path / "t.json")) == ["small"]
+    assert exporter.dropped_cap == 1
+
+
+async def test_rows_are_named_when_they_appear(tmp_path: Path) -> None:
+    """A track is named once, before its first event."""
+    exporter = ChromeTraceExporter(tmp_path / "t.json")
+    await exporter.open(make_run(tmp_path))
+    scene = Scene(make_run(tmp_path))
+    scene.span("a", 0, 1)
+    await exporter.export(scene.batch())
+    scene.span("b", 1, 1)
+    scene.span("c", 2, 1, track=scene.other)
+    await exporter.export(scene.batch())
+    await exporter.aclose()
+    order = [event["args"]["name"] if event["ph"] == "M" else event["name"]
+             for event in read(tmp_path / "t.json") if event["name"] in ("thread_name", "a", "b", "c")]  # fmt: skip
+    assert order == ["run and windows", "MainThread", "a", "pin memory", "b", "c"]
+
+
+async def test_full_disk(small_disk: Path) -> None:
+    """A full disk is named with the file; what was written whole stays, and the trace can still be completed."""
+    path = small_disk / "t.json"
+    exporter = ChromeTraceExporter(path)
+    await exporter.open(make_run(small_disk))
+    with pytest.raises(OutputError, match=r"cannot write: No space left on device: '.*t\.json'") as caught:
+        for _ in range(100):
+            await exporter.export(many(small_disk, 5000))
+    assert caught.value.errno == 28
+    data = path.read_bytes()
+    assert data.endswith(b",\n")
+    assert len(spans(json.loads(data[:-2] + b"]"))) % 5000 == 0
+    await exporter.aclose()  # the end is small enough for what is left
+    assert spans(read(path)) == spans(json.loads(data[:-2] + b"]"))
+
+
+async def test_gzip_survives_a_full_disk(small_disk: Path) -> None:
+    """After room was made, a compressed file goes on as if nothing had happened."""
+    path = small_disk / "t.json.gz"
+    exporter = ChromeTraceExporter(path)
+    await exporter.open(make_run(small_disk))
+    await exporter.export(many(small_disk, 100))
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
+        while True:
+            file.write(os.urandom(4096))
+    with pytest.raises(OutputError):
+        await exporter.export(many(small_disk, 5000))
+    filler.unlink()
+    await exporter.export(many(small_disk, 50))
+    await exporter.aclose()
+    assert spans(read(path)) == [f"n{n}" for n in (*range(100), *range(50))]
+
+
+async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
+    """The error of a write whose caller was cancelled is raised when the file is closed."""
+    output = await OutputFile.create(small_disk / "t", gzip=False)
+    task = asyncio.ensure_future(output.write(bytes(2 << 20)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await output.write(b"whole\n")
+    with pytest.raises(OutputError, match="No space left"):
+        await output.close()
+    assert (small_disk / "t").read_bytes() == b"whole\n"
+
+
+async def test_directory_that_cannot_be_used(tmp_path: Path) -> None:
+    """A path below a file is refused at `open`, by name, with and without windows."""
+    (tmp_path / "file").write_text("")
+    for name in ("t.json", "t{window}.json"):
+        exporter = ChromeTraceExporter(tmp_path / "file" / name)
+        with pytest.raises(OutputError, match="Not a directory: .*file"):
+            await exporter.open(make_run(tmp_path))
+        await exporter.aclose()
+
+
+async def test_life(tmp_path: Path) -> None:
+    """It is an exporter; before `open` and after `aclose` it takes nothing, and closing twice is nothing."""
+    exporter = ChromeTraceExporter(tmp_path / "t.json")
+    assert isinstance(exporter, Exporter)
+    with pytest.raises(ClosedError, match=r"t\.json is not open"):
+        await exporter.export(many(tmp_path, 1))
+    await write(exporter, tmp_path)
+    await exporter.aclose()
+    with pytest.raises(ClosedError):
+        await exporter.export(many(tmp_path, 1))
+
+
+@pytest.mark.parametrize("form", ["array", "object"])
+async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"]) -> None:
+    """However far a cancelled `aclose` came, the file is complete."""
+    for turns in range(1, 9):
+        path = tmp_path / f"{turns}.json"
+        exporter = ChromeTraceExporter(path, form=form)
+        await exporter.open(make_run(tmp_path))
+        await exporter.export(many(tmp_path, 10))
+        task = asyncio.ensure_future(exporter.aclose())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        made = read(path)
+        assert len(spans(made if form == "array" else made["traceEvents"])) == 10
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dialect": "chrome"}, "dialect must be 'kineto' or 'tensorboard', got 'chrome'"),
+        ({"form": "list"}, "form must be"),
+        ({"on_full": "wrap"}, "on_full must be"),
+        ({"max_bytes": 100}, "max_bytes must be at least 65536, got 100"),
+    ],
+)
+def test_misuse_is_named(arguments: dict[str, Any], message: str) -> None:
+    """A wrong argument is named."""
+    with pytest.raises(ValueError, match=message):
+        ChromeTraceExporter("t.json", **arguments)
+
+
+async def test_every_cut_can_be_read(tmp_path: Path) -> None:
+    """Each event has a line of its own, so that of a trace in array form that is cut anywhere all whole events are read."""
+    source = tmp_path / "t.json"
+    await write(ChromeTraceExporter(source), tmp_path, many(tmp_path, 20))
+    data = source.read_bytes()
+    found: set[int] = set()
+    for size in range(0, len(data), 7):
+        lines = data[:size].rpartition(b"\n")[0].rstrip(b"],\n")
+        events: list[dict[str, Any]] = json.loads(lines + b"]") if lines.startswith(b"[\n") else []
+        assert spans(events) == [f"n{n}" for n in range(len(spans(events)))]
+        found.add(len(spans(events)))
+    assert found == set(range(21))
+
+
+async def test_gzip_is_whole_at_any_time(tmp_path: Path) -> None:
+    """A compressed file can be decompressed after every batch, as if the process had been killed there."""
+    path = tmp_path / "t.json.gz"
+    exporter = ChromeTraceExporter(path)
+    await exporter.open(make_run(tmp_path))
+    for count in (10, 1, 300):
+        await exporter.export(many(tmp_path, count))
+        text = gzip.decompress(path.read_bytes())
+        assert len(spans(json.loads(text[:-2] + b"]"))) >= count
+    await exporter.aclose()
+    assert len(spans(read(path))) == 311
+
+
+async def test_non_finite_counter_in_a_file(tmp_path: Path) -> None:
+    """A counter that turns NaN leaves valid JSON behind."""
+    scene = Scene(make_run(tmp_path))
+    scene.add(Kind.COUNTER, "loss", 1, value=float("nan"))
+    await write(ChromeTraceExporter(tmp_path / "t.json"), tmp_path, scene.batch())
+    assert "loss is NaN" in [event["name"] for event in read(tmp_path / "t.json")]
+
+
+async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
+    """The second is refused while the first writes, and may follow it."""
+    first, second = ChromeTraceExporter(tmp_path / "t.json"), ChromeTraceExporter(tmp_path / "t.json")
+    batch = EventBatch("recorder", 0, instant_block(1, 2), b"")
+    await first.open(make_run(tmp_path))
+    await first.export(batch)
+    with pytest.raises(OutputError, match="another exporter"):
+        await second.open(make_run(tmp_path))
+    await first.aclose()
+    third = ChromeTraceExporter(tmp_path / "t.json")
+    await third.open(make_run(tmp_path))
+    await third.export(batch)
+    await third.aclose()
+    assert json.loads((tmp_path / "t.json").read_text())

@@ -1,0 +1,181 @@
+"""Arguments: every kind of value comes back, bounded, and no code of the user runs meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime import _core
+from stepscope.runtime._core import instant, span
+from stepscope.runtime.events import Flag
+from tests.support.recording import recording
+
+MAX_VALUE, MAX_BYTES, MAX_ITEMS = 4096, 16384, 256
+"""Bounds of one value, of all arguments of an event, and of what one list or dict may hold (`core.h`, `arguments.c`)."""
+
+texts = st.text(st.characters(codec="utf-8"), max_size=50)
+numbers = st.integers(-(1 << 63), (1 << 64) - 1)
+leaves = st.one_of(st.none(), st.booleans(), st.floats(allow_nan=False), texts)
+plain = st.recursive(
+    st.one_of(leaves, st.integers(-(1 << 63), (1 << 63) - 1)),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(texts, inner, max_size=4)),
+    max_leaves=15,
+)
+
+
+def depth_of(value: Any) -> int:
+    """How many lists and dicts lie around the innermost value."""
+    if not isinstance(value, dict | list):
+        return 0
+    inner: Any = cast(Any, value)
+    return 1 + max(map(depth_of, inner.values() if isinstance(value, dict) else inner), default=0)
+
+
+def kept(value: Any) -> Any:
+    """The value as it comes back."""
+    heap = _core.encode_arguments({"value": value})
+    return _core.decode_arguments(heap, 0, len(heap))["value"]
+
+
+def finite(value: Any) -> Any:
+    """The value with infinities as texts, as JSON has none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    whole: Any = cast(Any, value)
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in whole.items()}
+    return [finite(inner) for inner in whole] if isinstance(value, list) else value
+
+
+@given(arguments=st.dictionaries(texts.filter(lambda name: name != "category"), st.one_of(leaves, numbers), max_size=8))
+def test_values_come_back(arguments: dict[str, Any]) -> None:
+    """Numbers of 64 bits, truths, nothing and texts, with their types."""
+    with recording() as log, span("x"):
+        instant("instant", **arguments)
+    assert log.rows[0].arguments == arguments
+    assert [type(value) for value in log.rows[0].arguments.values()] == [type(value) for value in arguments.values()]
+
+
+@given(value=plain)
+def test_lists_and_dicts_come_back(value: Any) -> None:
+    """Up to four levels; what is deeper is named by type and size."""
+    if depth_of(value) <= 4:
+        assert kept(value) == (finite(value) if isinstance(value, list | dict) else value)
+    else:
+        assert kept(value) == f"<{type(value).__name__} of {len(value)}>"
+
+
+class Size(NamedTuple):
+    """A tuple, as torch.Size is one."""
+
+    height: int
+    width: int
+
+
+SPECIAL: list[tuple[Any, Any]] = [
+    (1 << 64, "18446744073709551616"),
+    (-(1 << 80), "-1208925819614629174706176"),
+    (10**400, "1" + "0" * 400),
+    ((1, (2, "3")), [1, [2, "3"]]),
+    (Size(3, 4), [3, 4]),
+    (defaultdict(int, a=1), {"a": 1}),
+    ([math.nan, math.inf, -math.inf, 1e300, 0.1], ["NaN", "inf", "-inf", 1e300, 0.1]),
+    (["\ud800", "\x00", "😀", 'q"\\'], ["\\ud800", "\x00", "😀", 'q"\\']),
+    (list(range(MAX_ITEMS - 1)), list(range(MAX_ITEMS - 1))),
+    (list(range(MAX_ITEMS)), f"<list of {MAX_ITEMS}>"),
+    (["x" * MAX_VALUE], "<list of 1>"),
+    ([1 << 70], "<list of 1>"),
+    ({1: 2}, "<dict of 1>"),
+    ([{1, 2}], "<list of 1>"),
+    (list(range(10**6)), "<list of 1000000>"),
+    (np.int64(-3), -3),
+    (np.uint64((1 << 64) - 1), (1 << 64) - 1),
+    (np.float32(0.5), 0.5),
+    (np.float64(0.1), 0.1),
+    (np.bool_(True), True),
+    ([np.float16(2), np.int8(1), np.bool_(False)], [2.0, 1, False]),
+    (np.zeros(3), "<numpy.ndarray>"),
+    (np.complex64(1j), "1j"),
+    (b"bytes", "<bytes>"),
+    ({1, 2}, "<set>"),
+    (object, "<type>"),
+]
+
+
+@pytest.mark.parametrize(("value", "wanted"), SPECIAL, ids=lambda value: ascii(value)[:30])
+def test_special_values(value: Any, wanted: Any) -> None:
+    """What is no plain value is kept as the nearest one, or named by its type; an int beyond 64 bits as its digits."""
+    result = kept(value)
+    assert (result, type(result)) == (wanted, type(wanted))
+
+
+def test_not_a_number() -> None:
+    """NaN stays NaN."""
+    assert math.isnan(kept(math.nan))
+
+
+def test_large_numbers_run_no_code_and_are_counted_when_cut() -> None:
+    """A subclass's idea of its digits is not asked for; what has too many of them is counted."""
+
+    class Named(int):
+        def __repr__(self) -> str:
+            raise AssertionError("code of the user ran")
+
+        __str__ = __index__ = __repr__  # type: ignore[assignment]
+
+    before = _core.counts()["values_cut"]
+    assert kept(Named(1 << 70)) == str(1 << 70)
+    assert _core.counts()["values_cut"] == before
+    assert kept(10**5000) == "<int>"
+    assert _core.counts()["values_cut"] == before + 1
+
+
+class Hostile(dict[Any, Any]):
+    """An object none of whose methods may be called."""
+
+    def fail(self, *_: object) -> NoReturn:
+        """Fails the test."""
+        raise AssertionError("code of the user ran")
+
+    __repr__ = __str__ = __len__ = __bool__ = __iter__ = __getitem__ = __eq__ = fail
+    __float__ = __int__ = __index__ = __hash__ = __format__ = __contains__ = keys = items = fail  # type: ignore[assignment]
+
+
+def test_no_code_of_the_user_runs() -> None:
+    """A tensor's `repr` waits for its device, so nothing of a value is called."""
+    hostile = Hostile({1: 2, 3: 4})
+    opaque: Any = type(
+        "Ö" * 80, (), {name: Hostile.fail for name in ("__repr__", "__len__", "__float__", "__index__")}
+    )()
+    counts = _core.counts()
+    with recording() as log, span("span", hostile=hostile, opaque=opaque, inside=[opaque, hostile]):
+        pass
+    assert log.spans[0].arguments == {
+        "hostile": "<Hostile of 2>", "opaque": f"<{'Ö' * 50}>", "inside": "<list of 2>"
+    }  # fmt: skip
+    now = _core.counts()
+    assert now["arguments_opaque"] == counts["arguments_opaque"] + 1
+    assert now["values_cut"] == counts["values_cut"] + 2
+
+
+@pytest.mark.parametrize(("number", "inline"), [(0, True), ((1 << 32) - 1, True), (1 << 32, False), (-1, False)])
+def test_one_small_number_is_held_in_the_record(number: int, inline: bool) -> None:
+    """The usual argument costs no further slot."""
+    with recording() as log, span("x", number=number):
+        pass
+    (row,) = log.rows
+    assert row.arguments == {"number": number} and bool(row.flags & Flag.ARG_INLINE) == inline
+
+
+def test_values_count_as_they_are_at_the_end() -> None:
+    """A span holds its arguments by reference: what is added to a list meanwhile is seen."""
+    losses: list[float] = []
+    with recording() as log, span("step", losses=losses):
+        losses.append(0.5)
+    assert log.spans[0].arguments == {"losses": [0.5]}

@@ -1,0 +1,110 @@
+"""A change: no call is missed, from whatever thread it comes, and a loop that has ended disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import anyio
+
+from stepscope.runtime.change import Change
+from tests.support.basics import poll
+
+
+async def test_a_condition_that_holds_is_not_waited_for() -> None:
+    """It is asked before anything is waited for."""
+    with anyio.fail_after(10):
+        await Change().wait_for(lambda: True)
+
+
+async def test_no_change_told_by_another_thread_is_missed() -> None:
+    """A thousand changes, each told right when the waiting for it begins."""
+    change, value = Change(), 0
+    turn = threading.Semaphore(0)
+
+    def count() -> None:
+        nonlocal value
+        for number in range(1, 1001):
+            turn.acquire()
+            value = number
+            change.tell()
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    with anyio.fail_after(60):
+        for number in range(1, 1001):
+            turn.release()
+            await change.wait_for(lambda number=number: value >= number)  # type: ignore[misc]
+    thread.join()
+
+
+async def test_many_may_wait_and_one_may_give_up() -> None:
+    """Each waits for a condition of its own; cancelling one changes nothing for the others."""
+    change, done = Change(), set[int]()
+    reached = 0
+
+    async def wait(number: int) -> None:
+        await change.wait_for(lambda: reached >= number)
+        done.add(number)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for number in range(1, 6):
+                tasks.start_soon(wait, number)
+            with anyio.move_on_after(0.01):
+                await wait(99)
+            reached = 3
+            change.tell()
+            await poll(lambda: len(done) == 3)
+            assert done == {1, 2, 3}
+            reached = 5
+            change.tell()
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Counts how often another thread woke it."""
+
+    woken = 0
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
+        """As the base."""
+        self.woken += 1
+        return super().call_soon_threadsafe(callback, *args, context=context)
+
+
+def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
+    """A hundred changes in a row wake a thread once: each time costs a system call and a switch of threads."""
+    change, loop = Change(), CountingLoop()
+    reached = 0
+
+    async def wait() -> int:
+        nonlocal reached
+        waiting = asyncio.ensure_future(change.wait_for(lambda: reached >= 100))
+        await asyncio.sleep(0)
+        before = loop.woken
+        for reached in range(1, 101):  # noqa: B007
+            change.tell()
+        await waiting
+        return loop.woken - before
+
+    try:
+        assert loop.run_until_complete(wait()) == 1
+    finally:
+        loop.close()
+
+
+def test_a_loop_that_has_ended_is_told_in_vain() -> None:
+    """Telling never raises."""
+    change = Change()
+
+    async def wait() -> None:
+        await change.wait_for(lambda: False)
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(wait())
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    change.tell()
+    task.get_coro().close()
+    change.tell()

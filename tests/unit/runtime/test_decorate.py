@@ -1,0 +1,153 @@
+"""Spans as decorators: the function behaves as before, and each call or resumption is a span."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stepscope.runtime._core import span
+from stepscope.runtime.events import Flag
+from tests.support.recording import Log, check_self_times, recording
+
+
+def flags(log: Log, name: str) -> list[Flag]:
+    """Flags of the spans of a name, in the order in which they ended."""
+    return [row.flags for row in log.spans if row.name == name]
+
+
+def test_a_function() -> None:
+    """Arguments, result, metadata and arguments of the span are as given."""
+
+    @span("square", category="math", unit="m")
+    def square(number: int, *, more: int = 0) -> int:
+        """Squares."""
+        return number * number + more
+
+    with recording() as log:
+        assert square(3, more=1) == 10
+    assert (log.rows[0].name, log.rows[0].category, log.rows[0].arguments) == ("square", "math", {"unit": "m"})
+    assert (square.__name__, square.__doc__, square.__module__) == ("square", "Squares.", __name__)
+    assert str(inspect.signature(square)) == "(number: 'int', *, more: 'int' = 0) -> 'int'"
+
+
+def test_recursion_and_errors() -> None:
+    """Each call has its own span; an exception marks those that it leaves."""
+
+    @span("factorial")
+    def factorial(number: int) -> int:
+        if number < 0:
+            raise ValueError("negative")
+        return number * factorial(number - 1) if number else 1
+
+    with recording() as log:
+        assert factorial(5) == 120
+        with pytest.raises(ValueError, match="negative"):
+            factorial(-1)
+    assert flags(log, "factorial") == [Flag(0)] * 6 + [Flag.ERROR]
+    assert [log.rows[at].parent for at in range(6)] == [row.id for row in log.rows[1:6]] + [0]
+    check_self_times(log.spans)
+
+
+def test_methods() -> None:
+    """Of an instance, of a class and static ones, decorated before or after they become such."""
+
+    class Model:
+        factor = 2
+
+        @span("method")
+        def method(self, number: int) -> int:
+            return self.factor * number
+
+        @classmethod
+        @span("class inside")
+        def of_class(cls, number: int) -> int:
+            return cls.factor * number
+
+        @span("class outside")
+        @classmethod
+        def of_class_too(cls, number: int) -> int:
+            return cls.factor * number
+
+        @staticmethod
+        @span("static inside")
+        def static(number: int) -> int:
+            return 2 * number
+
+        @span("static outside")
+        @staticmethod
+        def static_too(number: int) -> int:
+            return 2 * number
+
+        @property
+        @span("property")
+        def half(self) -> float:
+            return self.factor / 2
+
+    model: Any = Model()
+    with recording() as log:
+        assert [model.method(3), model.of_class(3), Model.of_class(3), model.static(3)] == [6] * 4
+        assert [model.of_class_too(3), model.static_too(3), Model.static_too(3)] == [6] * 3
+        assert model.half == 1
+    assert [row.name for row in log.spans] == [
+        "method", "class inside", "class inside", "static inside",
+        "class outside", "static outside", "static outside", "property",
+    ]  # fmt: skip
+
+
+def test_other_callables() -> None:
+    """Anything that can be called; nothing else."""
+    with recording() as log:
+        assert span("partial")(functools.partial(max, 3))(5) == 5
+        assert span("built in")(len)("four") == 4
+        assert span("class")(dict)(a=1) == {"a": 1}
+    assert [row.name for row in log.spans] == ["partial", "built in", "class"]
+    wrong: Any = 3
+    with pytest.raises(TypeError, match=r"span\('wrong'\) can decorate a function, got 3"):
+        span("wrong")(wrong)
+    decorator: Any = span("wrong")
+    for arguments in ((), (len, len)):
+        with pytest.raises(TypeError, match="called with the one function"):
+            decorator(*arguments)
+    with pytest.raises(TypeError, match="called with the one function"):
+        decorator(function=len)
+
+
+async def test_a_coroutine_function() -> None:
+    """Concurrent calls have a span each, which lasts until the call ends, waiting included."""
+
+    @span("work")
+    async def work(number: int) -> int:
+        await asyncio.sleep(0)
+        if number == 2:
+            raise ValueError(number)
+        return number
+
+    assert inspect.iscoroutinefunction(work)
+    with recording() as log:
+        results = await asyncio.gather(*(work(number) for number in range(3)), return_exceptions=True)
+    assert results[:2] == [0, 1] and isinstance(results[2], ValueError)
+    assert flags(log, "work") == [Flag(0), Flag(0), Flag.ERROR]
+    assert len({row.track for row in log.spans}) == 3
+
+
+def test_decorating_costs_no_depth() -> None:
+    """A deep recursion of decorated functions still ends in RecursionError, and what was open is closed."""
+
+    @span("endless")
+    def endless() -> None:
+        endless()
+
+    limit: Callable[[], int] = sys.getrecursionlimit
+    with recording() as log:
+        with pytest.raises(RecursionError):
+            endless()
+        with span("after"):
+            pass
+    assert limit() // 4 < len(flags(log, "endless")) <= limit()
+    assert log.span("after").parent == 0

@@ -1,0 +1,202 @@
+"""What parts raise is counted, and kept as it came first: raised again, it keeps nothing more alive."""
+
+from __future__ import annotations
+
+import traceback
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from stepscope.compat.torch.callbacks import Callbacks
+from stepscope.runtime.error_keeper import KEPT, ErrorKeeper
+from stepscope.runtime.error_text import LONGEST
+from tests.support.raised import length
+
+TIMES = 50
+
+
+class Held:
+    """What a frame holds while something is raised in it: a batch, say."""
+
+
+class Told(Exception):
+    """Counts how often it is asked what it says."""
+
+    asked = 0
+
+    def __str__(self) -> str:
+        self.asked += 1
+        return "x" * (LONGEST + 5)
+
+
+@dataclass(frozen=True)
+class Frozen(Exception):
+    """No attribute of it can be set: it takes no note."""
+
+    why: str
+
+
+def itself(error: Exception) -> None:
+    raise error
+
+
+def as_cause(error: Exception) -> None:
+    try:
+        raise error
+    except Exception as cause:
+        raise ValueError("what it means") from cause
+
+
+def as_context(error: Exception) -> None:
+    try:
+        raise error
+    except Exception:
+        raise KeyError("while it was dealt with")  # noqa: B904
+
+
+def as_member(error: Exception) -> None:
+    try:
+        raise error
+    except Exception as member:
+        raise ExceptionGroup("of tasks", [OSError("another"), member]) from None
+
+
+def raised_again(
+    keeper: ErrorKeeper[Exception], error: Exception, how: Callable[[Exception], None]
+) -> weakref.WeakSet[Held]:
+    """Has it raised many times and kept, each time in a frame that holds something; what of that is alive."""
+    alive: weakref.WeakSet[Held] = weakref.WeakSet()
+
+    def call() -> None:
+        held = Held()
+        alive.add(held)
+        how(error)
+
+    for _ in range(TIMES):
+        try:
+            call()
+        except Exception as raised:
+            keeper.keep("call", raised)
+    return alive
+
+
+@pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
+def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
+    """However it is raised: its traceback is the first, and no more is alive than what was kept holds."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    error = OSError("the connection was lost")
+    alive = raised_again(keeper, error, how)
+    assert keeper.count == TIMES and len(keeper.kept) == (1 if how is itself else KEPT)
+    assert len(alive) <= len(keeper.kept) and 1 <= length(error) <= 3
+    assert all(1 <= length(kept) <= 4 for kept in keeper.errors)
+
+
+@pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
+def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) -> None:
+    """It is counted, whoever raises it has it still, and nobody asks what it says."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    for number in range(KEPT):
+        keeper.keep("open", OSError(number))
+    error = Told()
+    assert not raised_again(keeper, error, how)
+    assert keeper.count == KEPT + TIMES and len(keeper.kept) == KEPT
+    assert length(error) == 0 and error.asked == 0
+    assert keeper.first == "open(): OSError: 0"
+
+
+def test_what_it_says_is_asked_once() -> None:
+    """When it is kept, on the thread that keeps it: it may take long. The text is bounded, and there is one note."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    error = Told()
+    for _ in range(3):
+        keeper.keep("export", error, "exporter 'bad'")
+    ((kept, text),) = keeper.kept
+    assert kept is error and error.asked == 1 and keeper.count == 3
+    assert text == f"Told: {'x' * (LONGEST - 6)}... ({LONGEST + 11:,} characters)"
+    assert keeper.first == f"export(): {text}"
+    assert error.__notes__ == ["raised by exporter 'bad' in export()"]
+
+
+def test_a_text_that_is_known_is_not_asked_for() -> None:
+    """It was made on the thread of the part."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    error = Told()
+    keeper.keep("look", error, text="Told: by another")
+    assert error.asked == 0 and keeper.first == "look(): Told: by another"
+
+
+def test_the_cause_of_one_may_be_raised_by_itself() -> None:
+    """Then it is kept as well, and asked for."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    cause, error = OSError("lost"), ValueError("what it means")
+    error.__cause__ = cause
+    keeper.keep("export", error)
+    keeper.keep("flush", cause)
+    assert keeper.errors == [error, cause] and keeper.knows(cause) and not keeper.knows(OSError("lost"))
+
+
+def test_one_that_takes_no_note() -> None:
+    """Its text says who raised it; its traceback is the first all the same."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    error = Frozen("of glass")
+
+    def raised() -> None:
+        BaseException.with_traceback(error, None)
+        try:
+            raise error
+        except Frozen as frozen:
+            keeper.keep("aclose", frozen, "exporter 'bad'")
+
+    raised()
+    raised()
+    ((_, text),) = keeper.kept
+    assert text.startswith("Frozen") and text.endswith("(raised by exporter 'bad' in aclose())")
+    assert keeper.count == 2 and length(error) == 1
+
+
+def test_a_callback_that_raises_the_same_again() -> None:
+    """Of every window: it is counted, and kept as it was first."""
+    error = ValueError("of the program")
+
+    def fail(view: object) -> None:
+        raise error
+
+    callbacks = Callbacks(fail)
+    for number in range(20):
+        callbacks.put(number)
+    callbacks.finish()
+    assert (callbacks.raised.count, callbacks.raised.errors) == (20, [error])
+    assert length(error) == length(callbacks.raised.errors[0]) < 4
+
+
+def test_what_the_program_handles_is_left_to_it() -> None:
+    """A part that fails while the program's own exception is on its way does not cost that its traceback."""
+    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+
+    def part(number: int) -> None:
+        raise OSError(number)
+
+    def closing() -> None:
+        for number in range(KEPT + 2):
+            try:
+                part(number)
+            except OSError as error:
+                keeper.keep("close", error)
+
+    def training() -> None:
+        try:
+            raise RuntimeError("training failed")
+        finally:
+            closing()
+
+    def program() -> None:
+        try:
+            training()
+        finally:
+            closing()
+
+    with pytest.raises(RuntimeError) as failed:
+        program()
+    assert [frame.name for frame in traceback.extract_tb(failed.value.__traceback__)][-2:] == ["program", "training"]

@@ -1,0 +1,411 @@
+"""Windows that are opened afterwards: what is kept is what belongs to the last steps, and every event is accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.windows import FlightWindows
+from stepscope.runtime.messages import WindowEnds
+from stepscope.runtime.open_window import STEPS, OpenWindow
+from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.windows import RECORDER
+from tests.support.blocks import gap_block, instant_block, mark_block, span_block
+
+SERIAL = 7
+STEP = 100
+"""Length of a step in ns: step n lasts from n * STEP."""
+
+
+class Run:
+    """A run whose time the test moves."""
+
+    def __init__(
+        self, *, directory: Path | None = None, steps: int = 3, after: int = 0, max_bytes: int = 128 << 20
+    ) -> None:
+        settings = FlightRecorder(steps=steps, after=after, max_bytes=max_bytes)
+        self.windows = FlightWindows(SERIAL, 1000, 99, settings, directory)
+        self.windows.open(StepMark(0, 0, 1))
+        self.batches: list[EventBatch] = []
+        self.closed: list[OpenWindow] = []
+        self.now = 0
+
+    def until(self, at: int, *blocks: Block, device: Block | None = None) -> Run:
+        """The recorder has delivered up to `at`, and what of it is given here."""
+        marks = mark_block(SERIAL, *((ts, ts // STEP) for ts in range((self.now // STEP + 1) * STEP, at + 1, STEP)))
+        self.windows.take_marks(marks)
+        self.batches += self.windows.route(RECORDER, marks[marks["ts"] > 0], b"")
+        for block in blocks:
+            self.batches += self.windows.route(RECORDER, block, b"")
+        if device is not None:
+            self.batches += self.windows.route("device", device, b"")
+        self.windows.watermark(RECORDER, at)
+        self.now = at
+        return self
+
+    def save(self, at: int, at_once: bool = False) -> OpenWindow:
+        """A trigger has fired."""
+        return self.windows.save(at, at_once, self.now)
+
+    def settle(self, open_spans: Block | None = None, *, close: bool = True) -> Run:
+        """Gives windows what they wait for, closes those that are ready, lets go."""
+        while (more := self.windows.deliver()) is not None:
+            self.batches += more
+        if close and self.windows.closable(self.now):
+            for window, batches in self.windows.finish(span_block() if open_spans is None else open_spans):
+                self.closed.append(window)
+                self.batches += batches
+        self.windows.let_go(1 << 62)
+        return self
+
+    def events(self, window: int, *kinds: Kind, source: str | None = None) -> Block:
+        """What was given to a window."""
+        wanted = [
+            batch.events
+            for batch in self.batches
+            if batch.window == window and (batch.source != STEPS if source is None else batch.source == source)
+        ]
+        events = join_blocks(wanted)
+        return events[np.isin(events["kind"], [int(kind) for kind in kinds])] if kinds else events
+
+    def steps(self, window: int) -> list[int]:
+        """Numbers of a window's steps."""
+        return [step.number for step in self.closed[window].steps()]
+
+    def check_accounts(self) -> None:
+        """Everything that was seen is somewhere, once."""
+        known = self.windows.statistics()
+        for source, seen in known.seen.items():
+            parts = (known.accepted, known.outside, known.late, known.superseded, known.kept)
+            assert seen == sum(part.get(source, 0) for part in parts), source
+            assert all(part.get(source, 0) >= 0 for part in parts), known
+
+
+def test_nothing_fires() -> None:
+    """All is let go, and counted as outside; what is kept stays bounded."""
+    run = Run()
+    for step in range(1, 2000):
+        run.until(step * STEP, instant_block(step * STEP - 10)).settle()
+    assert not run.batches
+    assert len(run.windows.steps) < 80
+    run.windows.end_keeping()
+    known = run.windows.statistics()
+    assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
+    assert known.kept[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
+
+
+def test_saves_the_last_steps() -> None:
+    """Three steps, the one that fired included: from its third last mark to its end."""
+    run = Run()
+    for step in range(1, 20):
+        run.until(step * STEP, instant_block(step * STEP - 50)).settle()
+        if step == 11:
+            run.save(11 * STEP - 1)
+            run.settle()
+    assert run.steps(0) == [8, 9, 10]
+    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [850, 950, 1050]
+    assert run.events(0, Kind.INSTANT)["step"].tolist() == [8, 9, 10]
+    assert run.events(0, Kind.STEP)["ts"].tolist() == [800, 900, 1000]
+    assert run.events(0, Kind.SPAN, source=STEPS)["step"].tolist() == [8, 9, 10]
+    run.check_accounts()
+
+
+def test_first_step() -> None:
+    """A trigger in the first step saves what there is of it."""
+    run = Run().until(50, instant_block(20))
+    run.save(30)
+    run.settle(close=False)
+    assert not run.closed
+    run.until(STEP).settle()
+    assert run.steps(0) == [0]
+    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [20]
+
+
+def test_waits_for_the_end_of_the_step_and_those_after() -> None:
+    """The step under way is saved whole, and `after` more; what comes then is not."""
+    run = Run(after=2).until(5 * STEP + 50)
+    window = run.save(5 * STEP + 20)
+    assert window.end is None
+    run.settle()
+    run.until(9 * STEP, instant_block(790, 810)).settle()
+    assert run.steps(0) == [3, 4, 5, 6, 7]
+    assert window.end == 8 * STEP
+    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [790]
+
+
+def test_at_once() -> None:
+    """A stall is saved while it lasts: up to now, its open span cut and flagged, and recognised when it ends."""
+    run = Run().until(5 * STEP)
+    run.now = 1000
+    run.windows.watermark(RECORDER, 1000)
+    run.save(1000, at_once=True)
+    open_span = span_block((520, 1010), first_id=5)
+    open_span["flags"] |= int(Flag.OPEN)
+    run.settle(open_span)
+    (closed,) = run.closed
+    assert closed.interval == (300, 1000) and closed.complete
+    (span,) = run.events(0, Kind.SPAN)
+    assert (span["ts"], span["dur"]) == (520, 480)
+    run.batches += run.windows.route(RECORDER, span_block((520, 1200), first_id=5), b"")
+    run.windows.end_keeping()
+    assert run.windows.statistics().superseded[RECORDER] == 1
+    run.check_accounts()
+
+
+def test_windows_never_overlap() -> None:
+    """A trigger in the next step saves that step only: the others are in the window before, which is said."""
+    run = Run()
+    for step in range(1, 12):
+        run.until(step * STEP, instant_block(step * STEP - 50))
+        if step in (8, 9):
+            run.save(step * STEP - 1)
+        run.settle()
+    assert [run.steps(0), run.steps(1)] == [[5, 6, 7], [8]]
+    assert any("in window 0" in note for note in run.closed[1].notes)
+    assert Counter(join_blocks([run.events(0), run.events(1)])["ts"].tolist()).most_common(1)[0][1] == 1
+    run.check_accounts()
+
+
+def test_a_span_across_two_windows_is_accepted_once() -> None:
+    """Each window gets its part; the account counts the span once."""
+    run = Run().until(3 * STEP)
+    run.save(3 * STEP - 1)
+    run.until(6 * STEP, span_block((50, 590), first_id=9))
+    run.save(6 * STEP - 1)
+    run.settle()
+    parts = [run.events(window, Kind.SPAN) for window in (0, 1)]
+    assert [(int(part["ts"][0]), int(part["dur"][0])) for part in parts] == [(50, 250), (300, 290)]
+    run.windows.end_keeping()
+    known = run.windows.statistics()
+    assert known.accepted[RECORDER] == 6 and known.late[RECORDER] == 0  # five marks and the span
+    run.check_accounts()
+
+
+def test_late_device() -> None:
+    """The window waits for a device; what comes after it has closed is late, and counted when it is let go."""
+    run = Run()
+    run.windows.add_source("device")
+    run.until(5 * STEP)
+    run.save(5 * STEP - 1)
+    run.settle()
+    assert not run.closed
+    run.until(6 * STEP, device=instant_block(450, 550))
+    run.windows.watermark("device", 6 * STEP)
+    run.settle()
+    assert run.events(0, source="device")["ts"].tolist() == [450]
+    run.until(7 * STEP, device=instant_block(460))
+    run.windows.end_keeping()
+    known = run.windows.statistics()
+    assert (known.accepted["device"], known.late["device"], known.outside["device"]) == (1, 1, 1)
+    assert known.dropped["device"] == {"late": 1}
+
+
+def test_pause_lies_in_the_window() -> None:
+    """A pause before the trigger is a gap of the window; a step with a pause in it is not judged by its time."""
+    run = Run().until(3 * STEP + 20)
+    assert run.windows.ended_steps(320).numbers.tolist() == [0, 1, 2]
+    run.windows.pause(350)
+    assert run.windows.paused
+    run.batches += run.windows.resume(370)
+    run.until(5 * STEP, instant_block(340, 360, 380))
+    assert run.windows.ended_steps(500).numbers.tolist() == [4]
+    run.save(5 * STEP - 1)
+    run.settle()
+    assert run.events(0, Kind.INSTANT)["ts"].tolist() == [340, 380]
+    (gap,) = run.events(0, Kind.GAP, source=STEPS)
+    assert (gap["ts"], gap["dur"]) == (350, 20)
+    run.check_accounts()
+
+
+def test_losses_are_told_to_the_window_of_their_time() -> None:
+    """Gaps of rings, and what a source says that it lost, are in the ledger of the window; older ones are not."""
+    run = Run().until(2 * STEP)
+    run.windows.add_source("device")
+    run.windows.source_dropped("device", "source", 3, 150)
+    run.until(6 * STEP, gap_block(420, 430, 11))
+    run.windows.source_dropped("device", "source", 4, 450)
+    run.windows.source_dropped("device", "source", 5, 460)
+    run.save(6 * STEP - 1)
+    run.windows.watermark("device", 700)
+    run.settle()
+    ledger = run.closed[0].ledger()
+    assert ledger["device"].dropped == {"source": 9}
+    assert ledger[RECORDER].dropped == {"overflow": 11} and ledger[RECORDER].balanced()
+
+
+def test_end_of_the_run() -> None:
+    """What still waits for steps ends with the run, and is incomplete; the last step that never came is none."""
+    run = Run(after=5).until(4 * STEP)
+    run.save(4 * STEP - 1)
+    run.windows.close(WindowEnds(4 * STEP + 7, complete=True, cut_short=True), 407)
+    run.windows.watermark(RECORDER, 500)
+    run.settle()
+    (closed,) = run.closed
+    assert not closed.complete and "ended before" in closed.reason
+    assert run.steps(0) == [1, 2, 3]
+
+
+def test_recording_again() -> None:
+    """Between stop() and start() nothing was recorded; a window afterwards may hold steps of before, with a gap."""
+    run = Run().until(3 * STEP)
+    run.windows.close(WindowEnds(310, complete=True), 310)
+    assert run.windows.paused
+    run.windows.open(StepMark(500, 5, 1))
+    run.until(7 * STEP, instant_block(290, 650))
+    run.save(7 * STEP - 1)
+    run.settle()
+    assert run.closed[0].start <= 500
+    assert 650 in run.events(0, Kind.INSTANT)["ts"].tolist()
+    run.check_accounts()
+
+
+def test_a_burst_of_steps() -> None:
+    """A hundred thousand steps in one drain: the trigger's are saved, and memory is flat afterwards."""
+    run = Run(steps=10)
+    marks = mark_block(SERIAL, (STEP, 1))
+    burst = np.repeat(marks, 100_000)
+    burst["ts"], burst["step"] = 100 + np.arange(100_000), 1 + np.arange(100_000)
+    run.windows.take_marks(burst)
+    run.batches += run.windows.route(RECORDER, burst, b"")
+    run.windows.watermark(RECORDER, 200_000)
+    assert len(run.windows.ended_steps(200_000)) == 100_000
+    run.save(100 + 50_000)
+    run.settle()
+    assert run.steps(0) == list(range(49_992, 50_002))
+    assert len(run.windows.steps) < 100
+    run.check_accounts()
+
+
+def test_without_steps() -> None:
+    """A loop that never steps is one step: bounded by bytes, and the window says that it is shorter."""
+    run = Run(max_bytes=1 << 20)
+    for round_ in range(1, 60):
+        events = instant_block(*range(round_ * 1000, round_ * 1000 + 900))
+        run.batches += run.windows.route(RECORDER, events, b"")
+        run.windows.watermark(RECORDER, round_ * 1000 + 950)
+        run.now = round_ * 1000 + 950
+        run.settle()
+        assert run.windows.retention.statistics().bytes <= 1 << 20
+    window = run.save(run.now, at_once=True)
+    run.settle()
+    assert window.start > 0 and any("max_bytes" in note for note in window.notes)
+    kept = run.events(0, Kind.INSTANT)["ts"]
+    # Exactly what was recorded since the window begins.
+    expected = [ts for round_ in range(1, 60) for ts in range(round_ * 1000, round_ * 1000 + 900) if ts >= window.start]
+    assert sorted(kept.tolist()) == expected
+    assert run.windows.retention.statistics().let_go_early > 0
+    run.check_accounts()
+
+
+def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
+    """The limit wins: what a window is still to be given is given at once, and nothing of it is lost."""
+    run = Run(max_bytes=1 << 20, steps=50)
+    run.until(STEP, instant_block(*range(10, 90)))
+    window = run.save(50, at_once=True)
+    for round_ in range(2, 40):
+        run.batches += run.windows.route(RECORDER, instant_block(*range(round_ * 1000, round_ * 1000 + 900)), b"")
+    assert run.windows.retention.statistics().let_go_early > 0
+    run.settle()
+    assert run.events(window.index, Kind.INSTANT)["ts"].tolist() == list(range(10, 50))
+    run.check_accounts()
+
+
+def test_damaged_files_are_counted(tmp_path: Path) -> None:
+    """What cannot be read back is no window's, and is said in its ledger."""
+    run = Run(directory=tmp_path).until(3 * STEP, instant_block(150, 250))
+    for path in tmp_path.glob("kept-*"):
+        path.write_bytes(bytes(len(path.read_bytes())))
+    run.save(3 * STEP - 1)
+    run.settle()
+    assert not len(run.events(0, Kind.INSTANT))
+    assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
+    assert run.windows.retention.statistics().unreadable == 5
+    run.windows.end_keeping()
+    assert not list(tmp_path.iterdir())
+    run.check_accounts()
+
+
+DELIVERIES = st.lists(
+    st.tuples(
+        st.integers(0, 30),  # how many steps later it arrives
+        st.integers(0, 40 * STEP - 1),  # when it began
+        st.sampled_from([0, 0, 5, 150, 1200]),  # how long it lasted; 0: an instant
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+@given(
+    deliveries=DELIVERIES,
+    saves=st.dictionaries(st.integers(1, 40), st.booleans(), max_size=6),
+    steps=st.integers(1, 12),
+    after=st.integers(0, 3),
+    linger=st.booleans(),
+)
+def test_what_is_saved_is_what_belongs_to_the_last_steps(
+    in_files: bool,
+    deliveries: list[tuple[int, int, int]],
+    saves: dict[int, bool],
+    steps: int,
+    after: int,
+    linger: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Whatever arrives when: each window holds what had arrived and touches it, cut to it; each event counts once."""
+    directory = tmp_path_factory.mktemp("session") if in_files else None
+    run = Run(directory=directory, steps=steps, after=after)
+    if linger:
+        run.windows.add_source("device")  # says nothing: windows wait for it until the linger time is over
+    arrived: list[tuple[int, int, int, int]] = []
+    asked: dict[int, int] = {}
+    closed_at: dict[int, int] = {}
+    for step in range(1, 41):
+        blocks: list[Block] = []
+        for number, (delay, ts, dur) in enumerate(deliveries):
+            due = max(-(-(ts + dur) // STEP) + delay, 1)
+            if due == step or (step == 40 and due > 40 and ts + dur <= 40 * STEP):
+                block = span_block((ts, ts + dur), first_id=number + 1) if dur else instant_block(ts)
+                block["id"] = number + 1
+                blocks.append(block)
+                arrived.append((step, number + 1, ts, dur))
+        run.until(step * STEP, *blocks)
+        at = step * STEP - 1
+        if step in saves and not run.windows.saved_at(at) and run.windows.window_at(at) is None:
+            asked[run.save(at, at_once=saves[step]).index] = step - 1
+        run.settle()
+        for window in run.closed:
+            closed_at.setdefault(window.index, step)
+        run.check_accounts()
+    run.windows.close(WindowEnds(40 * STEP, complete=True), run.now)
+    run.now += 2000
+    run.settle()
+    ends = [0]
+    for window in run.closed:
+        start, end = window.interval
+        first = asked[window.index] - steps + 1
+        assert start == max(first * STEP, 0, ends[-1])
+        ends.append(end)
+        limit = closed_at.get(window.index, 99)
+        expected = {
+            number: (max(ts, start), min(ts + dur, end) - max(ts, start) if dur else 0)
+            for step, number, ts, dur in arrived
+            if step <= limit and ts < end and (ts >= start or (dur and ts + dur > start))
+        }
+        found = run.events(window.index, Kind.SPAN, Kind.INSTANT)
+        rows = {int(row["id"]): (int(row["ts"]), int(row["dur"])) for row in found}
+        assert len(rows) == len(found)
+        assert rows == expected
+        assert window.ledger().get(RECORDER) is None or window.ledger()[RECORDER].balanced()
+    run.windows.end_keeping()
+    run.check_accounts()
+    known = run.windows.statistics()
+    assert not any(known.kept.values())
+    assert directory is None or not list(directory.iterdir())

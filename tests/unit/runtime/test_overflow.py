@@ -1,0 +1,347 @@
+"""Overflow: what a full ring does under each policy, who goes first, and that waiting for room ends."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import pytest
+
+from tests.support.native import require_compiler
+from tests.support.recording import run_program as run_bare
+
+TINY = "ring_slots=64, ring_bytes=4096"
+
+NAMES = """
+def burst(name, category, count):
+    for _ in range(count):
+        with span(name, category=category):
+            pass
+def kept():
+    log.take()
+    names = [row.name for row in log.spans]
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+def lost():
+    return {name: sum(row.id for row in log.of(Kind.GAP) if row.name == name) for name in ("dropped", "sampled")}
+"""
+
+
+def run_program(program: str, options: str) -> list[Any]:
+    """Runs a program that has the functions of NAMES."""
+    return run_bare(NAMES + textwrap.dedent(program), options=options)
+
+
+def test_each_class_leaves_room_for_those_after_it() -> None:
+    """Python frames fill half of a ring, then operators go on to four fifths, spans nearly to the end."""
+    ((counts, missing),) = run_program(
+        """
+        for name, category in (("frame", "python_function"), ("op", "cpu_op"), ("mine", "user_annotation")):
+            burst(name, category, 100)
+        tell([kept(), lost()["dropped"]])
+        """,
+        options=f"{TINY}, shed=('python_function', 'memory', 'cpu_op')",
+    )
+    assert counts == {"frame": 32, "op": 51 - 32, "mine": 60 - 51}
+    assert missing == 300 - 60
+
+
+def test_large_operators_go_after_small_ones() -> None:
+    """An event of a shed category that is long enough to matter may fill more of the ring."""
+    ((counts, _),) = run_program(
+        """
+        burst("small", "cpu_op", 100)
+        for _ in range(40):
+            with span("large", category="cpu_op"):
+                end = time.monotonic() + 0.002
+                while time.monotonic() < end:
+                    pass
+        tell([kept(), lost()])
+        """,
+        options=f"{TINY}, shed=('cpu_op',), small_ns=1_000_000",
+    )
+    assert counts["small"] >= 32 and counts["small"] + counts["large"] == 56
+
+
+def test_collectives_are_kept_as_spans_are() -> None:
+    """torch gives them the category of operators; names in `shed_never` are looked at where it matters."""
+    ((counts, _),) = run_program(
+        """
+        burst("op", "cpu_op", 100)
+        burst("c10d::allreduce_", "cpu_op", 20)
+        tell([kept(), lost()])
+        """,
+        options=TINY,
+    )
+    assert counts == {"op": 51, "c10d::allreduce_": 9}
+
+
+def test_lower_classes_leave_memory_for_further_rings() -> None:
+    """A flood of operators on one thread does not take the rings that another thread's spans need."""
+    ((counts, rings),) = run_program(
+        """
+        burst("op", "cpu_op", 2000)
+        other = threading.Thread(target=burst, args=("mine", "user_annotation", 200))
+        other.start(); other.join()
+        tell([kept(), recorder.statistics().rings])
+        """,
+        options="ring_slots=64, ring_bytes=16 * 4096, shed=('cpu_op',)",
+    )
+    assert counts["mine"] == 200
+    assert rings == 12 and 7 * 60 < counts["op"] <= 8 * 60
+
+
+def test_the_oldest_gives_way_to_its_like() -> None:
+    """Under `drop_oldest` operators overwrite no span, and nothing overwrites a step mark."""
+    ((counts, steps, missing, threads),) = run_program(
+        """
+        counter = _core.StepCounter()
+        counter._next_change, counter._live = 1 << 60, True
+        for number in range(30):
+            counter.step()
+            burst(f"span {number // 10}", "user_annotation", 3)
+            burst("op", "cpu_op", 50)
+        tell([kept(), [row.step for row in log.of(Kind.STEP)], lost()["dropped"], recorder.statistics().threads])
+        """,
+        options=f"{TINY}, overflow='drop_oldest'",
+    )
+    assert steps == list(range(1, 31)) and threads == 1
+    assert counts["span 2"] == 30 and counts["op"] >= 64
+    assert missing == 30 * 53 - sum(counts.values())
+
+
+@pytest.mark.parametrize("policy", ["drop_newest", "sample", "block"])
+def test_step_marks_have_room_when_nothing_else_has(policy: str) -> None:
+    """Under no policy does a flood of events cost a step its mark."""
+    ((counts, steps, missing),) = run_program(
+        """
+        counter = _core.StepCounter()
+        counter._next_change, counter._live = 1 << 60, True
+        for _ in range(60):
+            burst("mine", "user_annotation", 10)
+            counter.step()
+        tell([kept(), [row.step for row in log.of(Kind.STEP)], lost()])
+        """,
+        options=f"{TINY}, overflow={policy!r}, block_seconds=0.001",
+    )
+    assert sorted(steps) == list(range(1, 61))
+    assert counts["mine"] + sum(missing.values()) == 600 and counts["mine"] < 64
+
+
+def test_blocking_loses_nothing_while_somebody_drains() -> None:
+    """Threads with and without the GIL wait for the consumer; every event arrives once."""
+    require_compiler()
+    ((counts, missing, ids),) = run_program(
+        """
+        from tests.support.native import Native
+        native = Native()
+        done = threading.Event()
+        def consume():
+            while not done.is_set():
+                log.take()
+                time.sleep(0.001)
+        consumer = threading.Thread(target=consume)
+        threads = [threading.Thread(target=burst, args=(f"user {n}", "user_annotation", 3000)) for n in range(3)]
+        threads.append(threading.Thread(target=native.run, args=(2, 5000)))
+        consumer.start()
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        done.set(); consumer.join()
+        tell([kept(), lost(), len({row.id for row in log.spans})])
+        """,
+        options="ring_slots=256, ring_bytes=1 << 14, overflow='block', block_seconds=10",
+    )
+    assert counts == {"user 0": 3000, "user 1": 3000, "user 2": 3000, "aten::add": 10_000}
+    assert missing == {"dropped": 0, "sampled": 0} and ids == 19_000
+
+
+def test_overwriting_under_a_drain_loses_nothing_uncounted() -> None:
+    """Threads with and without the GIL lap the consumer while it copies: what arrives is whole, the rest is counted."""
+    require_compiler()
+    ((counts, missing, ids, texts),) = run_program(
+        """
+        from tests.support.native import Native
+        native = Native()
+        done = threading.Event()
+        def consume():
+            while not done.is_set():
+                log.take()
+        def texts(letter):
+            for number in range(5000):
+                with span("text", text=letter * (50 + number % 100)):
+                    pass
+        consumer = threading.Thread(target=consume)
+        threads = [threading.Thread(target=texts, args=(letter,)) for letter in "ab"]
+        threads.append(threading.Thread(target=native.run, args=(3, 20000)))
+        consumer.start()
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        done.set(); consumer.join()
+        rows = log.of(Kind.SPAN)
+        whole = [set(row.arguments["text"]) in ({"a"}, {"b"}) for row in rows if row.name == "text"]
+        tell([kept(), lost(), len({row.id for row in log.spans}), all(whole)])
+        """,
+        options="ring_slots=256, ring_bytes=1 << 16, overflow='drop_oldest'",
+    )
+    assert sum(counts.values()) + missing["dropped"] == 70_000 and missing["sampled"] == 0
+    assert ids == sum(counts.values()) and texts
+    assert missing["dropped"] > 0
+
+
+def test_blocking_ends_where_nobody_drains() -> None:
+    """The limit holds for all events of a full ring together; after a drain there is patience again."""
+    ((first, again, later, counts, missing),) = run_program(
+        """
+        def timed(count):
+            seconds = []
+            def work():
+                began = time.monotonic()
+                burst("mine", "user_annotation", count)
+                seconds.append(time.monotonic() - began)
+            worker.put(work); worker.join()
+            return seconds[0]
+        import queue
+        worker = queue.Queue()
+        def serve():
+            while True:
+                work = worker.get()
+                work()
+                worker.task_done()
+        threading.Thread(target=serve, daemon=True).start()
+        first, again = timed(1000), timed(1000)
+        log.take()
+        tell([first, again, timed(1000), kept(), lost()])
+        os._exit(0)
+        """,
+        options=f"{TINY}, overflow='block', block_seconds=0.3",
+    )
+    assert 0.3 <= first < 5 and again < 0.3 <= later < 5
+    assert counts["mine"] + missing["dropped"] == 3000
+
+
+def test_the_consumer_does_not_wait_for_itself() -> None:
+    """What the loop's own thread records is dropped at once when its ring is full."""
+    ((seconds, counts, missing),) = run_program(
+        """
+        log.take()
+        began = time.monotonic()
+        burst("mine", "user_annotation", 500)
+        tell([time.monotonic() - began, kept(), lost()])
+        """,
+        options=f"{TINY}, overflow='block', block_seconds=50",
+    )
+    assert seconds < 40 and counts["mine"] + missing["dropped"] == 500
+
+
+def test_signals_and_forks_pass_while_a_thread_waits() -> None:
+    """A handler runs when the wait is over, a fork in another thread does not hang, and no span is mixed up."""
+    ((handled, child, waits, counts, missing),) = run_program(
+        """
+        import signal
+        handled = []
+        def on_alarm(*_):
+            with span("in the handler"):
+                handled.append(1)
+        signal.signal(signal.SIGALRM, on_alarm)
+        shared = span("shared")
+        child, waits = [], []
+        def meanwhile():
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGALRM)
+            with shared:  # while the main thread waits inside this span's exit
+                pid = os.fork()
+                if pid == 0:
+                    with span("in the child"):
+                        os._exit(7)
+            child.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        other = threading.Thread(target=meanwhile)
+        burst("mine", "user_annotation", 60)
+        other.start()
+        began = time.monotonic()
+        with shared:
+            pass
+        waits.append(time.monotonic() - began)
+        other.join()
+        tell([len(handled), child, waits, kept(), lost()])
+        """,
+        options=f"{TINY}, overflow='block', block_seconds=0.5",
+    )
+    assert handled == 1 and child == [7] and 0.5 <= waits[0] < 10
+    assert counts == {"mine": 60} | ({"shared": 1} if "shared" in counts else {}) | (
+        {"in the handler": 1} if "in the handler" in counts else {}
+    )
+    assert sum(counts.values()) + missing["dropped"] == 63
+
+
+@pytest.mark.parametrize("end", ["pass", "_core.close()", "recorders.close_recorder()"])
+def test_the_process_ends_while_a_thread_waits(end: str) -> None:
+    """Closing and the interpreter's exit do not wait for a thread that waits for room."""
+    (started,) = run_program(
+        f"""
+        threading.Thread(target=burst, args=("mine", "user_annotation", 10_000), daemon=True).start()
+        time.sleep(0.2)
+        {end}
+        tell(True)
+        """,
+        options=f"{TINY}, overflow='block', block_seconds=60",
+    )
+    assert started
+
+
+def test_a_sample_thins_out_as_the_ring_fills() -> None:
+    """Half of a burst of operators, then a quarter; spans later; one gap for each drain and step, and no flood of them."""
+    ((counts, missing, gaps, statistics),) = run_program(
+        """
+        counter = _core.StepCounter()
+        counter._next_change, counter._live = 1 << 60, True
+        for round in range(5):
+            burst("op", "cpu_op", 1000)
+            counter.step()
+            burst("mine", "user_annotation", 200)
+            log.take()
+        now = recorder.statistics()
+        tell([kept(), lost(), [row.name for row in log.of(Kind.GAP)], [now.produced, now.drained, now.sampled, now.waiting]])
+        """,
+        options="ring_slots=1024, ring_bytes=1 << 16, overflow='sample', shed=('cpu_op',)",
+    )
+    assert 5 * 520 < counts["op"] < 5 * 800 and 5 * 30 < counts["mine"] < 5 * 200
+    assert gaps.count("sampled") == 10
+    assert sum(counts.values()) + sum(missing.values()) == 6000
+    assert statistics == [6005, sum(counts.values()) + 5, missing["sampled"], 0]
+
+
+def test_a_sample_is_whole_while_memory_is_allowed() -> None:
+    """Nothing is left out as long as a thread may have another ring."""
+    ((counts, missing),) = run_program(
+        'burst("op", "cpu_op", 2000)\ntell([kept(), lost()])',
+        options="ring_slots=256, ring_bytes=1 << 20, overflow='sample'",
+    )
+    assert counts == {"op": 2000} and missing == {"dropped": 0, "sampled": 0}
+
+
+def test_a_thread_without_a_ring_is_accounted_for() -> None:
+    """Where no memory is left for a ring, what its thread records is dropped with a count."""
+    ((counts, missing, statistics, cut),) = run_program(
+        """
+        import resource
+        burst("main", "user_annotation", 10)
+        with open("/proc/self/statm") as file:
+            pages = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+        threading.stack_size(1 << 18)
+        go = threading.Event()
+        def work():
+            go.wait()
+            burst("refused", "user_annotation", 50)
+            instant("refused")
+        thread = threading.Thread(target=work)
+        thread.start()
+        resource.setrlimit(resource.RLIMIT_AS, (pages + (64 << 20), -1))
+        go.set(); thread.join()
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        counts = kept()
+        now = recorder.statistics()
+        tell([counts, lost(), [now.produced, now.drained, now.dropped, now.waiting], now.cut["rings_failed"]])
+        """,
+        options="ring_slots=1 << 24, ring_bytes=1 << 32",
+    )
+    assert cut > 0 and counts == {"main": 10}
+    assert missing["dropped"] == 51 and statistics == [61, 10, 51, 0]

@@ -1,0 +1,76 @@
+"""Rows of recordings that are read: none of them is a thread of this process, though the recording may be its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+
+from stepscope.backends.kineto_tracks import KinetoTracks
+from stepscope.backends.mindspore_blocks import MindSporeTracks
+from stepscope.runtime import tracks
+from stepscope.runtime._core import span
+from stepscope.runtime.events import Kind
+from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.records import TrackRecord
+from stepscope.runtime.tracks import Track, TrackKind
+from tests.support.recording import recording
+
+
+def recorded() -> Track:
+    """The row of this thread."""
+    with recording() as log, span("work"):
+        pass
+    (row,) = {row.track for row in log.of(Kind.SPAN)}
+    found = tracks.get(row)
+    assert found is not None
+    return found
+
+
+def read(thread: Track, *, reuse: bool, name: str) -> None:
+    """Reads of this thread, in a recording of this process."""
+    process = TrackRecord(1, int(TrackKind.PROCESS), os.getpid(), 0, 0, "another name")
+    ids = IdMap(reuse=reuse)
+    ids.add_tracks([process, TrackRecord(2, int(TrackKind.THREAD), os.getpid(), thread.tid, 1, name)])
+
+
+def test_backends_draw_where_the_recorder_does() -> None:
+    """Whatever of this process was read meanwhile, by whichever kind of reader."""
+    mine = recorded()
+    for reuse in (True, False):
+        before = tracks.since(1)[-1].id
+        read(mine, reuse=reuse, name="another name")
+        assert tracks.since(before + 1)
+        assert KinetoTracks().of(os.getpid(), mine.tid) == mine.id
+        assert MindSporeTracks().thread(mine.tid) == mine.id
+    made = KinetoTracks().of(os.getpid(), 1 << 29)
+    parent = tracks.get(made)
+    assert parent is not None and parent.parent == tracks.process()
+
+
+def test_a_number_that_the_system_gives_again_is_the_newer_thread() -> None:
+    """Two threads of one number are two rows, and backends speak of the one that lives."""
+    number = threading.get_native_id()
+    older = tracks.new(TrackKind.THREAD, os.getpid(), number + (1 << 28), "older", tracks.process())
+    newer = tracks.new(TrackKind.THREAD, os.getpid(), number + (1 << 28), "newer", tracks.process())
+    assert older != newer
+    assert KinetoTracks().of(os.getpid(), number + (1 << 28)) == newer
+    assert MindSporeTracks().thread(number + (1 << 28)) == newer
+
+
+def test_rows_of_a_recording_are_never_living_ones() -> None:
+    """Not even at the instant at which they are added."""
+    before = tracks.since(1)[-1].id
+    interval = sys.getswitchinterval()
+    reader = threading.Thread(
+        target=lambda: [tracks.read(TrackKind.THREAD, 1 << 20, number, f"row {number}") for number in range(500)]
+    )
+    sys.setswitchinterval(1e-6)
+    try:
+        reader.start()
+        while reader.is_alive():
+            assert not [track for track in tracks.living(before + 1) if track.pid == 1 << 20]
+    finally:
+        sys.setswitchinterval(interval)
+        reader.join()
+    assert len([track for track in tracks.since(before + 1) if track.pid == 1 << 20]) == 500

@@ -1,0 +1,203 @@
+"""Rings: whatever threads do and however full rings are, produced = drained + dropped + waiting, to the event."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stepscope.runtime._core import instant, span
+from stepscope.runtime.options import Options
+from stepscope.runtime.recorder import recorder
+from tests.support.native import require_compiler
+from tests.support.recording import Row, recording, run_program
+
+ONE_SMALL_RING = "ring_slots=64, ring_bytes=4096"
+
+
+def numbers(rows: list[Row], name: str = "number") -> list[int]:
+    """The argument `number` of events of a name, in their order."""
+    return [row.arguments["number"] for row in rows if row.name == name]
+
+
+def test_sixteen_threads_record_while_they_are_drained() -> None:
+    """Nothing is lost, nothing comes twice, and each thread's events stay in order."""
+    each = 3000
+    start = threading.Barrier(17)
+
+    def work(thread: int) -> None:
+        start.wait()
+        for number in range(each):
+            with span(f"thread {thread}", number=number):
+                pass
+
+    with recording() as log:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        start.wait()
+        while any(thread.is_alive() for thread in threads):
+            log.take()
+    for number in range(16):
+        assert numbers(log.rows, f"thread {number}") == list(range(each))
+        assert len({row.track for row in log.rows if row.name == f"thread {number}"}) == 1
+    assert len(log.rows) == 16 * each and len({row.id for row in log.rows}) == 16 * each
+
+
+def test_statistics_add_up_at_every_moment() -> None:
+    """Also while other threads record and drain."""
+    done = threading.Event()
+
+    def work() -> None:
+        while not done.is_set():
+            with span("work"):
+                instant("inside", text="x" * 200)
+
+    def look() -> None:
+        try:
+            for _ in range(3000):
+                now = source.statistics()
+                assert now.produced == now.drained + now.dropped + now.waiting
+                assert min(now.drained, now.dropped, now.waiting) >= 0 and now.waiting < 1 << 40
+        except AssertionError as error:
+            failed.append(error)
+        finally:
+            done.set()
+
+    failed: list[AssertionError] = []
+    with recording():
+        source = recorder(Options())
+        threads = [threading.Thread(target=target) for target in (work, work, look)]
+        for thread in threads:
+            thread.start()
+        while not done.is_set():
+            source.drain()
+        for thread in threads:
+            thread.join()
+    assert not failed
+    assert source.statistics().waiting == 0
+
+
+def test_a_thread_goes_on_in_another_ring() -> None:
+    """A burst larger than a ring is kept while memory is allowed, in order, and its thread keeps its track."""
+    with recording() as log:
+        for number in range(150_000):
+            instant("number", number=number % 7, position=number) if number % 50_000 == 0 else instant("number")
+        with span("after"):
+            pass
+    assert len(log.rows) == 150_001
+    assert [row.arguments["position"] for row in log.rows if row.arguments] == [0, 50_000, 100_000]
+    assert [row.ts for row in log.rows] == sorted(row.ts for row in log.rows)
+    assert len({row.track for row in log.rows}) == 1
+
+
+def test_rings_of_ended_threads_are_used_again() -> None:
+    """A thousand threads one after the other need a few rings, lose nothing and have a track each."""
+
+    def work(number: int) -> None:
+        instant("number", number=number)
+
+    with recording() as log:
+        source = recorder(Options())
+        rings = source.statistics().rings
+        for number in range(1000):
+            one = threading.Thread(target=work, args=(number,))
+            one.start()
+            one.join()
+            if number % 10 == 0:
+                log.take()
+    assert sorted(numbers(log.rows)) == list(range(1000))
+    assert len({row.track for row in log.rows}) == 1000
+    assert source.statistics().rings <= rings + 15
+
+
+def test_native_threads_are_drained_while_they_write() -> None:
+    """Without the GIL, an event is often half written when the consumer comes by: it is neither lost nor counted."""
+    require_compiler()
+    ((seen, gaps, statistics),) = run_program("""
+        from tests.support.native import Native
+        native = Native()
+        writers = threading.Thread(target=native.run, args=(1, 1_000_000))
+        writers.start()
+        seen = gaps = 0
+        while writers.is_alive() or recorder.statistics().waiting:
+            for events, _ in recorder.drain()[1]:
+                dropped = int((events["kind"] == int(Kind.GAP)).sum())
+                gaps += dropped
+                seen += len(events) - dropped
+        writers.join()
+        now = recorder.statistics()
+        tell([seen, gaps, [now.produced, now.drained, now.dropped, now.waiting]])
+    """)
+    assert (seen, gaps, statistics) == (1_000_000, 0, [1_000_000, 1_000_000, 0, 0])
+
+
+@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
+def test_a_full_ring_drops_by_policy(policy: str) -> None:
+    """What is kept is the first or the last that fits, and the gap says how many are missing."""
+    ((kept, gaps, statistics),) = run_program(
+        """
+        for number in range(1000):
+            instant("number", number=number)
+        log.take()
+        kept = [row.arguments["number"] for row in log.of(Kind.INSTANT)]
+        now = recorder.statistics()
+        tell([kept, [[row.name, row.id] for row in log.of(Kind.GAP)], [now.produced, now.drained, now.dropped]])
+        """,
+        options=f"{ONE_SMALL_RING}, overflow={policy!r}",
+    )
+    missing = 1000 - len(kept)
+    assert gaps == [["dropped", missing]] and statistics == [1000, len(kept), missing]
+    assert kept == (list(range(len(kept))) if policy == "drop_newest" else list(range(missing, 1000)))
+    # An instant with its arguments is two slots.
+    assert len(kept) == (30 if policy == "drop_newest" else 32)
+
+
+@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
+def test_accounts_are_exact_for_any_burst(policy: str) -> None:
+    """Random bursts of events of random sizes: after each drain, everything was seen or is in a gap."""
+    (outcome,) = run_program(
+        """
+        import random
+        chance = random.Random(7)
+        made = seen = dropped = 0
+        for _ in range(600):
+            for _ in range(chance.randrange(150)):
+                made += 1
+                with span("x", **{"text": "x" * chance.choice([0, 1, 50, 54, 55, 300, 3000])} if chance.random() < 0.5 else {}):
+                    pass
+            log.take()
+            seen = len(log.spans)
+            dropped = sum(row.id for row in log.of(Kind.GAP))
+            assert made == seen + dropped, (made, seen, dropped)
+            assert all(gap.ts <= gap.end <= _core.now() for gap in log.of(Kind.GAP))
+        assert all(set(row.arguments.get("text", "")) <= {"x"} for row in log.spans)
+        tell([dropped > 0, recorder.statistics().dropped == dropped, recorder.statistics().drained == seen])
+        """,
+        options=f"{ONE_SMALL_RING}, overflow={policy!r}",
+    )
+    assert outcome == [True, True, True]
+
+
+def test_steps_survive_and_operators_go_first() -> None:
+    """The last slots of a full ring are kept for step marks, others from operators."""
+    require_compiler()
+    ((operators, spans, steps),) = run_program(
+        """
+        from tests.support.native import Native
+        counter = _core.StepCounter()
+        counter._next_change, counter._live = 1 << 60, True
+        Native().run(0, 100)
+        for _ in range(100):
+            with span("user"):
+                pass
+        for _ in range(3):
+            counter.step()
+        log.take()
+        tell([len([row for row in log.spans if row.name == name]) for name in ("aten::add", "user")] +
+             [[row.step for row in log.of(Kind.STEP)]])
+        """,
+        options=ONE_SMALL_RING,
+    )
+    assert operators + spans == 60 and 5 <= spans <= 9
+    assert steps == [1, 2, 3]

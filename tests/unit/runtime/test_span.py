@@ -1,0 +1,145 @@
+"""Spans: what is recorded of them, however they are entered and left."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime.events import Flag
+from tests.support.recording import Row, check_self_times, recording
+
+KEPT_FRAMES = 126
+"""Open spans of one stack that have a parent and self time of their own (`core.h`: STACK_FRAMES)."""
+
+trees: st.SearchStrategy[Any] = st.recursive(st.just([]), lambda inside: st.lists(inside, max_size=4), max_leaves=25)
+
+
+@given(tree=trees)
+def test_self_times_and_parents_are_exact(tree: list[Any]) -> None:
+    """A span's self time is its duration less that of its children, to the nanosecond."""
+
+    def walk(inside: list[Any]) -> None:
+        for children in inside:
+            with span("node"):
+                walk(children)
+
+    def shape(rows: list[Row], parent: int) -> list[Any]:
+        children = sorted((row for row in rows if row.parent == parent), key=lambda row: row.id)
+        return [shape(rows, row.id) for row in children]
+
+    with recording() as log:
+        walk(tree)
+    assert shape(log.spans, 0) == tree
+    assert not any(row.flags for row in log.spans)
+    check_self_times(log.spans)
+
+
+def test_an_object_is_used_again_and_inside_itself() -> None:
+    """Each entry of one object is a span of its own."""
+    again = span("again", number=7)
+    with recording() as log:
+        for _ in range(3):
+            with again:
+                pass
+        with again, again, again:
+            pass
+    assert [row.arguments for row in log.spans] == [{"number": 7}] * 6
+    first, second, third = log.spans[3:]
+    assert (first.parent, second.parent, third.parent) == (second.id, third.id, 0)
+    check_self_times(log.spans)
+
+
+def test_an_object_is_shared_by_threads() -> None:
+    """Each thread leaves its own entry, whatever the order."""
+    shared = span("shared")
+    turns = [threading.Event() for _ in range(4)]
+
+    def first() -> None:
+        with shared:
+            turns[0].set()
+            turns[1].wait()
+        turns[2].set()
+
+    def second() -> None:
+        turns[0].wait()
+        with shared, shared:
+            turns[1].set()
+            turns[2].wait()
+
+    with recording() as log:
+        threads = [threading.Thread(target=work) for work in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [row.flags for row in log.spans] == [Flag(0)] * 3
+    early, inner, outer = log.spans if log.spans[0].ts < log.spans[1].ts else [log.spans[i] for i in (2, 0, 1)]
+    assert early.track != inner.track == outer.track
+    assert (early.parent, inner.parent, outer.parent) == (0, outer.id, 0)
+    check_self_times(log.spans)
+
+
+def test_spans_across_switches_of_recording() -> None:
+    """What begins while recording is recorded, whenever it ends; each exit belongs to its own entry."""
+    outer, again = span("outer"), span("again")
+    with recording() as log:
+        log.record(False)
+        outer.__enter__()
+        log.record(True)
+        with again:  # recorded
+            log.record(False)
+            with again:  # not recorded
+                instant("unseen")
+                log.record(True)
+                with again:  # recorded
+                    pass
+            outer.__exit__(None, None, None)
+            log.record(False)
+    assert [row.name for row in log.rows] == ["again", "again"]
+    assert log.rows[0].parent == log.rows[1].id
+    check_self_times(log.spans)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, type("Ä" * 3000, (Exception,), {})])
+def test_exceptions_are_noted_and_pass(error: type[BaseException]) -> None:
+    """A span left by an exception says by which."""
+    with recording() as log, pytest.raises(error), span("failing", number=1), span("inner"):
+        raise error("why")
+    assert [row.flags for row in log.spans] == [Flag.ERROR, Flag.ERROR]
+    name = error.__name__.encode()[:4096].decode()
+    assert [row.arguments for row in log.spans] == [{"error": name}, {"number": 1, "error": name}]
+
+
+def test_misuse_is_named_at_construction() -> None:
+    """A name that is no str, or an argument too many, raises; nothing else does."""
+    wrong: Any = 3
+    for make in (span, instant):
+        with pytest.raises(TypeError, match="a name must be a str, got int: 3"):
+            make(wrong)
+        with pytest.raises(TypeError, match="category must be a str, got int: 3"):
+            make("x", category=wrong)
+        with pytest.raises(TypeError, match="takes one name, got 0 positional"):
+            make()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+    with pytest.raises(TypeError, match="a name must be a str"):
+        counter(wrong, 1)
+    with pytest.raises(TypeError, match="a name must be a str"):
+        flow(wrong, 1, "start")
+
+
+def test_copies() -> None:
+    """`copy`, and all else that copies or pickles, gives a fresh span of the same name, category and arguments."""
+    original = span("original", category="c", a=1)
+    made = [original.copy(), copy.copy(original), copy.deepcopy(original), pickle.loads(pickle.dumps(original))]
+    with recording() as log, original:
+        for each in made:
+            with each:
+                pass
+    assert len({(row.name, row.category, str(row.arguments)) for row in log.spans}) == 1 and len(log.spans) == 5
+    assert original.name == "original" and repr(original) == "span('original')"

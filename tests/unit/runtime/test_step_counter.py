@@ -1,0 +1,171 @@
+"""The step counter: the half of `step()` that is native."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from stepscope.runtime import _core
+from stepscope.runtime._core import StepCounter, span
+from stepscope.runtime.events import Flag, Kind
+from tests.support.recording import recording, run_program
+
+NEVER = 1 << 60
+
+
+class Steps(StepCounter):
+    """Notes what it is told, and changes when it is said."""
+
+    def __init__(self, next_change: int = NEVER, serial: int = 7) -> None:
+        self._next_change, self._serial, self._live = next_change, serial, True
+        self.changes: list[tuple[int, int]] = []
+        self.ignored = 0
+
+    def _transition(self, step: int, at: int) -> None:
+        self.changes.append((step, at))
+        self._next_change = step + 2
+        assert _core.changing(0) == 1
+        self._let_go()
+        self._let_go()
+        assert _core.changing(0) == 0
+
+    def _step_ignored(self) -> None:
+        self.ignored += 1
+
+    @property
+    def number(self) -> int:
+        """The current step."""
+        return self._step
+
+
+def test_steps_are_counted_and_marked() -> None:
+    """Each call ends a step and begins the next with a mark: number, profiler, track, open span and moment."""
+    steps = Steps()
+    with recording() as log, span("epoch"):
+        steps.step()
+        steps.step()
+        before = _core.now()
+        steps.step()
+    marks = log.of(Kind.STEP)
+    epoch = log.span("epoch")
+    assert [(mark.step, mark.id, mark.name, mark.dur) for mark in marks] == [
+        (number, 7, "ProfilerStep", 0) for number in (1, 2, 3)
+    ]
+    assert {(mark.track, mark.parent, mark.flags) for mark in marks} == {(epoch.track, epoch.id, Flag(0))}
+    assert before <= marks[-1].ts <= _core.now() and steps.number == 3
+    # Other events get their step later, by their time.
+    assert epoch.step == -1
+
+
+def test_marks_do_not_depend_on_recording() -> None:
+    """A window may begin while nothing else is recorded."""
+    steps = Steps()
+    with recording() as log:
+        log.record(False)
+        steps.step()
+        at, track, parent = steps._mark(0)  # pyright: ignore[reportPrivateUsage]
+    first, second = log.rows
+    assert (first.step, second.step) == (1, 1)
+    assert (second.ts, second.track, second.parent) == (at, track, parent)
+
+
+def test_changes_are_told_when_they_are_due() -> None:
+    """`_transition` gets the step and the moment of its mark, and the consumer waits until it is done."""
+    steps = Steps(next_change=2)
+    with recording() as log:
+        for _ in range(5):
+            steps.step()
+    marks = {mark.step: mark.ts for mark in log.of(Kind.STEP)}
+    assert steps.changes == [(2, marks[2]), (4, marks[4])]
+    assert _core.changing(0) == 0
+
+
+def test_an_error_at_a_change_reaches_the_caller() -> None:
+    """The step is counted and marked all the same, and the consumer does not wait for a change that is over."""
+
+    class Failing(Steps):
+        def _transition(self, step: int, at: int) -> None:
+            raise ValueError("at a change")
+
+    steps = Failing(next_change=1)
+    with recording() as log, pytest.raises(ValueError, match="at a change"):
+        steps.step()
+    assert (steps.number, len(log.of(Kind.STEP)), _core.changing(0)) == (1, 1, 0)
+
+
+def test_what_was_asked_is_told_at_the_next_step() -> None:
+    """Also where no change is due; and who steps is known."""
+    steps = Steps()
+    with recording():
+        steps.step()
+        steps._asked = True  # pyright: ignore[reportPrivateUsage]
+        steps.step()
+    assert [step for step, _ in steps.changes] == [2]
+    assert steps._stepper == threading.get_ident()  # pyright: ignore[reportPrivateUsage]
+
+
+def test_steps_outside_a_run_are_ignored() -> None:
+    """Nothing is counted or marked; the profiler is told."""
+    steps = Steps()
+    steps._live = False  # pyright: ignore[reportPrivateUsage]
+    with recording() as log:
+        steps.step()
+    assert (steps.ignored, steps.number, log.rows) == (1, 0, [])
+
+
+def test_steps_of_several_profilers_and_threads() -> None:
+    """Marks of several counters stay apart; any thread may step."""
+    counters = [Steps(serial=number) for number in (1, 2, 3)]
+
+    def work(steps: Steps) -> None:
+        for _ in range(500):
+            steps.step()
+
+    with recording() as log:
+        threads = [threading.Thread(target=work, args=(steps,)) for steps in counters]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for number in (1, 2, 3):
+        marks = [mark for mark in log.of(Kind.STEP) if mark.id == number]
+        assert [mark.step for mark in marks] == list(range(1, 501))
+        assert len({mark.track for mark in marks}) == 1
+
+
+def test_large_step_numbers() -> None:
+    """A run that is resumed may be far along."""
+    steps = Steps()
+    steps._step = (1 << 31) - 3  # pyright: ignore[reportPrivateUsage]
+    with recording() as log:
+        steps.step()
+        steps.step()
+    assert [mark.step for mark in log.of(Kind.STEP)] == [(1 << 31) - 2, (1 << 31) - 1]
+
+
+def test_without_a_session() -> None:
+    """Before any recorder is open, and in a forked child, steps are counted and nothing is written."""
+    (result,) = run_program(
+        """
+        pid = os.fork()
+        if pid:
+            sys.exit(os.waitpid(pid, 0)[1])
+        steps = _core.StepCounter()
+        steps._next_change, steps._live = 1 << 60, True
+        for _ in range(5):
+            steps.step()
+        tell([steps._step, steps._mark(0)[1:], _core.drain(1024)[0].hex()])
+        os._exit(0)
+        """
+    )
+    assert result == [5, [0, 0], ""]
+
+
+def test_changing_takes_numbers_only() -> None:
+    """The counter of changes under way goes up and down by what is given."""
+    assert (_core.changing(2), _core.changing(0), _core.changing(-2)) == (2, 2, 0)
+    wrong: Any = "1"
+    with pytest.raises(TypeError):
+        _core.changing(wrong)

@@ -1,0 +1,230 @@
+"""Windows: by timestamp, whatever the order of arrival, and every event accounted for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.messages import WindowEnds
+from stepscope.runtime.open_window import STEPS, OpenWindow
+from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.window import Step
+from stepscope.runtime.windows import RECORDER, Windows
+from tests.support.blocks import gap_block, instant_block, mark_block, span_block
+
+NONE = span_block()
+SERIAL = 7
+
+
+def windows(linger: int = 1000) -> Windows:
+    return Windows(SERIAL, linger, fallback_track=99)
+
+
+def close(state: Windows, at: int, now: int = 0, *, cut_short: bool = False) -> None:
+    state.close(WindowEnds(at, True, "", cut_short), now)
+
+
+def events_of(batches: list[EventBatch], source: str = RECORDER) -> Block:
+    return join_blocks([NONE, *(batch.events for batch in batches if batch.source == source)])
+
+
+def finished(state: Windows, open_spans: Block = NONE, now: int = 0) -> list[tuple[OpenWindow, list[EventBatch]]]:
+    state.closable(now)
+    return state.finish(open_spans)
+
+
+def finish(state: Windows, until: int, open_spans: Block = NONE, now: int = 0) -> list[tuple[int, list[EventBatch]]]:
+    state.watermark(RECORDER, until)
+    return [(window.index, batches) for window, batches in finished(state, open_spans, now)]
+
+
+def test_events_belong_to_the_window_and_step_of_their_timestamp() -> None:
+    """Also when they come before the step mark's own block and out of order."""
+    state = windows()
+    state.open(StepMark(100, 3, 1))
+    batches = state.route(RECORDER, join_blocks([mark_block(SERIAL, (200, 4)), instant_block(250, 150, 99)]), b"")
+    events = events_of(batches)
+    instants = events[events["kind"] == Kind.INSTANT]
+    assert {int(ts): int(step) for ts, step in zip(instants["ts"], instants["step"], strict=True)} == {150: 3, 250: 4}
+    assert state.statistics().outside == {RECORDER: 1}
+
+
+def test_a_window_waits_for_every_source() -> None:
+    """It closes when the slowest watermark has passed its end, and not before."""
+    state = windows()
+    state.add_source("device")
+    state.open(StepMark(0, 0, 1))
+    close(state, 100)
+    assert finish(state, 500) == []
+    state.watermark("device", 99)
+    assert finish(state, 500) == []
+    late = state.route("device", instant_block(98), b"")
+    assert len(events_of(late, "device")) == 1
+    state.watermark("device", 100)
+    assert [index for index, _ in finish(state, 500)] == [0]
+
+
+def test_linger_closes_a_window_that_a_source_holds_up() -> None:
+    """And says who it was; what comes later is late, and counted."""
+    state = windows(linger=50)
+    state.add_source("device")
+    state.open(StepMark(0, 0, 1))
+    close(state, 100, now=1000)
+    assert finish(state, 500, now=1049) == []
+    state.watermark(RECORDER, 500)
+    ((window, _),) = finished(state, NONE, 1050)
+    assert "device" in window.reason
+    assert state.route("device", instant_block(60, 70), b"") == []
+    stats = state.statistics()
+    assert stats.late == {"device": 2}
+    assert stats.dropped == {"device": {"late": 2}}
+    assert stats.closed_by_linger == 1
+
+
+def test_a_source_that_is_gone_is_not_waited_for() -> None:
+    """A backend that failed to open must not hold windows up."""
+    state = windows()
+    state.add_source("device")
+    state.open(StepMark(0, 0, 1))
+    close(state, 100)
+    state.remove_source("device")
+    assert len(finish(state, 100)) == 1
+
+
+def test_open_spans_are_cut_at_the_window_end_and_their_record_is_no_news() -> None:
+    """The window has the span as far as it went; the record that comes later is neither lost nor written twice."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    close(state, 100)
+    running = span_block((40, 130), first_id=5)
+    ((_, batches),) = finish(state, 200, running)
+    (span,) = events_of(batches)
+    assert (int(span["ts"]), int(span["dur"])) == (40, 60)
+    assert int(span["flags"]) & Flag.CLIPPED
+    assert state.route(RECORDER, span_block((40, 180), first_id=5), b"") == []
+    assert state.statistics().superseded == {RECORDER: 1}
+
+
+def test_a_span_across_two_windows_is_in_both_each_with_its_part() -> None:
+    """The parts add up to the span."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    close(state, 100)
+    state.open(StepMark(100, 1, 1))
+    batches = state.route(RECORDER, span_block((80, 150)), b"")
+    # What had begun before the window waits for something that begins in it.
+    assert {batch.window: batch.events["dur"].tolist() for batch in batches} == {0: [20]}
+    batches = state.route(RECORDER, span_block((120, 130), first_id=2), b"")
+    assert [(batch.window, batch.events["dur"].tolist()) for batch in batches] == [(1, [50]), (1, [10])]
+    assert state.statistics().accepted == {RECORDER: 2}
+
+
+def test_pauses_cut_spans_drop_the_rest_and_are_events() -> None:
+    """Nothing of a pause leaks into a window."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    state.pause(30)
+    (gap,) = state.resume(70)
+    assert gap.events["dur"].tolist() == [40]
+    assert gap.events["kind"].tolist() == [Kind.GAP]
+    batches = state.route(RECORDER, join_blocks([span_block((10, 90)), instant_block(50)]), b"")
+    assert events_of(batches)["dur"].tolist() == [20, 20]
+    assert state.statistics().outside == {RECORDER: 1}
+
+
+def test_a_gap_of_the_ring_is_counted_in_its_window() -> None:
+    """Dropped events count as produced, and the gap is passed on."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    batches = state.route(RECORDER, join_blocks([instant_block(5), gap_block(10, 20, dropped=17)]), b"")
+    assert Kind.GAP in events_of(batches)["kind"]
+    close(state, 100)
+    state.watermark(RECORDER, 100)
+    ((window, _),) = finished(state)
+    ledger = window.ledger()[RECORDER]
+    assert (ledger.produced, ledger.accepted, ledger.dropped) == (18, 1, {"overflow": 17})
+
+
+def test_step_spans_tile_the_window() -> None:
+    """Each step is one span from mark to mark, the last one to the end of the window."""
+    state = windows()
+    state.open(StepMark(0, 5, 1))
+    batches = state.route(RECORDER, mark_block(SERIAL, (30, 6), (70, 7)), b"")
+    close(state, 100)
+    batches += state.route(RECORDER, instant_block(80), b"")
+    ((_, last),) = finish(state, 200)
+    steps = events_of([*batches, *last], STEPS)
+    assert [(int(s["ts"]), int(s["dur"]), int(s["step"])) for s in steps] == [(0, 30, 5), (30, 40, 6), (70, 30, 7)]
+
+
+def test_marks_may_be_told_ahead_and_out_of_order() -> None:
+    """Events of a drain are divided only when all of its steps are known, whichever ring they were in."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    state.take_marks(mark_block(SERIAL, (70, 2), (30, 1)))
+    batches = state.route(RECORDER, join_blocks([instant_block(80, 40, 10), mark_block(SERIAL, (30, 1))]), b"")
+    events = events_of(batches)
+    assert events[events["kind"] == Kind.INSTANT]["step"].tolist() == [2, 1, 0]
+    batches += state.route(RECORDER, mark_block(SERIAL, (70, 2)), b"")
+    assert events_of(batches, STEPS)["dur"].tolist() == [30, 40]
+
+
+def test_marks_of_other_profilers_are_not_mine() -> None:
+    """Two profilers share the rings, not the steps."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    assert state.route(RECORDER, mark_block(SERIAL + 1, (30, 6)), b"") == []
+    close(state, 100)
+    state.watermark(RECORDER, 100)
+    ((window, _),) = finished(state)
+    assert [step.number for step in window.steps()] == [0]
+
+
+@pytest.mark.parametrize(("event_at", "end"), [(None, 50), (55, 60)])
+def test_what_follows_the_last_call_of_step_is_no_step(event_at: int | None, end: int) -> None:
+    """A loop that calls step() at its end begins a step that never comes. What the program does then is in the window."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    state.route(RECORDER, mark_block(SERIAL, (50, 1)), b"")
+    if event_at is not None:
+        state.route(RECORDER, instant_block(event_at), b"")
+    close(state, 60, cut_short=True)
+    state.watermark(RECORDER, 100)
+    ((window, batches),) = finished(state)
+    assert window.steps() == (Step(0, 0, 50),) and window.interval == (0, end)
+    spans = [batch.events for batch in batches if (batch.events["kind"] == Kind.SPAN).any()]
+    assert [block["dur"].tolist() for block in spans] in ([], [[50]])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 120), st.integers(0, 40)), max_size=40),
+    st.lists(st.integers(1, 119), min_size=1, max_size=6, unique=True),
+    st.randoms(use_true_random=False),
+)
+def test_every_event_is_accounted_for(spans: list[tuple[int, int]], borders: list[int], random: object) -> None:
+    """seen = accepted + outside + late + superseded, and each part of a span is in the window that covers it."""
+    state = windows()
+    edges = sorted(borders)
+    recorded = Counter[int]()
+    pending = [span_block((ts, ts + dur), first_id=n + 1) for n, (ts, dur) in enumerate(spans)]
+    for number, (begin, end) in enumerate(pairwise([0, *edges])):
+        state.open(StepMark(begin, number, 1))
+        close(state, end)
+    for block in pending:
+        for batch in state.route(RECORDER, block, b""):
+            recorded[batch.window] += int(batch.events["dur"].sum())
+            assert (batch.events["step"] == batch.window).all()
+    stats = state.statistics()
+    state.watermark(RECORDER, 1000)
+    for window, batches in finished(state):
+        recorded[window.index] += sum(int(batch.events["dur"].sum()) for batch in batches if batch.source == RECORDER)
+    assert stats.seen.get(RECORDER, 0) == len(spans)
+    assert stats.accepted.get(RECORDER, 0) + stats.outside.get(RECORDER, 0) == len(spans)
+    for number, (begin, end) in enumerate(pairwise([0, *edges])):
+        expected = sum(max(0, min(ts + dur, end) - max(ts, begin)) for ts, dur in spans)
+        assert recorded[number] == expected
