@@ -10,6 +10,8 @@ from http import HTTPStatus
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+import anyio
+
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.exporters.otlp import target as targets
 from stepscope.exporters.otlp.ceiling import Ceiling
@@ -34,6 +36,8 @@ log = logging.getLogger("stepscope")
 
 CLOCK_LOOK_S = 0.1
 """Seconds between two looks at the wall clock."""
+CLOSING_S = 1.0
+"""How long a session's connections may take to close."""
 
 
 class OtlpExporter:
@@ -223,7 +227,9 @@ class OtlpExporter:
 
     async def _close_senders(self) -> None:
         for sender in self._senders.values():
-            await sender.aclose()
+            # Cancelled or not, each is closed: a session that is only forgotten keeps its connection.
+            with anyio.move_on_after(CLOSING_S, shield=True):
+                await sender.aclose()
 
 
 def require_extra() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import socket
 import ssl
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import aiohttp
 import anyio
 import msgspec
 import pytest
@@ -477,3 +479,19 @@ def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
         ledgers = {output.name: output.ledger for output in pipeline.exporters}
         assert ledgers[exporter.name].dropped["queue"] > 0
         assert ledgers[exporter.name].exported == 0 < 2000 < ledgers["memory"].exported
+
+
+async def test_a_cancelled_end_closes_every_session(tmp_path: Path) -> None:
+    """Those of all signals: closing is cancelled at its deadline."""
+
+    def open_sessions() -> list[aiohttp.ClientSession]:
+        return [each for each in gc.get_objects() if isinstance(each, aiohttp.ClientSession) and not each.closed]
+
+    before = len(open_sessions())
+    exporter = OtlpExporter("http://127.0.0.1:9", options=QUICK)
+    await exporter.open(run_in(tmp_path))
+    assert len(open_sessions()) >= before + 2
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await exporter.aclose()
+    assert len(open_sessions()) == before
