@@ -33,6 +33,9 @@ CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
 # Each file of tests in one process, for they wait more than they compute.
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# Without byte code each of the processes that tests start would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
