@@ -1,39 +1,45 @@
-"""An autoencoder for spectra, with a summary of its weights that a status page shows while it trains."""
+"""An autoencoder for spectra; how well they are reconstructed is rated beside the training."""
 
 import argparse
-import json
-import os
-import tempfile
+import queue
 import threading
 
 import torch
 from torch import nn
 
 
-class LiveSummary(threading.Thread):
-    """Keeps `summary.json` up to date: the histogram of the weights of each layer."""
+class Quality(threading.Thread):
+    """Rates the errors of batches: the worst sample, and how many values are within some limits."""
 
-    def __init__(self, model, path, refresh):
+    LIMITS = (0.01, 0.03, 0.1, 0.3)
+
+    def __init__(self):
         super().__init__(daemon=True)
-        self.model = model
-        self.path = path
-        self.refresh = refresh
-        self.finished = threading.Event()
+        self.batches = queue.SimpleQueue()
+        self.worst = 0.0
+        self.within = dict.fromkeys(self.LIMITS, 0)
+        self.count = 0
 
-    def histogram(self, weights, bins=40, limit=0.25):
-        counts = [0] * bins
-        for weight in weights:
-            place = int((weight + limit) / (2 * limit) * bins)
-            counts[min(max(place, 0), bins - 1)] += 1
-        return counts
+    def rate(self, errors):
+        for sample in errors.tolist():
+            total = 0.0
+            for error in sample:
+                error = abs(error)
+                total += error
+                for limit in self.LIMITS:
+                    if error < limit:
+                        self.within[limit] += 1
+                        break
+            self.worst = max(self.worst, total / len(sample))
+            self.count += len(sample)
 
     def run(self):
-        while not self.finished.wait(self.refresh):
-            summary = {}
-            for name, parameter in self.model.named_parameters():
-                summary[name] = self.histogram(parameter.detach().flatten().tolist())
-            with open(self.path, "w") as file:
-                json.dump(summary, file)
+        while (errors := self.batches.get()) is not None:
+            self.rate(errors)
+
+    def __str__(self):
+        parts = [f"{self.within[limit] / max(self.count, 1):.0%} < {limit}" for limit in self.LIMITS]
+        return f"worst {self.worst:.3f}, " + ", ".join(parts)
 
 
 def spectra(count, width):
@@ -44,8 +50,8 @@ def spectra(count, width):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--refresh", type=float, default=0.05, metavar="SECONDS", help="of the summary")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rate-every", type=int, default=1, metavar="STEPS")
+    parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -54,20 +60,22 @@ def main():
     model = nn.Sequential(
         nn.Linear(256, 320), nn.GELU(), nn.Linear(320, 16), nn.Linear(16, 320), nn.GELU(), nn.Linear(320, 256)
     )
-    path = os.path.join(tempfile.mkdtemp(), "summary.json")
-    summary = LiveSummary(model, path, args.refresh)
-    summary.start()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    quality = Quality()
+    quality.start()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     for step in range(args.steps):
         batch = data[torch.randint(0, len(data), (512,))]
-        loss = nn.functional.mse_loss(model(batch), batch)
+        output = model(batch)
+        loss = nn.functional.mse_loss(output, batch)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if step % args.rate_every == 0:
+            quality.batches.put((output.detach() - batch)[:200])
         if step % 50 == 0:
-            print(f"{step} {loss.item():.5f}", flush=True)
-    summary.finished.set()
-    summary.join()
+            print(f"{step}: {loss.item():.5f} ({quality})", flush=True)
+    quality.batches.put(None)
+    quality.join()
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class UNet(nn.Module):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--batch-size", type=int, default=20)
+    parser.add_argument("--batch-size", type=int, default=16)
     args = parser.parse_args()
 
     torch.set_num_threads(1)

@@ -35,7 +35,7 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(4)
         torch.manual_seed(4)
         self.model = Denoiser()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=2e-3)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=8e-4)
         self.held_out = pictures(held_out, torch.Generator().manual_seed(41))
         self.average = None
         self.best = None
@@ -66,7 +66,7 @@ class Trainer:
             self.average = loss if self.average is None else 0.9 * self.average + 0.1 * loss
             if self.best is None:
                 self.best = self.average
-            elif self.average < 0.4 * self.best:
+            elif self.average < 0.45 * self.best:
                 self.best = self.average
                 print(f"step {step}: {self.average:.5f}, held out {self.validate():.5f}")
         print(f"done: {self.average:.5f}")

@@ -40,7 +40,7 @@ def rate_policy(policy, score, finished):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--raters", type=int, default=5)
+    parser.add_argument("--raters", type=int, default=4)
     parser.add_argument("--steps", type=int, default=150)
     args = parser.parse_args()
 

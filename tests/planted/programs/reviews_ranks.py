@@ -1,6 +1,6 @@
 """Sentiment of product reviews with a small transformer on several ranks; gradients are averaged by hand.
 
-One review at a time and rank, so nothing is padded.
+One row at a time and rank, so nothing is padded.
 """
 
 import argparse
@@ -14,22 +14,23 @@ VOCABULARY = 600
 
 
 def write_reviews(count, generator):
-    """Most reviews are a few lines, some are essays."""
-    lengths = torch.empty(count).log_normal_(4.9, 1.1, generator=generator).clamp(16, 1200).int().tolist()
-    return [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in lengths]
+    """Most reviews are a few lines, the others are essays."""
+    lines = torch.randint(12, 50, (count,), generator=generator)
+    essays = torch.randint(400, 800, (count,), generator=generator)
+    lengths = torch.where(torch.rand(count, generator=generator) < 0.3, essays, lines)
+    return [torch.randint(2, VOCABULARY, (length,), generator=generator) for length in lengths.tolist()]
 
 
-def order_of(reviews, sampler, ranks, generator):
-    """Indexes of reviews; each step takes `ranks` of them, one for each rank."""
-    if sampler == "random":
-        return torch.randperm(len(reviews), generator=generator).tolist()
-    by_length = sorted(range(len(reviews)), key=lambda index: len(reviews[index]))
-    groups = [by_length[start : start + ranks] for start in range(0, len(by_length), ranks)]
-    return [index for group in torch.randperm(len(groups), generator=generator).tolist() for index in groups[group]]
+def rows_of(reviews, pack):
+    """The rows to train on: a review each, or pieces of `pack` tokens of all of them."""
+    if not pack:
+        return reviews
+    tokens = torch.cat(reviews)
+    return list(tokens[: len(tokens) // pack * pack].split(pack))
 
 
 class Reader(nn.Module):
-    def __init__(self, width=96, layers=2):
+    def __init__(self, width=128, layers=2):
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
@@ -51,22 +52,21 @@ def average_gradients(model, ranks):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--sampler", choices=["random", "bucket"], default="random")
-    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--pack", type=int, default=0, metavar="TOKENS")
+    parser.add_argument("--reviews", type=int, default=480)
     args = parser.parse_args()
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    generator = torch.Generator().manual_seed(21)
-    reviews = write_reviews(args.steps * ranks, generator)
-    order = order_of(reviews, args.sampler, ranks, generator)
+    generator = torch.Generator().manual_seed(24)
+    rows = rows_of(write_reviews(args.reviews, generator), args.pack)
 
     torch.manual_seed(0)
     model = Reader()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    for step in range(args.steps):
-        tokens = reviews[order[step * ranks + rank]].unsqueeze(0)
+    for step in range(len(rows) // ranks):
+        tokens = rows[step * ranks + rank].unsqueeze(0)
         target = tokens[:, 0] % 2
         loss = F.cross_entropy(model(tokens), target)
         optimizer.zero_grad()

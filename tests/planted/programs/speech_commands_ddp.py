@@ -1,6 +1,6 @@
 """Keyword spotting on recordings of several laboratories: every rank trains on the shard of one of them.
 
-    python -m torch.distributed.run --nproc-per-node 3 --master-addr 127.0.0.1 speech_commands_ddp.py
+torchrun --nproc-per-node 3 speech_commands_ddp.py
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A model of two towers (users and articles) on several ranks, with DistributedDataParallel.
 
-    torchrun --nproc-per-node 2 two_towers_ranks.py
+torchrun --nproc-per-node 2 two_towers_ranks.py
 """
 
 import torch
