@@ -104,6 +104,7 @@ check: lint types
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CORE)
 	$(BIN)/codespell
 	@$(BIN)/python -m tools.check_imports
 

@@ -32,8 +32,14 @@ static void let_go(StepCounter *self) {
     if (self->holding) self->holding = 0, atomic_fetch_sub(&changing, 1);
 }
 
-static PyObject *step_hold(StepCounter *self, PyObject *unused) { hold(self); Py_RETURN_NONE; }
-static PyObject *step_let_go(StepCounter *self, PyObject *unused) { let_go(self); Py_RETURN_NONE; }
+static PyObject *step_hold(StepCounter *self, PyObject *unused) {
+    hold(self);
+    Py_RETURN_NONE;
+}
+static PyObject *step_let_go(StepCounter *self, PyObject *unused) {
+    let_go(self);
+    Py_RETURN_NONE;
+}
 
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
 
@@ -43,8 +49,13 @@ static Event write_mark(StepCounter *self, int64_t now) {
     if (!t) return (Event){.ts = now};
     Stack *stack = stack_of_object(t);
     if (!stack) stack = t->stack;
-    Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,
-                  .name = step_name, .parent = stack_top(stack)};
+    Event mark = {.ts = now,
+                  .id = self->serial,
+                  .track = stack->track,
+                  .step = (int32_t)self->step,
+                  .kind = KIND_STEP,
+                  .name = step_name,
+                  .parent = stack_top(stack)};
     ring_write(t, &mark, NULL, 0);
     return mark;
 }
@@ -83,7 +94,8 @@ static PyMethodDef methods[] = {
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},
-    {NULL}};
+    {NULL},
+};
 
 static PyMemberDef members[] = {
     {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
@@ -95,10 +107,12 @@ static PyMemberDef members[] = {
     {"_stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
     {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
     {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},
-    {NULL}};
+    {NULL},
+};
 
 PyTypeObject StepCounterType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.StepCounter",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.StepCounter",
     .tp_basicsize = sizeof(StepCounter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = PyType_GenericNew,
