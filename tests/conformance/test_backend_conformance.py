@@ -25,6 +25,7 @@ from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.tracks import TrackKind, new
 from tests.support.basics import require
 from tests.support.journals import write_journal
+from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 SCRIPT = (
@@ -155,7 +156,7 @@ def test_the_suite_lets_exceptions_through() -> None:
 
 def test_a_silent_backend_is_found_out() -> None:
     """Delivering nothing is allowed only to those who say so."""
-    with pytest.raises(AssertionError, match="nothing was delivered of window 0"):
+    with refused(AssertionError, "scripted", "window 0"):
         check_window(Case(ScriptedBackend))
     assert isinstance(ScriptedBackend(), Backend)
 
@@ -191,11 +192,11 @@ def test_invalid_blocks_are_found(field: str, value: int, message: str) -> None:
 
 def test_blocks_of_another_shape_are_found() -> None:
     """A wrong dtype, dimension, or key of an inline argument."""
-    with pytest.raises(AssertionError, match="dtype"):
+    with refused(AssertionError, "float64"):
         check_block(np.zeros(3), b"")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-    with pytest.raises(AssertionError, match="one dimension"):
+    with refused(AssertionError, "2"):
         check_block(_valid().reshape(2, 1), b"")
     block = _valid()
     block["flags"], block["args_at"] = Flag.ARG_INLINE, 2**31
-    with pytest.raises(AssertionError, match="not the id of a name"):
+    with refused(AssertionError, "2147483648"):
         check_block(block, b"")

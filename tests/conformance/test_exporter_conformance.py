@@ -30,6 +30,7 @@ from stepscope.runtime.events import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.messages import refused
 
 
 def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
@@ -205,7 +206,7 @@ async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
     obstacle.touch()
     exporter = JournalExporter(obstacle / "journal")
     run = conformance.Case(lambda directory: exporter, tmp_path, None, True).run()
-    with pytest.raises(OutputError, match=r"cannot create the file: Not a directory: .*file/journal"):
+    with refused(OutputError):
         await exporter.open(run)
 
 

@@ -72,9 +72,7 @@ def test_a_changed_message_fails_until_it_is_taken_over(suite: Suite) -> None:
     assert "`make messages`" in failed.stdout and "- size is 2, below <tmp>" in failed.stdout
     updated = suite.run("--update-messages", "-p", "xdist", "-n2")
     assert updated.returncode == 0 and "messages changed: test_some::test_first[2]" in updated.stdout, updated.stdout
-    assert suite.messages() == {
-        key: [text.replace("below", "under") for text in texts] for key, texts in kept.items()
-    }
+    assert suite.messages() == {key: [text.replace("below", "under") for text in texts] for key, texts in kept.items()}
     assert suite.run().returncode == 0
 
 

@@ -22,6 +22,7 @@ from stepscope.exporters.collector import protocol
 from tests.support.basics import children, poll
 from tests.support.collecting import until
 from tests.support.collectors import answer, collecting, connected
+from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, hello
 from tests.support.windowed import run_of, stored
 
@@ -71,7 +72,7 @@ async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
     """What was sent of it is no whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
-    with pytest.raises(RuntimeError, match="broke off: it was ended, as it may take 5 seconds"):
+    with refused(RuntimeError, "5 seconds"):
         await whole(chunks)
     assert not left(tmp_path)
 
@@ -80,7 +81,7 @@ async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
     """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
-    with pytest.raises(ProblemError, match="y+the end$") as told:
+    with refused(ProblemError, "the end") as told:
         await whole(downloads.send(kind(program), [], 0))
     assert len(told.value.detail) < 400
 
@@ -89,7 +90,7 @@ async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
     """Its turn is for others; one that takes what there is at once may wait as long as it takes to be made."""
     program = "open({}, 'wb').write(b'x' * 1_000_000)"
     impatient = Downloads(tmp_path, Bounds(grace=0.0, least_rate=1e15))
-    with pytest.raises(RuntimeError, match="its reader took"):
+    with refused(RuntimeError, "262144", snapshot=False):
         await whole(impatient.send(kind(program), [], 0))
     assert not left(tmp_path)
     assert len(await whole(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000
@@ -159,7 +160,7 @@ async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
     before = children(os.getpid())
     running = [asyncio.create_task(whole(downloads.send(kind(waits), [], 0))) for _ in range(18)]
     await poll(lambda: len(children(os.getpid()) - before) == 2)
-    with pytest.raises(ProblemError, match="too many downloads"):
+    with refused(ProblemError):
         await whole(downloads.send(kind(waits), [], 0))
     assert len(children(os.getpid()) - before) == 2
     go.touch()

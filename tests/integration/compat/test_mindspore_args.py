@@ -16,6 +16,7 @@ from stepscope.compat.mindspore import wire
 from stepscope.compat.mindspore.errors import ProfilerException, WireError
 from stepscope.mindspore import AicoreMetrics, DynamicProfilerArgs, Profiler, ProfilerActivity, ProfilerLevel
 from stepscope.runtime.errors import ControlError
+from tests.support.messages import refused
 
 DEFAULTS: dict[str, Any] = {
     "start_step": -1,
@@ -262,7 +263,7 @@ def test_our_format() -> None:
     assert again != DynamicProfilerArgs()
     block = bytearray(args.to_block())
     block[4] = 9
-    with pytest.raises(WireError, match="the block is of version 9; this one reads version 1"):
+    with refused(WireError, "version 9", "version 1"):
         DynamicProfilerArgs.from_block(bytes(block))
     assert issubclass(WireError, ProfilerException) and issubclass(WireError, ValueError)
 
@@ -330,7 +331,7 @@ def test_which_steps_and_ranks() -> None:
     assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
     assert DynamicProfilerArgs.from_block(args.to_block()) == args
     assert DynamicProfilerArgs(2, 3, ranks=[1]) != DynamicProfilerArgs(2, 3)
-    with pytest.raises(ValueError, match="format|no number"):
+    with refused(ValueError, "start_step", "next", "to_block()"):
         args.to_bytes()
     make: Any = DynamicProfilerArgs
     wrong: list[tuple[str, Any]] = [("start_step", "nxt"), ("steps", -1), ("steps", "3")]

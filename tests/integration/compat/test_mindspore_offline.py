@@ -20,6 +20,7 @@ from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
 from tests.support.commands import stepscope
 from tests.support.launch import launched
+from tests.support.messages import refused
 
 
 def recorded(path: Path, steps: int = 3) -> Path:
@@ -76,17 +77,17 @@ def test_nothing_to_analyse(tmp_path: Path) -> None:
     """An error says so, with what was looked at; a directory that does not exist is another one."""
     with pytest.raises(RuntimeError, match=f"nothing to analyse below {tmp_path}: no directory in it holds raw data"):
         Profiler.offline_analyse(tmp_path)
-    with pytest.raises(ProfilerDirNotFoundException, match="there is no directory") as caught:
+    with refused(ProfilerDirNotFoundException) as caught:
         Profiler.offline_analyse(tmp_path / "absent")
     assert isinstance(caught.value, FileNotFoundError)
     assert isinstance(caught.value, ProfilerException)
     (tmp_path / RAW).mkdir()
     (tmp_path / RAW / "journal").write_bytes(b"x" * 100)
-    with pytest.raises(RuntimeError, match=r"nothing to analyse below .*journal"):
+    with refused(RuntimeError):
         Profiler.offline_analyse(tmp_path)
     mistakes: list[dict[str, Any]] = [{"pretty": 1}, {"data_simplification": "no"}]
     for wrong in mistakes:
-        with pytest.raises(TypeError, match="must be a bool"):
+        with refused(TypeError, "pretty"):
             Profiler.offline_analyse(tmp_path, **wrong)
 
 

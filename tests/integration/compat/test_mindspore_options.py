@@ -30,6 +30,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support.basics import ROOT
+from tests.support.messages import refused
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
 
@@ -82,7 +83,7 @@ def test_what_needs_op_time(name: str) -> None:
 @pytest.mark.checklist("C14")
 def test_stacks_need_the_framework() -> None:
     """Stacks without any data of the host contradict each other; if nothing is said of these, stacks alone will do."""
-    with pytest.raises(ValueError, match="with_stack=True needs profile_framework"):
+    with refused(ValueError, "with_stack=True", "profile_framework", "all", "time"):
         read(with_stack=True, profile_framework=None)
     assert read(with_stack=True).stacks and read(with_stack=True, profile_framework="time").stacks
 
@@ -102,7 +103,7 @@ def test_levels() -> None:
     ]
     assert read(profiler_level=2) == read(profiler_level="Level2") == read(profiler_level=ProfilerLevel.Level2)
     assert read().operators and not read().shapes
-    with pytest.raises(ValueError, match="'Leve2' is no ProfilerLevel; did you mean 'Level2'"):
+    with refused(ValueError, "profiler_level", "Leve2", "ProfilerLevel", "Level2"):
         read(profiler_level="Leve2")
 
 
@@ -116,9 +117,9 @@ def test_metrics_by_name_and_number() -> None:
     for name in ("MemoryUB", "memoryub", AicoreMetrics.MemoryUB):
         assert read(aicore_metrics=name) == read(aic_metrics=name) == read(aicore_metrics=5)
     assert set(PROFILER_METRICS) == set(DYNAMIC_METRICS) == set(range(-1, 7))
-    with pytest.raises(ValueError, match=r"7 stands for no AicoreMetrics; there are -1 \(AiCoreNone\), 0 "):
+    with refused(ValueError, "aicore_metrics", "7", "-1 (AiCoreNone)", "6 (L2Cache)"):
         read(aicore_metrics=7)
-    with pytest.raises(TypeError, match="a AicoreMetrics is wanted, got bool"):
+    with refused(TypeError, "aicore_metrics", "True", "AicoreMetrics"):
         read(aicore_metrics=True)
 
 
@@ -132,7 +133,7 @@ def test_activities() -> None:
     assert read(activities=[ProfilerActivity.NPU]).activities == read(activities=2).activities
     assert read().operators
     assert not read(activities=["NPU"]).operators
-    with pytest.raises(ValueError, match="'CUP' is no ProfilerActivity; did you mean 'CPU'"):
+    with refused(ValueError, "activities", "CUP", "ProfilerActivity", "CPU"):
         read(activities=["CUP"])
 
 

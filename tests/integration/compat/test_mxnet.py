@@ -17,6 +17,7 @@ import stepscope
 from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
 from tests.support.basics import ROOT
+from tests.support.messages import refused
 from tests.support.mxnets import alone, begin, load, run, slices, statistics
 
 
@@ -152,9 +153,9 @@ def test_states(here: Path) -> None:
     events = load("profile.json")
     assert slices(events, "first") and slices(events, "second") and not slices(events, "not recorded")
     for wrong in ("foo", "runn", None, 1):
-        with pytest.raises(mxnet.MXNetValueError, match="state must be one of 'run', 'stop', got"):
+        with refused(mxnet.MXNetValueError, "state", "'run'", "'stop'"):
             mxnet.set_state(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'run'"):
+    with refused(mxnet.MXNetValueError, "state", "runn", "'run'?"):
         mxnet.set_state("runn")
 
 
@@ -218,7 +219,7 @@ def test_what_begins_in_a_pause_is_recorded_from_its_end_on() -> None:
 @pytest.mark.checklist("E4")
 def test_any_number_of_dumps() -> None:
     """Each is a valid file with everything so far, while it goes on, after it has stopped, and after it has gone on."""
-    with pytest.raises(mxnet.MXNetError, match=r"nothing was recorded yet; call set_config\(\) and set_state\('run'\)"):
+    with refused(mxnet.MXNetError, "dump()", "set_config()", "set_state('run')"):
         mxnet.dump()
     begin()
     for number in range(3):
@@ -261,7 +262,7 @@ def test_formats_and_orders_of_statistics() -> None:
         with pytest.raises(AssertionError, match=next(iter(wrong))) as raised:
             mxnet.dumps(**wrong)
         assert isinstance(raised.value, ValueError)
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'json'"):
+    with refused(mxnet.MXNetValueError, "format", "jsn", "'json'?"):
         mxnet.dumps(format="jsn")
 
 

@@ -16,6 +16,7 @@ import stepscope
 from stepscope import mxnet
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import require
+from tests.support.messages import refused
 from tests.support.mxnets import alone, begin, load, run, slices, statistics
 
 
@@ -72,9 +73,9 @@ def test_the_server_is_reached_by_a_remote_control() -> None:
         {"filename": "server.json", "aggregate_stats": True}, "run", "pause", "resume", ("dump", False), "stop",
     ]  # fmt: skip
     assert mxnet.current_profiler() is None
-    with pytest.raises(mxnet.MXNetValueError, match="profile_process must be one of 'worker', 'server', got 'both'"):
+    with refused(mxnet.MXNetValueError, "profile_process", "'worker'", "'server'", "both"):
         mxnet.pause("both")
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'server'"):
+    with refused(mxnet.MXNetValueError, "profile_process", "srver", "'server'?"):
         mxnet.set_state("run", "srver")
 
 
@@ -90,7 +91,7 @@ def test_former_names(here: Path) -> None:
     with pytest.warns(UserWarning, match=r"dump_profile\(\) is deprecated; use dump\(\)"):
         mxnet.dump_profile()
     assert slices(load("old.json"), "old")
-    with pytest.warns(UserWarning), pytest.raises(mxnet.MXNetValueError, match="did you mean 'symbolic'"):
+    with pytest.warns(UserWarning), refused(mxnet.MXNetValueError, "mode", "symbolik", "'symbolic'?"):
         mxnet.profiler_set_config("symbolik")
 
 

@@ -33,6 +33,7 @@ from stepscope.runtime.ledger import OutputLedger
 from tests.support.basics import poll
 from tests.support.collectors import COMMAND, Process, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.messages import refused
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
@@ -193,7 +194,7 @@ async def test_without_a_spool_nothing_is_written(tmp_path: Path) -> None:
     task = asyncio.ensure_future(exporter.aclose())
     await asyncio.sleep(0.1)
     task.cancel()
-    with pytest.raises(OutputError, match="2 events are lost"):
+    with refused(OutputError, "2 events", "ConnectionRefusedError", "LinkSettings.spool_bytes"):
         await task
     (settled,) = exporter.settle()
     assert (settled.window, settled.exported, settled.dropped) == (5, 0, {"undelivered": 2})
@@ -210,7 +211,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
         await exporter.export(batch_of(spans([f"{n}" for n in range(50)])))
         await poll(lambda: exporter.settle())
     await exporter.export(batch_of(spans([f"{n}" for n in range(50, 80)])))
-    with pytest.raises(ProfilerStateError, match="still runs"):
+    with refused(ProfilerStateError, os.getpid()):
         delivery.parcels(tmp_path / "run")
     task = asyncio.ensure_future(exporter.aclose())
     await asyncio.sleep(0.2)
@@ -301,7 +302,7 @@ def test_damage_is_not_delivered(tmp_path: Path) -> None:
         journal.write_bytes(content)
         with pytest.raises(FormatError, match=complaint):
             delivery.parcels(journal)
-    with pytest.raises(FormatError, match="nothing to deliver"):
+    with refused(FormatError, tmp_path / "run", "unsent/*/stream"):
         delivery.parcels(tmp_path / "run")
 
 

@@ -22,6 +22,7 @@ from stepscope.runtime.control.end_change import EndChange
 from stepscope.runtime.control.placement import place
 from stepscope.runtime.schedule import NEVER, always, never
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
+from tests.support.messages import refused
 
 
 @pytest.mark.checklist("A1", "A2", "A28", "A31", "A32")
@@ -107,7 +108,7 @@ def test_a_request_is_one(output_dir: Path) -> None:
     """Anything else is a mistake of the program, and said to be one."""
     with running(output_dir) as (profiler, _):
         wrong: Any = {"steps": 3}
-        with pytest.raises(TypeError, match="takes a stepscope.control.WindowRequest, got dict"):
+        with refused(TypeError, "arm()", "stepscope.control.WindowRequest", "{'steps': 3}"):
             profiler.arm(wrong)
 
 

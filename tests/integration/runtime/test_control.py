@@ -26,6 +26,7 @@ from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.run import rank_from_environment
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
+from tests.support.messages import refused
 
 QUICK = Options(journal=False, drain_interval=0.01)
 
@@ -250,10 +251,10 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             Settings(**wrong)
     unknown: Any = {"pol": 2}
-    with pytest.raises(TypeError, match="pol"):
+    with refused(TypeError, "'pol'", "'poll'"):
         Settings(**unknown)
     nothing: Any = 5
-    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 5"):
+    with refused(TypeError, "control", "stepscope.Control", "5"):
         stepscope.trace(control=nothing, output_dir=tmp_path)
 
 
@@ -348,15 +349,15 @@ def test_directories_of_jobs(tmp_path: Path) -> None:
     one.make()
     assert one.path.stat().st_mode & 0o777 == 0o700
     one.path.chmod(0o755)
-    with pytest.raises(ControlError, match="is open to other users"):
+    with refused(ControlError, "755"):
         one.make()
     two.path.symlink_to(one.path)
-    with pytest.raises(ControlError, match="is no directory"):
+    with refused(ControlError, tmp_path):
         two.make()
     if os.geteuid() == 0:
         elsewhere.path.mkdir(0o700)
         os.chown(elsewhere.path, 12345, -1)
-        with pytest.raises(ControlError, match="belongs to user 12345"):
+        with refused(ControlError, "12345"):
             elsewhere.make()
 
 

@@ -24,6 +24,7 @@ from stepscope.runtime.session import session_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
 from tests.support.looping import QUICK, looping, wait
+from tests.support.messages import refused
 
 # over the socket
 
@@ -72,7 +73,7 @@ def test_two_profilers_answer_over_one_socket(output_dir: Path) -> None:
         assert session.stat().st_mode & 0o777 == 0o700
     with (
         looping(output_dir / "c", Control(path=str(output_dir))),
-        pytest.raises(ControlError, match="takes no commands"),
+        refused(ControlError, os.getpid(), "trace(control=Control(socket=True))", "STEPSCOPE_OPTIONS"),
     ):
         ask_process(os.getpid(), Command(command="status"), 30)
 
@@ -109,7 +110,7 @@ def test_nonsense_over_the_socket(output_dir: Path, content: bytes) -> None:
 
 def test_nobody_listens(tmp_path: Path) -> None:
     """The message says what is missing."""
-    with pytest.raises(ControlError, match="process 1 traces nothing here"):
+    with refused(ControlError, "process 1"):
         ask_process(1, Command(command="status"), 1)
     for nobody in (0, (1 << 22) + 1, 1 << 70):  # Linux has no numbers above 1 << 22
         with pytest.raises(ControlError, match=f"there is no process {nobody} on this machine"):
@@ -117,9 +118,9 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))
         sock.listen()
-        with pytest.raises(ControlError, match="does not answer in 0.1 s"):
+        with refused(ControlError, "0.1 s"):
             ask_socket(tmp_path / "s", Command(command="status"), 0.1, "it")
-    with pytest.raises(ControlError, match="it takes no commands"):
+    with refused(ControlError, "trace(control=Control(socket=True))", "STEPSCOPE_OPTIONS"):
         ask_socket(tmp_path / "s", Command(command="status"), 1, "it")
 
 

@@ -16,6 +16,7 @@ from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.meter import event_costs
 from stepscope.runtime.overseer import Overseer
 from tests.support.blocking import BlockingBackend
+from tests.support.messages import refused
 from tests.support.readings import texts
 
 ABSURD = sc.control.OverheadBudget(fraction=0.0001, interval=0.02)
@@ -242,7 +243,7 @@ def test_wrong_budgets_are_named(given: object, message: str) -> None:
     """By field, value and remedy."""
     with pytest.raises((TypeError, ValueError), match=message):
         sc.trace(overhead_budget=given)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="OverheadBudget.interval is 0"):
+    with refused(ValueError, "OverheadBudget.interval", "0"):
         sc.control.OverheadBudget(interval=0)
     with pytest.raises(TypeError):
         sc.control.OverheadBudget(percent=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
