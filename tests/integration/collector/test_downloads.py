@@ -47,22 +47,22 @@ def left(directory: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("program", "bounds", "why"),
+    ("program", "bounds", "facts"),
     [
-        ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), "MemoryError"),
-        ("import time; time.sleep(1000)", Bounds(seconds=5.0), "may take 5 seconds at most"),
+        ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), ["MemoryError"]),
+        ("import time; time.sleep(1000)", Bounds(seconds=5.0), ["5 seconds"]),
         (
             "open({}, 'wb').write(b'x' * (1 << 20))",
             Bounds(file_bytes=1 << 18),
-            "File too large.* 262,144 bytes at most",
+            ["262,144 bytes", "stepscope merge"],
         ),
     ],
 )
-async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, why: str) -> None:
+async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
     """It is told why, nothing is left of it, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
-    with pytest.raises(ProblemError, match=why):
+    with refused(ProblemError, *facts):
         await whole(downloads.send(kind(program, grows=False), [], 0))
     assert not left(tmp_path) and children(os.getpid()) == before
     assert await whole(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
@@ -196,7 +196,7 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
         assert disk_use(collector.settings.directory).total <= limit
         go.touch()
         assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
-        with pytest.raises(ProblemError, match=f"may have {size:,} bytes at most, `stepscope merge` makes larger"):
+        with refused(ProblemError, f"{size:,} bytes", "stepscope merge"):
             await whole(
                 collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
             )

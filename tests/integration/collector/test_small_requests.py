@@ -117,9 +117,9 @@ def test_a_world_size_in_the_environment_that_cannot_be_is_ignored(
     (warning,) = caplog.messages
     assert warning.startswith(f"WORLD_SIZE: the world size {text[:20]} is ignored, sizes are 1 to {MAX_RANKS}: ")
     assert "counts as unknown" in warning
-    with pytest.raises(ValueError, match=f"world_size must be {MAX_RANKS:,} at most"):
+    with refused(ValueError, "world_size", f"{MAX_RANKS:,}"):
         sc.trace(world_size=1 << 62)
-    with pytest.raises(ValueError, match=f"rank must be below {MAX_RANKS:,}"):
+    with refused(ValueError, "rank", f"{MAX_RANKS:,}"):
         sc.trace(rank=1 << 62)
 
 

@@ -217,7 +217,7 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         hooks.hook(number)
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(KEPT)]
     assert "tracing of x goes on without: ValueError: number 0" in caplog.text
-    with pytest.raises(ExceptionGroup, match=f"kept {KEPT + 3} errors"):
+    with refused(ExceptionGroup, "x", f"{KEPT + 3} errors"):
         hooks.raise_errors()
 
 
@@ -274,24 +274,24 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "facts"),
     [
-        ({"shedule": None}, "did you mean 'schedule'"),
-        ({"bananas": 1}, "known: backends, control, exporters"),
-        ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
-        ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
-        ({"exporters": sc.exporters.MemoryExporter()}, r"write exporters=\[...\]"),
-        ({"exporters": [3]}, "3 is neither an exporter nor a function"),
-        ({"backends": [3]}, "3 is no backend"),
-        ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, "takes no schedule"),
-        ({"keep_last": "five"}, "keep_last must be a number of steps"),
-        ({"overhead_budget": 7.0}, "budget"),
-        ({"control": 3}, "control must be a path or a stepscope.Control, got int: 3"),
+        ({"shedule": None}, ["shedule", "'schedule'"]),
+        ({"bananas": 1}, ["bananas", "backends, control, exporters"]),
+        ({"unit": "batch"}, ["LoopSettings.unit", "batch", "epoch", "step"]),
+        ({"ranks": [-1]}, ["ranks", "-1"]),
+        ({"exporters": sc.exporters.MemoryExporter()}, ["exporters=[...]"]),
+        ({"exporters": [3]}, ["3"]),
+        ({"backends": [3]}, ["3", "stepscope.backends.Backend"]),
+        ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, ["keep_last", "schedule"]),
+        ({"keep_last": "five"}, ["keep_last", "five"]),
+        ({"overhead_budget": 7.0}, ["overhead_budget", "7.0"]),
+        ({"control": 3}, ["control", "stepscope.Control", "3"]),
     ],
 )
-def test_wrong_settings_are_refused_at_once(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_at_once(given: dict[str, Any], facts: list[str]) -> None:
     """When the callback is made, not when training has begun."""
-    with pytest.raises((TypeError, ValueError), match=message):
+    with refused((TypeError, ValueError), *facts):
         LoopSettings.of(given)
 
 

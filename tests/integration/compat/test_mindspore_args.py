@@ -98,9 +98,7 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
     assert args.vars[field] == value
     assert args.diagnostics == ()
     assert DynamicProfilerArgs.from_block(args.to_block()).args[field] == meant
-    with pytest.raises(
-        ValueError, match=rf"{field} is .*, for which MindSpore has no number; to_block\(\) holds names"
-    ):
+    with refused(ValueError, field, "to_block()"):
         args.to_bytes()
 
 
@@ -291,20 +289,20 @@ def test_any_bytes(block: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("content", "facts"),
     [
-        (b"", "it is empty"),
-        (b'{"start_step": 1', "line 1, column"),
-        (b'{\n  "start_step": 1,\n  "stop_step": }', "line 3, column"),
-        (b"[1, 2]", "Expected `object`, got `array`"),
-        (b"null", "Expected `object`, got `null`"),
-        (b'{"a": 1,\n"b": "\xff"}', "line 2: it is no UTF-8: invalid start byte"),
+        (b"", []),
+        (b'{"start_step": 1', ["line 1, column"]),
+        (b'{\n  "start_step": 1,\n  "stop_step": }', ["line 3, column"]),
+        (b"[1, 2]", ["line 1, column"]),
+        (b"null", ["line 1, column"]),
+        (b'{"a": 1,\n"b": "\xff"}', ["line 2", "UTF-8"]),
     ],
 )
 @pytest.mark.checklist("A24", "A25", "F1")
-def test_what_is_no_configuration(content: bytes, text: str) -> None:
+def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
     """Text that is no JSON object is refused, with the place."""
-    with pytest.raises(ControlError, match=text):
+    with refused(ControlError, *facts):
         DynamicProfilerArgs.from_json(content)
 
 

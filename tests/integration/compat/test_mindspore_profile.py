@@ -183,18 +183,18 @@ def test_the_programs_own_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "facts"),
     [
-        ({"dir_name": 3}, TypeError, "dir_name must be a path, got int: 3"),
-        ({"worker_name": 3}, TypeError, "worker_name must be a str, got int"),
-        ({"worker_name": "a/b"}, ValueError, "worker_name must be a part of a file's name, got 'a/b'"),
-        ({"analyse_flag": 1}, TypeError, "analyse_flag must be a bool, got int: 1"),
-        ({"async_mode": None}, TypeError, "async_mode must be a bool, got NoneType"),
+        ({"dir_name": 3}, TypeError, ["dir_name", "3"]),
+        ({"worker_name": 3}, TypeError, ["worker_name", "3"]),
+        ({"worker_name": "a/b"}, ValueError, ["worker_name", "a/b"]),
+        ({"analyse_flag": 1}, TypeError, ["analyse_flag", "bool", "1"]),
+        ({"async_mode": None}, TypeError, ["async_mode", "bool", "None"]),
     ],
 )
-def test_wrong_arguments_of_a_handler(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_arguments_of_a_handler(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
     """Each is named with its value."""
-    with pytest.raises(error, match=text):
+    with refused(error, *facts):
         ms.tensorboard_trace_handler(**arguments)
 
 

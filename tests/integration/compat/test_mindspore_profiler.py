@@ -28,7 +28,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support import mindspore_output as output
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 
 
 @pytest.mark.checklist("B1", "B5", "C1", "C7", "C25")
@@ -199,17 +199,17 @@ def test_some_steps(tmp_path: Path) -> None:
     assert output.steps_of(directory) == [0, 2, 4]
     assert [row["Step"] for row in output.rows(directory, "step_trace_time.csv")] == ["0", "2", "4"]
     wrong: list[tuple[Any, str]] = [
-        ("2", r"got '2'; the nearest is \[2\]"),
-        (7, r"got 7; the nearest is \[7\]"),
-        ([4, 1.5], r"got \[4, 1.5\]; item 1 is 1.5; the nearest is 2"),
-        ([True], r"got \[True\]; item 0 is True; the nearest is 1"),
-        (["1"], r"got \['1'\]; item 0 is '1'; the nearest is 1"),
-        ([[1]], r"got \[\[1\]\]; item 0 is \[1\]; the nearest is 1"),
+        ("2", "[2]"),
+        (7, "[7]"),
+        ([4, 1.5], "2"),
+        ([True], "1"),
+        (["1"], "1"),
+        ([[1]], "1"),
     ]
-    for steps, told in wrong:
-        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
+    for steps, nearest in wrong:
+        with refused(TypeError, "step_list", repr(steps), nearest):
             profiler.analyse(step_list=steps)
-        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
+        with refused(TypeError, "step_list", repr(steps), nearest):
             Profiler.offline_analyse(tmp_path, step_list=steps)
     with refused(ValueError, "mode", "'sync'", "'async'", "later"):
         profiler.analyse(mode="later")
@@ -238,10 +238,9 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
 @pytest.mark.checklist("C20", "F12")
 def test_the_steps_to_analyse_are_no_option(tmp_path: Path) -> None:
     """Whoever gives them to the profiler is told where they belong."""
-    with pytest.warns(
-        UserWarning, match=r"'step_list' is no option and has no effect; it is an argument of analyse\(\)"
-    ):
+    with pytest.warns(UserWarning) as caught:
         Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
+    said(caught, "step_list", "analyse()")
 
 
 @pytest.mark.checklist("A5", "C20", "F13")

@@ -143,7 +143,7 @@ def test_processes_of_this_host(caplog: pytest.LogCaptureFixture) -> None:
 def test_who_cannot_be_asked_is_named() -> None:
     """A process that traces nothing, and none at all."""
     mxnet.set_kvstore_handle(mxnet.RemoteProcesses(os.getpid()))
-    with pytest.raises(mxnet.MXNetError, match=f"process {os.getpid()} "):
+    with refused(mxnet.MXNetError, f"process {os.getpid()} "):
         mxnet.set_state("run", "server")
     mxnet.set_state("stop", "server")
     with refused(mxnet.MXNetValueError, "RemoteProcesses()"):

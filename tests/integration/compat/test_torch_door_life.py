@@ -19,7 +19,7 @@ import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
 from tests.support.arming import SOCKET, arm_here, say_in_environment
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 from tests.support.operators import torch
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
@@ -155,23 +155,22 @@ def test_a_callback_may_end_the_profile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "facts"),
     [
-        ({"activities": []}, ValueError, "must name at least one"),
-        ({"activities": [*CPU, *CPU]}, ValueError, "CPU more than once"),
-        ({"activities": ["CPU"]}, TypeError, "must hold members"),
-        ({"schedule": 3}, TypeError, "schedule must be callable, got int: 3"),
-        ({"on_trace_ready": "x"}, TypeError, "on_trace_ready must be callable, got str: 'x'"),
-        ({"post_processing_timeout_s": -1}, ValueError, "0 or more, got -1"),
-        ({"mode": "stream", "record_shapes": True}, ValueError, "record_shapes cannot be had with mode='stream'"),
-        ({"mode": "live"}, ValueError, "mode must be 'auto', 'stream' or 'kineto', got 'live'"),
-        ({"shapes": True}, TypeError, "unexpected keyword argument 'shapes'"),
+        ({"activities": []}, ValueError, ["activities", "ProfilerActivity.CPU"]),
+        ({"activities": [*CPU, *CPU]}, ValueError, ["activities", "CPU"]),
+        ({"activities": ["CPU"]}, TypeError, ["activities", "torch.profiler.ProfilerActivity", "CPU"]),
+        ({"schedule": 3}, TypeError, ["schedule", "3"]),
+        ({"on_trace_ready": "x"}, TypeError, ["on_trace_ready", "'x'"]),
+        ({"post_processing_timeout_s": -1}, ValueError, ["post_processing_timeout_s", "-1"]),
+        ({"mode": "stream", "record_shapes": True}, ValueError, ["record_shapes", "mode='stream'"]),
+        ({"mode": "live"}, ValueError, ["mode", "auto", "stream", "kineto", "live"]),
     ],
     ids=str,
 )
-def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
     """They are refused where they are given, with the name and the value."""
-    with pytest.raises(error, match=text):
+    with refused(error, *facts):
         ours.profile(**arguments)
 
 
@@ -180,16 +179,20 @@ def test_devices_that_are_not_there() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
     cuda = torch.profiler.ProfilerActivity.CUDA
-    with pytest.warns(UserWarning, match="activities ask for CUDA, and torch finds no such device here") as caught:
+    with pytest.warns(UserWarning) as caught:
         prof = ours.profile(activities=[*CPU, cuda])
+    said(caught, "activities", "CUDA")
     assert [warning.filename for warning in caught] == [__file__]
     assert prof.activities == set(CPU) and prof.use_device is None
     with refused(ValueError, "CUDA"):
         ours.profile(activities=[cuda])
-    with pytest.warns(UserWarning, match="CUDA"), pytest.warns(FutureWarning, match="use_cuda is deprecated"):
+    with pytest.warns(UserWarning) as caught, pytest.warns(FutureWarning) as deprecated:
         ours.profile(use_cuda=True)
-    with pytest.warns(FutureWarning, match="use_cuda is deprecated"):
+    said(caught, "CUDA")
+    said(deprecated, "use_cuda")
+    with pytest.warns(FutureWarning) as deprecated:
         assert ours.profile(use_cuda=False).activities == set(CPU)
+    said(deprecated, "use_cuda")
     with pytest.warns(FutureWarning), refused(ValueError, "use_cuda=False", "ProfilerActivity.CPU"):
         ours.profile(activities=[cuda], use_cuda=False)
     # Our own members are as good, and so is a choice of kinds.

@@ -292,15 +292,15 @@ def test_damage_is_not_delivered(tmp_path: Path) -> None:
         with sc.span("x"):
             pass
     whole = (tmp_path / "run" / "journal").read_bytes()
-    for content, complaint in (
-        (whole[:-5], "not complete"),
-        (whole[: len(whole) // 2], "not complete"),
-        (whole[:20], "whose journal"),
-        (whole[:100] + b"\0" + whole[101:], "whose journal|damaged"),
-        (b"", "whose journal|not a stepscope journal"),
+    for content in (
+        whole[:-5],
+        whole[: len(whole) // 2],
+        whole[:20],
+        whole[:100] + b"\0" + whole[101:],
+        b"",
     ):
         journal.write_bytes(content)
-        with pytest.raises(FormatError, match=complaint):
+        with refused(FormatError, journal, "stepscope recover"):
             delivery.parcels(journal)
     with refused(FormatError, tmp_path / "run", "unsent/*/stream"):
         delivery.parcels(tmp_path / "run")

@@ -65,13 +65,13 @@ def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: p
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     """Not when the run is over and nothing was sent; who may not read one, or named its directory, is told as well."""
     url, token = "ws://localhost:7788", tmp_path / "token"
-    with pytest.raises(FileNotFoundError, match=f"{token}, which should hold the secret, .*; write it there, or name"):
+    with refused(FileNotFoundError, token):
         CollectorExporter(url, token=token)
     token.mkdir()
     with refused(IsADirectoryError, token):
         CollectorExporter(url, token=token)
     token.rmdir()
-    with pytest.raises(ValueError, match=f"{token} is empty"):
+    with refused(ValueError, token):
         CollectorExporter(url, token=file(token, "", 0o600))
     CollectorExporter(url, token=file(token, TOKEN, 0o600))
 

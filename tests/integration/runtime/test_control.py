@@ -239,16 +239,9 @@ def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.checklist("A16", "A17")
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     """The message has the field and the value."""
-    for fields, message in (
-        ({"poll": 0}, "Control.poll is 0: "),
-        ({"poll": "2"}, "Control.poll is '2': "),
-        ({"path": ""}, "Control.path is '': "),
-        ({"path": 3}, "Control.path is 3: "),
-        ({"signal_steps": 0}, "Control.signal_steps is 0: "),
-        ({"job": "a b"}, "Control.job is 'a b': "),
-    ):
-        wrong: Any = fields
-        with pytest.raises(ValueError, match=message):
+    for field, value in (("poll", 0), ("poll", "2"), ("path", ""), ("path", 3), ("signal_steps", 0), ("job", "a b")):
+        wrong: Any = {field: value}
+        with refused(ValueError, f"Control.{field}", repr(value)):
             Settings(**wrong)
     unknown: Any = {"pol": 2}
     with refused(TypeError, "'pol'", "'poll'"):
@@ -329,14 +322,14 @@ def test_ranks_as_people_write_them() -> None:
     assert ranks_from(" 7 , 1-2,1") == (1, 2, 7)
     assert ranks_from("all") is None and ranks_from(None) is None
     assert ranks_text((5, 0, 3, 4)) == "0,3-5" and ranks_text(None) == "all"
-    for text, message in (
+    for text, fact in (
         ("", "''"),
         ("1-", "'1-'"),
-        ("5-3", "write 3-5"),
+        ("5-3", "3-5"),
         ("a", "'a'"),
-        ("0-9999999", "names 10,000,000 ranks"),
+        ("0-9999999", "10,000,000"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused(ValueError, "ranks", fact):
             ranks_from(text)
 
 

@@ -113,7 +113,7 @@ def test_nobody_listens(tmp_path: Path) -> None:
     with refused(ControlError, "process 1"):
         ask_process(1, Command(command="status"), 1)
     for nobody in (0, (1 << 22) + 1, 1 << 70):  # Linux has no numbers above 1 << 22
-        with pytest.raises(ControlError, match=f"there is no process {nobody} on this machine"):
+        with refused(ControlError, nobody):
             ask_process(nobody, Command(command="status"), 1)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))

@@ -185,5 +185,5 @@ def test_wrong_options_name_the_field() -> None:
 )  # fmt: skip
 def test_options_out_of_range_are_named(field: str, value: object) -> None:
     """At construction, with the field and the value."""
-    with pytest.raises(ValueError, match=rf"Options.{field}(\[0\])? is"):
+    with refused(ValueError, f"Options.{field}"):
         sc.Options(**{field: value})  # type: ignore[arg-type]

@@ -48,21 +48,21 @@ def test_an_endpoint_is_what_receivers_are_below(endpoint: str, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "why"),
+    ("endpoint", "fact"),
     [
-        ("localhost:4318", "must be a URL"),
-        ("ftp://host", "must be a URL"),
-        ("http://", "must be a URL"),
-        ("http://host:99999", "must be a URL"),
-        ("http://ho st", "must be a URL"),
-        ("http://host\r\nX: y", "must be a URL"),
-        ("", "must be a URL"),
-        ("http://user:passw0rd@host", "use the header Authorization"),
+        ("localhost:4318", "http://localhost:4318"),
+        ("ftp://host", "http://localhost:4318"),
+        ("http://", "http://localhost:4318"),
+        ("http://host:99999", "http://localhost:4318"),
+        ("http://ho st", "http://localhost:4318"),
+        ("http://host\r\nX: y", "http://localhost:4318"),
+        ("", "http://localhost:4318"),
+        ("http://user:passw0rd@host", "Authorization"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint: str, why: str) -> None:
+def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
     """The error names the remedy, and no password."""
-    with pytest.raises(ValueError, match=why) as caught:
+    with refused(ValueError, "endpoint", fact) as caught:
         target("traces", endpoint)
     assert "passw0rd" not in str(caught.value)
 
@@ -116,11 +116,11 @@ def test_malformed_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value, why in (
         ("OTEL_EXPORTER_OTLP_HEADERS", "s3cret", "name=value"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "milliseconds"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip or none"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip"),
     ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            with pytest.raises(ValueError, match=f"(?s){name}.*{why}") as caught:
+            with refused(ValueError, name, why) as caught:
                 target()
             assert "s3cret" not in str(caught.value)
 
