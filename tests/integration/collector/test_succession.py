@@ -26,7 +26,7 @@ from stepscope.runtime.run import Run
 from tests.support.basics import poll
 from tests.support.collectors import Running, answer, collecting, connected
 from tests.support.journals import frame_borders
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 from tests.support.streams import STREAM, SYNC
 
 OTHER = "fedcba9876543210" * 2
@@ -155,7 +155,7 @@ async def test_a_stream_that_gives_way_comes_back_with_more(tmp_path: Path, capl
         with caplog.at_level(logging.WARNING):
             await send(running, STREAM, old, begun, whole)
         assert not mark.exists() and STREAM in running.collector.streams.all
-        assert f"{OTHER} does not take the place of" in caplog.text
+        said(caplog.records, OTHER)
 
 
 async def test_a_stream_that_is_not_replaced_stays_on_the_page(tmp_path: Path) -> None:

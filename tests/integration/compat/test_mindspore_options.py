@@ -258,14 +258,14 @@ def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         lambda: profile(on_trace_ready=tensorboard_trace_handler(tmp_path)),
         lambda: DynamicProfilerMonitor(tmp_path),
     ]
-    for said in ("Ascnd", "tpu"):
-        context["device_target"] = said
+    for target in ("Ascnd", "tpu"):
+        context["device_target"] = target
         for make in makers:
-            with refused(RuntimeError, "device_target", said, "Ascend"):
+            with refused(RuntimeError, "device_target", target, "Ascend"):
                 make()
     assert list(tmp_path.iterdir()) == []
-    for said, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
-        context["device_target"] = said
+    for target, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
+        context["device_target"] = target
         found = targets.find()
         assert (found.device, found.device_id, found.mode) == (device, number, "graph")
 
@@ -280,6 +280,6 @@ def test_the_environment_may_say_where(
     assert not caplog.records
     given = Profiler(start_profile=False, output_path=tmp_path / "given")
     assert given.options.output_path == os.fspath(tmp_path / "given")
-    assert "MS_DIAGNOSTIC_DATA_PATH is not used" in caplog.text
+    said(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
     monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH")
     assert Profiler(start_profile=False).options.output_path == "./data"

@@ -60,10 +60,10 @@ def test_the_server_is_reached_by_a_remote_control() -> None:
         lambda: mxnet.dump(False, profile_process="server"),
         lambda: mxnet.set_state("stop", "server"),
     ]
-    for handle, said in ((None, "none"), (3, "int"), (Server, "type")):
+    for handle, kind in ((None, "none"), (3, "int"), (Server, "type")):
         mxnet.set_kvstore_handle(handle)
         for call in calls:
-            with refused(mxnet.MXNetError, said, "set_kvstore_handle()"):
+            with refused(mxnet.MXNetError, kind, "set_kvstore_handle()"):
                 call()
     server = Server()
     mxnet.set_kvstore_handle(server)

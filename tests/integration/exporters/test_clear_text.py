@@ -20,7 +20,7 @@ from stepscope.runtime.errors import OutputError
 from tests.support.basics import poll, require
 from tests.support.collectors import collecting, journals
 from tests.support.commands import stepscope
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 
 QUICK = sc.exporters.LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
@@ -49,7 +49,7 @@ def test_commands_refuse_another_machine_without_tls(tmp_path: Path, capsys: pyt
         ("deliver", str(tmp_path)),
     ):
         assert main([*command, "--url", "ws://other-host:7788"]) == 1, command
-        assert "(--insecure)" in capsys.readouterr().err
+        said(capsys.readouterr().err, "--insecure")
 
 
 def test_the_line_for_training_scripts_can_be_used() -> None:

@@ -24,7 +24,7 @@ from stepscope.runtime.control.watched_file import LIMIT, WatchedFile
 from stepscope.runtime.errors import ControlError
 from tests.support.basics import ROOT, require
 from tests.support.launch import run_to_end
-from tests.support.messages import refused
+from tests.support.messages import refused, said
 
 _CREATE = """
 import sys
@@ -335,7 +335,7 @@ def test_a_status_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.Log
         wait(lambda: file.current == b"2")
     finally:
         file.close()
-    assert sum("cannot be written" in record.getMessage() for record in caplog.records) == 1
+    assert len(said(caplog.records, "cannot be written")) == 1
 
 
 def test_two_files_are_watched_by_one_thread(tmp_path: Path) -> None:
