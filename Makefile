@@ -2,6 +2,7 @@
 # make demo-cluster  four ranks that train together and stream to a collector, while things break; DIR=... leaves what it made there
 # make test      the everyday tests, in minutes
 # make test-all  all tests: also the slow ones, with both event loops
+# make messages  tests/messages.json, of what errors, warnings and commands say in the tests
 # make check     formatting, lint, imports, spelling, types
 # make nightly   other Pythons, sanitizers, torture, fuzzing
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
@@ -39,7 +40,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all slow-tests nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all slow-tests messages nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -96,6 +97,10 @@ test-all: install viewers-if-npm
 # After make test-all: which tests are too slow for make test.
 slow-tests: install
 	@$(BIN)/python -m tools.slow_tests build/tests.xml
+
+# A file that is named runs also its slow tests.
+messages: install
+	@$(BIN)/pytest --update-messages $(PYTEST_ARGS) $$(grep -rl "tests.support.messages" tests --include="test_*.py")
 
 nightly: test-pythons sanitize torture fuzz
 

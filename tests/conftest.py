@@ -21,6 +21,8 @@ from tools.checklist import PAGE, unshown
 
 importlib.import_module("stepscope")
 
+pytest_plugins = ["tests.support.messages"]
+
 heed_interrupts()
 
 # A machine under load is slow, not wrong.
@@ -86,9 +88,9 @@ def _name(item: pytest.Item) -> str:
     return f"{item.path.stem}::{item.name.partition('[')[0]}"
 
 
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs each async test on asyncio's own loop and on uvloop; of the everyday tests on asyncio's only."""
-    if os.environ[WHICH] == "everyday":
+def pytest_asyncio_loop_factories(config: pytest.Config) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Runs each async test on asyncio's own loop and on uvloop; of the everyday tests, and for their messages, on asyncio's."""
+    if os.environ[WHICH] == "everyday" or config.getoption("update_messages"):
         return {"asyncio": asyncio.SelectorEventLoop}
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 

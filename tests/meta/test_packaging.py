@@ -18,6 +18,7 @@ import stepscope
 import stepscope.runtime._core as core
 from stepscope.runtime.version import VERSION
 from tests.support.basics import ROOT, git
+from tests.support.messages import refused
 
 CONFIG: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 SETUPTOOLS: dict[str, Any] = CONFIG["tool"]["setuptools"]
@@ -146,7 +147,7 @@ def test_public_names_exist(module: str) -> None:
 )
 def test_a_name_that_is_elsewhere_or_misspelt(name: str, meant: str) -> None:
     """The error says which name was meant."""
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean {meant}?"):
+    with refused(AttributeError, name, meant):
         getattr(stepscope, name)
 
 

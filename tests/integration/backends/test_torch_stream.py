@@ -25,6 +25,7 @@ from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.schedule import schedule
 from tests.integration.backends.test_itt import python
 from tests.support.basics import missing
+from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
 from tests.support.readings import texts
 
@@ -235,11 +236,11 @@ def test_a_function_that_waits_ends_where_it_ends(tmp_path: Path) -> None:
 def test_auto_takes_the_mode_that_serves() -> None:
     """Stream where it is enough, kineto for what only that has; stream refuses what it cannot give."""
     assert TorchBackend("auto").report().mode == ""
-    with pytest.raises(ValueError, match="record_shapes and profile_memory cannot be had with mode='stream'"):
+    with refused(ValueError, "record_shapes", "profile_memory", "mode='stream'", "mode='kineto'"):
         TorchBackend("stream", record_shapes=True, profile_memory=True)
-    with pytest.raises(ValueError, match="mode must be 'auto', 'stream' or 'kineto', got 'fast'"):
+    with refused(ValueError, "mode", "auto", "stream", "kineto", "fast"):
         TorchBackend("fast")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="activities must hold members of torch.profiler.ProfilerActivity, got 'cpu'"):
+    with refused(TypeError, "activities", "torch.profiler.ProfilerActivity", "cpu"):
         TorchBackend(activities=["cpu"])
 
 

@@ -19,6 +19,7 @@ import stepscope.torch as ours
 from stepscope.compat.torch.activities import ProfilerActivity as OwnActivity
 from stepscope.runtime.errors import ControlError, OutputError, ProfilerStateError
 from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.messages import refused, said
 from tests.support.operators import torch
 
 CPU = [torch.profiler.ProfilerActivity.CPU]
@@ -80,20 +81,20 @@ def test_calls_in_the_wrong_order() -> None:
     """Each says what is wrong and what to do; torch fails an assertion, or records nothing without a word."""
     prof = ours.profile(activities=CPU)
     for call in (prof.stop, prof.key_averages, prof.events, lambda: prof.export_chrome_trace("x.json")):
-        with pytest.raises(ProfilerStateError, match=r"start\(\)"):
+        with refused(ProfilerStateError, "start()"):
             call()
     prof.step()
     assert prof.step_num == 1 and prof.current_action is ours.ProfilerAction.RECORD
     prof.step_num = 5
     prof.start()
-    with pytest.raises(ProfilerStateError, match="runs already"):
+    with refused(ProfilerStateError, "start()", "stop()"):
         prof.start()
     torch.ones(2).tanh()
     prof.stop()
-    with pytest.raises(ProfilerStateError, match="does not run"):
+    with refused(ProfilerStateError, "stop()", "start()"):
         prof.stop()
     assert tanh(prof) == 1 and prof.step_num == 5
-    with pytest.raises(ProfilerStateError, match="with_stack=True"):
+    with refused(ProfilerStateError, "export_stacks()", "with_stack=True"):
         prof.export_stacks("stacks.txt")
     with pytest.raises(OutputError):
         prof.export_chrome_trace("/dev/null/trace.json")
@@ -105,7 +106,7 @@ def test_results_without_any_window(tmp_path: Path) -> None:
         prof.step()
     assert len(prof.key_averages()) == len(prof.events()) == 0 and prof.key_averages().table() == ""
     assert prof.get_trace_id() is None
-    with pytest.raises(ProfilerStateError, match="no window yet"):
+    with refused(ProfilerStateError, "trace"):
         prof.export_chrome_trace(tmp_path / "trace.json")
 
 
@@ -154,23 +155,22 @@ def test_a_callback_may_end_the_profile() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "facts"),
     [
-        ({"activities": []}, ValueError, "must name at least one"),
-        ({"activities": [*CPU, *CPU]}, ValueError, "CPU more than once"),
-        ({"activities": ["CPU"]}, TypeError, "must hold members"),
-        ({"schedule": 3}, TypeError, "schedule must be callable, got int: 3"),
-        ({"on_trace_ready": "x"}, TypeError, "on_trace_ready must be callable, got str: 'x'"),
-        ({"post_processing_timeout_s": -1}, ValueError, "0 or more, got -1"),
-        ({"mode": "stream", "record_shapes": True}, ValueError, "record_shapes cannot be had with mode='stream'"),
-        ({"mode": "live"}, ValueError, "mode must be 'auto', 'stream' or 'kineto', got 'live'"),
-        ({"shapes": True}, TypeError, "unexpected keyword argument 'shapes'"),
+        ({"activities": []}, ValueError, ["activities", "ProfilerActivity.CPU"]),
+        ({"activities": [*CPU, *CPU]}, ValueError, ["activities", "CPU"]),
+        ({"activities": ["CPU"]}, TypeError, ["activities", "torch.profiler.ProfilerActivity", "CPU"]),
+        ({"schedule": 3}, TypeError, ["schedule", "3"]),
+        ({"on_trace_ready": "x"}, TypeError, ["on_trace_ready", "'x'"]),
+        ({"post_processing_timeout_s": -1}, ValueError, ["post_processing_timeout_s", "-1"]),
+        ({"mode": "stream", "record_shapes": True}, ValueError, ["record_shapes", "mode='stream'"]),
+        ({"mode": "live"}, ValueError, ["mode", "auto", "stream", "kineto", "live"]),
     ],
     ids=str,
 )
-def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
     """They are refused where they are given, with the name and the value."""
-    with pytest.raises(error, match=text):
+    with refused(error, *facts):
         ours.profile(**arguments)
 
 
@@ -179,17 +179,21 @@ def test_devices_that_are_not_there() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a device")
     cuda = torch.profiler.ProfilerActivity.CUDA
-    with pytest.warns(UserWarning, match="activities ask for CUDA, and torch finds no such device here") as caught:
+    with pytest.warns(UserWarning) as caught:
         prof = ours.profile(activities=[*CPU, cuda])
+    said(caught, "activities", "CUDA")
     assert [warning.filename for warning in caught] == [__file__]
     assert prof.activities == set(CPU) and prof.use_device is None
-    with pytest.raises(ValueError, match="CUDA only, and torch finds no such device"):
+    with refused(ValueError, "CUDA"):
         ours.profile(activities=[cuda])
-    with pytest.warns(UserWarning, match="CUDA"), pytest.warns(FutureWarning, match="use_cuda is deprecated"):
+    with pytest.warns(UserWarning) as caught, pytest.warns(FutureWarning) as deprecated:
         ours.profile(use_cuda=True)
-    with pytest.warns(FutureWarning, match="use_cuda is deprecated"):
+    said(caught, "CUDA")
+    said(deprecated, "use_cuda")
+    with pytest.warns(FutureWarning) as deprecated:
         assert ours.profile(use_cuda=False).activities == set(CPU)
-    with pytest.warns(FutureWarning), pytest.raises(ValueError, match="leaves no activity"):
+    said(deprecated, "use_cuda")
+    with pytest.warns(FutureWarning), refused(ValueError, "use_cuda=False", "ProfilerActivity.CPU"):
         ours.profile(activities=[cuda], use_cuda=False)
     # Our own members are as good, and so is a choice of kinds.
     with ours.profile(activities=[{OwnActivity.CPU: ["CPU_OP"]}]) as prof:
@@ -211,7 +215,7 @@ def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
         thread.start()
         thread.join()
         torch.ones(2).tanh()
-    assert "changed nothing" in caplog.text
+    said(caplog.records, "changed nothing")
     assert tanh(prof) == 3 and "aten::sigmoid" not in {row.key for row in prof.key_averages()}
 
 
@@ -362,7 +366,7 @@ def test_record_function_as_decorator_and_nested() -> None:
     assert (found["region"], found["decorated"], found["aten::tanh"]) == (2, 2, 4)
     parents = {event.cpu_parent.name for event in prof.events() if event.name == "aten::tanh"}
     assert parents == {"decorated"}
-    with pytest.raises(TypeError, match="name must be a str, got int: 3"):
+    with refused(TypeError, "name", "3"):
         ours.record_function(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -441,7 +445,7 @@ def test_an_operator_has_steps_recorded(mode: Any) -> None:
     prof.raise_errors()
     assert seen == [(6, 9, "socket")] and tanh(prof) == 9
     assert [event.name for event in prof.events() if event.name.startswith("ProfilerStep")] == ["ProfilerStep*"] * 2
-    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 3"):
+    with refused(TypeError, "control", "stepscope.Control", "3"):
         ours.profile(control=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -474,5 +478,5 @@ def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.
     assert outer.run.output.path == tmp_path / "said" and inner.run.output.path == tmp_path / "said" / "torch-2"
     assert (tmp_path / "said" / "journal").is_file() and (tmp_path / "said" / "torch-2" / "journal").is_file()
     monkeypatch.setenv("STEPSCOPE_OPTIONS", "{")
-    with pytest.raises(ControlError, match="line 1, column 2"):
+    with refused(ControlError, "STEPSCOPE_OPTIONS", "line 1, column 2"):
         outer.start()

@@ -13,6 +13,7 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.runtime.events import Kind
 from stepscope.runtime.statistics import ProfilerStatistics
+from tests.support.messages import refused
 
 NAMES = {
     "quotes": 'say "x" \\ {}',
@@ -130,7 +131,7 @@ def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp
         offered, exported, errors = accounts[name]
         assert 0 < exported < offered
         assert errors > 0
-    with pytest.raises(ExceptionGroup, match="kept") as caught:
+    with refused(ExceptionGroup, "stepscope", "15 errors") as caught:
         profiler.raise_errors()
     assert any("space" in str(error) for error in caught.value.exceptions)
 
@@ -171,7 +172,7 @@ def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> No
 
 def test_wrong_options_name_the_field() -> None:
     """Unknown fields are refused where they are given."""
-    with pytest.raises(TypeError, match="unknown_field"):
+    with refused(TypeError, "unknown_field", "block_seconds", "worker_ring_bytes"):
         sc.Options(unknown_field=1)  # type: ignore[call-arg]
 
 
@@ -184,5 +185,5 @@ def test_wrong_options_name_the_field() -> None:
 )  # fmt: skip
 def test_options_out_of_range_are_named(field: str, value: object) -> None:
     """At construction, with the field and the value."""
-    with pytest.raises(ValueError, match=rf"Options.{field}(\[0\])? is"):
+    with refused(ValueError, f"Options.{field}"):
         sc.Options(**{field: value})  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT, jax_python
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
 from tests.support.launch import run_to_end
+from tests.support.messages import refused
 
 os.environ["KERAS_BACKEND"] = "torch"
 needs("keras")
@@ -96,9 +97,9 @@ def test_profile_batch_is_as_in_tensorboard(tmp_path: Path) -> None:
     fit(model(), off)
     assert off.profiler is None
     for wrong in ((4, 2), -1, (0, 3)):
-        with pytest.raises(ValueError, match="profile_batch must be"):
+        with refused(ValueError, "profile_batch"):
             StepscopeCallback(profile_batch=wrong)
-    with pytest.raises(ValueError, match="say the same"):
+    with refused(ValueError, "schedule", "profile_batch"):
         StepscopeCallback(profile_batch=3, schedule=CYCLE)
 
 

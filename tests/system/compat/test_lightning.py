@@ -23,6 +23,7 @@ from stepscope.runtime.events import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+from tests.support.messages import refused
 
 needs("lightning")
 
@@ -314,7 +315,7 @@ def test_the_table_is_logged_or_written(tmp_path: Path, caplog: pytest.LogCaptur
 def test_wrong_settings_are_refused_before_training() -> None:
     """By name, and without a warning from an object that was only half made."""
     for kind in (StepscopeCallback, StepscopeProfiler):
-        with pytest.raises(TypeError, match="did you mean 'schedule'"):
+        with refused(TypeError, "shedule", "schedule"):
             kind(shedule=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 

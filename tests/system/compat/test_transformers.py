@@ -16,6 +16,7 @@ import stepscope as sc
 from stepscope.runtime.events import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+from tests.support.messages import refused
 
 needs("transformers")
 needs("accelerate")
@@ -105,11 +106,11 @@ def test_the_names_of_other_trainers_work(tmp_path: Path) -> None:
     check_well(callback)
     assert runs.steps("fit") == [(1, 2), (4, 5)]
     assert (tmp_path / "profiles" / "fit" / "journal").is_file()
-    with pytest.raises(ValueError, match="say the same"):
+    with refused(ValueError, "schedule", "profiler_..._steps"):
         StepscopeCallback(profiler_wait_steps=1, schedule=CYCLE)
-    with pytest.raises(ValueError, match="say the same"):
+    with refused(ValueError, "output_dir", "profiler_output_dir"):
         StepscopeCallback(profiler_output_dir="a", output_dir="b")
-    with pytest.raises(ValueError, match="active must be"):
+    with refused(ValueError, "active", "0"):
         StepscopeCallback(profiler_active_steps=0)
 
 

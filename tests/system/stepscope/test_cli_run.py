@@ -17,6 +17,7 @@ from stepscope.cli.optimizer_steps import OptimizerSteps
 from tests.support.basics import require
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
+from tests.support.messages import said
 
 TRAINING = """
 import torch
@@ -235,7 +236,7 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stdout == ""
     assert "Trust report of mine" in done.stderr and "drag run/trace.json into it" in done.stderr
-    assert "the program did not import torch" in done.stderr
+    said(done.stderr, "torch")
     assert len(complete(tmp_path / "run" / "trace.json", "work")) == 1
     assert not (tmp_path / "run" / "session").exists()
 
