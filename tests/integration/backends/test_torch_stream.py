@@ -24,7 +24,7 @@ from stepscope.runtime import strings
 from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.schedule import schedule
 from tests.integration.backends.test_itt import python
-from tests.support.basics import missing
+from tests.support.basics import missing, require
 from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
 from tests.support.readings import texts
@@ -213,8 +213,9 @@ def waits_for_slow(x: torch.Tensor) -> torch.Tensor:  # pyright: ignore
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-def test_a_function_that_waits_ends_where_it_ends(tmp_path: Path) -> None:
+def test_a_function_that_waits_ends_where_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A function of TorchScript that forks and waits goes on, and ends, on a thread of torch's pool."""
+    monkeypatch.setitem(globals(), "torch", require("torch"))  # TorchScript looks at what the name stands for
     waits = torch.jit.script(waits_for_slow)
     x = torch.randn(256, 256)
     for _ in range(3):

@@ -20,11 +20,11 @@ from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Window
-from tests.support.basics import ROOT, require
+from tests.support.basics import ROOT, Deferred
 from tests.support.messages import refused
 
-pq: Any = require("pyarrow.parquet")
-arrow: Any = require("pyarrow")
+pq: Any = Deferred("pyarrow.parquet")
+arrow: Any = Deferred("pyarrow")
 
 
 def windows_in(path: Path) -> list[dict[str, Any]]:
@@ -71,8 +71,8 @@ async def test_windows_do_not_stay_in_memory(tmp_path: Path) -> None:
     exporter = ParquetExporter(path)
     await exporter.open(run_in(tmp_path))
     most = 0
-    tracemalloc.start()
     before = arrow.total_allocated_bytes()
+    tracemalloc.start()
     try:
         (made,) = _windows(1)
         for number in range(count):
