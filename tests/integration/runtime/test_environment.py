@@ -39,7 +39,7 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
     assert paths == [said, said / "two_three-2", said / "two_three-3", tmp_path / "own"]
     assert all((path / "journal").is_file() for path in paths)
     assert recorded == [2, 2, 2, 0]
-    with pytest.raises(ValueError, match="fixed names 'outputdir', which is no field .* the nearest is 'output_dir'"):
+    with pytest.raises(ValueError, match="fixed names 'outputdir', which is no field .* did you mean 'output_dir'"):
         stepscope.trace(fixed=["outputdir"])
 
 
