@@ -17,9 +17,9 @@ DESCRIPTION = """\
 Runs a Python program as it is and traces it: torch's operators if it uses torch, and its calls of stepscope.span() and
 the like. Each call of the optimizer's step() ends a step.
 
-Without --active it records everything in one window, that is, in one piece: right for a short program. For a long one choose
-steps as for torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active. Or keep the last steps
-in memory, and save them when something goes wrong: --keep-last.
+Without --active it records everything in one window, that is, in one piece: right for a short program. For a long one
+choose steps as for torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active. Or keep the
+last steps in memory, and save them when something goes wrong: --keep-last.
 """
 
 EPILOG = """\
@@ -32,8 +32,8 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
-One process is traced. A launcher's ranks (its processes) each need the command, as in the last example. Other processes that
-the program starts add their spans to its trace if they import stepscope and STEPSCOPE_JOIN=1 is set.
+One process is traced. Each of a launcher's processes (ranks) needs the command, as in the last example. Other processes
+that the program starts add their spans to its trace if they import stepscope and STEPSCOPE_JOIN=1 is set.
 If MS_PROFILER_OPTIONS has "start": true, stepscope.mindspore records the program as well: docs/mindspore.md.
 The run's directory always has a journal, a file that survives a kill: `stepscope recover DIR` brings it back.
 
