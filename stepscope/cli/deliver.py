@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Sends to a collector what a run could not, from where the collector's copy ends. A journal that was never sent can be sent
 as well. If the process was killed, its journal is recovered first. You may repeat the command: nothing is stored twice.
-What is sent to NATS, `stepscope collect --from` takes from there.
+With a URL of NATS the journal goes there, and `stepscope collect --from` takes it.
 """
 
 EPILOG = """\
