@@ -18,6 +18,15 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13; do \
 	$$python -c "" 2>/dev/null && echo $$python && exit; done; echo python3.11)
 VENV := .venv
+# Who names a Python while there is an environment of another one would be passed over in silence.
+ifneq ($(filter environment command,$(firstword $(origin PYTHON))),)
+ifneq ($(wildcard $(VENV)/bin/python),)
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(call version,$(PYTHON)),$(call version,$(VENV)/bin/python))
+$(error $(VENV) has Python $(call version,$(VENV)/bin/python), not $(PYTHON): remove $(VENV) first, or leave PYTHON out)
+endif
+endif
+endif
 HTA_VENV := .venv-hta
 PHOENIX_VENV := .venv-phoenix
 MINDSPORE_VENV := .venv-mindspore

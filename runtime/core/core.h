@@ -381,6 +381,7 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args);
 /* chrome.c, perfetto.c, aggregate.c, itt.c: see there. */
 extern PyTypeObject PerfettoEncoderType;
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
+#define ITT_UNRECORDED "\001stepscope" /* a task of this name shows that calls arrive, and is not recorded */
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
 uint64_t itt_left_out(void);
 void itt_thread_end(Thread *thread);

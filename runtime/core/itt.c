@@ -284,7 +284,7 @@ void itt_thread_end(Thread *t) {
 }
 
 static Handle *string_handle_create(const char *text) {
-    if (!text || !recording(RECORD_OPERATORS)) return &nothing.handle;
+    if (!text || !recording(RECORD_OPERATORS) || !strcmp(text, ITT_UNRECORDED)) return &nothing.handle;
     Thread *t = thread_current();
     Scratch *s = t ? scratch_of(t) : NULL;
     if (!s) return &nothing.handle;

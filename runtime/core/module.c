@@ -104,7 +104,7 @@ PyMODINIT_FUNC PyInit__core(void) {
         PyModule_AddIntMacro(m, FIRST_NAME) < 0 || PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
         PyModule_AddIntMacro(m, MAX_STRINGS) < 0 || PyModule_AddIntMacro(m, MAX_NAME) < 0 ||
         PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 || PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_OPEN) < 0)
+        PyModule_AddIntMacro(m, RECORD_OPEN) < 0 || PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
         return NULL;
     return m;
 }

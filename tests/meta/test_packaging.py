@@ -67,7 +67,7 @@ def test_a_checkout_without_its_editable_install_explains_itself() -> None:
         "import sys; sys.meta_path[:] = [one for one in sys.meta_path if 'Editable' not in str(one)]; import stepscope"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "make install" in done.stderr.splitlines()[-1], done.stderr
+    assert done.returncode == 1 and "pip install -e ." in done.stderr.splitlines()[-1], done.stderr
 
 
 def test_a_missing_compiler_is_one_sentence(tmp_path: Path) -> None:
@@ -192,4 +192,4 @@ def test_sources_without_their_core_say_what_to_do() -> None:
     """A checkout that nothing was built in is what Python finds first in its directory."""
     program = "import sys; sys.modules['stepscope.runtime._core'] = None; import stepscope"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1 and "make install" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "pip install -e ." in done.stderr.splitlines()[-1]

@@ -102,6 +102,52 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("train.py",), "did you mean: stepscope run train.py"),
+        (("conver", "a", "b"), "did you mean 'convert'?"),
+        (
+            ("run", "--epochs", "3", "p.py"),
+            "stepscope run: error: run has no option --epochs; options of the program go after",
+        ),
+        (("run", "--actve", "3", "p.py"), "stepscope run: error: run has no option --actve; did you mean --active?"),
+        (("convert", "a", "b.json", "c"), "stepscope convert: error: unrecognized arguments: c"),
+        (("convert", "a", "b.json", "--windw", "1"), "did you mean --window?"),
+        (("convert", "a", "b", "--format", "chrom"), "did you mean 'chrome'?"),
+        (("merge", "a", "--out", "b", "--format", "ht"), "did you mean 'hta'?"),
+        (("run", "--active", "0", "p.py"), "--active must be"),
+        (("run", "--active", "1", "--skip-first", "-1", "p.py"), "--skip-first must be"),
+        (("arm", "--pid", "1"), "--steps N, --stop N or --seconds S"),
+        (("arm", "--pid", "1", "--steps", "0"), "--steps is 0"),
+        (("arm", "--pid", "1", "--steps", "1", "--start", "-3"), "'-3' is no step: write next"),
+    ],
+)
+def test_wrong_usage_names_the_likely_word(
+    arguments: tuple[str, ...],
+    wanted: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one line, by the command that it is about, under a usage of two lines at most."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").touch()
+    assert usage_error(*arguments) == 2
+    *usage, error = capsys.readouterr().err.splitlines()
+    assert wanted in error and len(usage) <= 2
+
+
+def test_the_command_alone_and_help_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all commands, or of the one that is named; without a command it is wrong usage all the same."""
+    assert usage_error() == 2
+    assert "trace an unchanged program" in capsys.readouterr().err
+    assert usage_error("help") == 0
+    assert "trace an unchanged program" in capsys.readouterr().out
+    assert usage_error("help", "run") == 0
+    assert "--keep-last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("option", "value", "wanted"),
     [
         ("--port", "99999", "--port is 99999: Expected `int` <= 65535"),
@@ -144,7 +190,7 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
     """A failure says what and where; where it was raised is said on demand."""
     short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
     assert (short.returncode, short.stdout) == (1, "")
-    assert short.stderr == "stepscope convert: No such file or directory: missing\n"
+    assert short.stderr == "stepscope convert: there is no run or journal at missing\n"
     long = stepscope("convert", "--traceback", "missing", "out.journal", cwd=tmp_path)
     assert long.returncode == 1
     assert long.stderr.startswith("Traceback") and long.stderr.endswith(short.stderr)
@@ -334,7 +380,7 @@ def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["recover", str(tmp_path)]) == 1
     said(capsys.readouterr().err, "recover")
     assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
-    assert capsys.readouterr().err.count("No such file or directory") == 2
+    assert capsys.readouterr().err.count("there is no run or journal at") == 2
 
 
 def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

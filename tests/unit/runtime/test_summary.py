@@ -82,7 +82,7 @@ def test_the_table_for_a_terminal() -> None:
         "add   cpu_op        1  4.00us   40.0%  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us\n"
         "\n"
         "4 spans, 10.0us self time\n"
-        "counter values left out because they are NaN or infinite: 1\n"
+        "counter values left out because they are no finite numbers: 1\n"
         "\n"
         "Counter  Category  Values  Last   Mean  Min  Max  Sum\n"
         "-------  --------  ------  ----  -----  ---  ---  ---\n"
