@@ -43,6 +43,7 @@ _VARYING = [
         (r"\b0x[0-9a-f]{6,}", "<address>"),
         (r"\b(?=[0-9]*[a-f])[0-9a-f]{16,}\b", "<id>"),
         (r"[\w.-]+_\d+_\d{17}(?=_)", "<run>"),
+        (r"\b\d{8}-\d{6}(?:-\d+)?\b", "<time>"),
         (rf"\b{re.escape(socket.gethostname())}\b", "<host>"),
         (rf"(?<=user ){re.escape(getpass.getuser())}\b", "<user>"),
     )

@@ -82,7 +82,7 @@ def test_a_keyword_that_is_misspelt() -> None:
 def test_a_name_that_is_misspelt_in_a_file() -> None:
     """The same in JSON, with its place."""
     for kind, name in FIELDS:
-        with pytest.raises(ControlError) as told:
+        with pytest.raises(ControlError) as caught:
             decode_json(b'{\n  "%s_": 1}' % name.encode(), kind)
         assert str(caught.value) == f"line 2, column 3: unknown field '{name}_'; did you mean {name!r}?", kind
 
@@ -169,7 +169,7 @@ FILES: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "message"), FILES)
 def test_wrong_values_in_files(text: str, message: str) -> None:
     """The way to the field, whatever it is inside of, the value as it would be written there, and the nearest."""
-    with pytest.raises(ControlError) as told:
+    with pytest.raises(ControlError) as caught:
         decode_json(text.encode(), EnvironmentOptions)
     assert str(caught.value).partition(": ")[2] == message
 
@@ -186,7 +186,7 @@ def test_wrong_values_in_files(text: str, message: str) -> None:
 )
 def test_the_place_in_a_file(text: bytes, place: tuple[int, int]) -> None:
     """Line and column of the name; of the begin, if the name is not found as it is."""
-    with pytest.raises(ControlError) as told:
+    with pytest.raises(ControlError) as caught:
         decode_json(text, ControlFile)
     assert (caught.value.line, caught.value.column) == place
     assert str(caught.value).startswith(f"line {place[0]}, column {place[1]}: ")
