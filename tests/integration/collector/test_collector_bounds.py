@@ -34,7 +34,7 @@ from tests.support.basics import poll
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
 from tests.support.collectors import answer, collecting, connected, send_frames
-from tests.support.messages import refused, said
+from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames, hello
 
 OTHER = "fedcba9876543210" * 2
