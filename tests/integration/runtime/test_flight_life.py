@@ -320,7 +320,7 @@ def test_fork(output_dir: Path) -> None:
     ("arguments", "facts"),
     [
         ({"keep_last": 3, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, ["keep_last", "schedule"]),
-        ({"keep_last": 0}, ["FlightRecorder.steps", "0"]),
+        ({"keep_last": 0}, ["keep_last", "0"]),
         ({"keep_last": True}, ["keep_last", "True"]),
         ({"keep_last": 2.5}, ["keep_last", "2.5"]),
         ({"keep_last": 3, "backends": [sc.TorchBackend("kineto")]}, ["mode='stream'"]),

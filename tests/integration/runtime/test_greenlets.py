@@ -52,15 +52,15 @@ def serve(
     return json.loads(result.stdout) if result.returncode == 0 else None, result
 
 
-def check_served(said: dict[str, Any] | None, errors: str) -> None:
+def check_served(told: dict[str, Any] | None, errors: str) -> None:
     """All was recorded and written, each request on a row of its own, and the report says how many greenlets there were."""
-    assert said is not None, errors
-    assert (said["requests"], said["parts"], said["slices"]) == (18, 18, True) and said["rows"] >= 3
-    assert said["windows"] >= 3 and said["copied"]
-    assert "Error" not in errors and "Traceback" not in errors and not said["audit"]
-    assert sum(" greenlets recorded" in note for note in said["diagnostics"]) == 1
-    assert not any("has replaced the threads" in note for note in said["diagnostics"])
-    assert "dropped   nothing\n" in said["report"] and "accounts  balanced\n" in said["report"]
+    assert told is not None, errors
+    assert (told["requests"], told["parts"], told["slices"]) == (18, 18, True) and told["rows"] >= 3
+    assert told["windows"] >= 3 and told["copied"]
+    assert "Error" not in errors and "Traceback" not in errors and not told["audit"]
+    assert sum(" greenlets recorded" in note for note in told["diagnostics"]) == 1
+    assert not any("has replaced the threads" in note for note in told["diagnostics"])
+    assert "dropped   nothing\n" in told["report"] and "accounts  balanced\n" in told["report"]
 
 
 def test_each_greenlet_has_its_own_open_spans() -> None:
@@ -126,29 +126,29 @@ async def test_a_greenlet_that_waits_for_a_task_is_part_of_it() -> None:
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_patched_without_threads(library: str, order: str, tmp_path: Path) -> None:
     """All is recorded and written, each request on a row of its own; the report says how many greenlets there were."""
-    said, result = serve(tmp_path, library, order, thread=False)
-    check_served(said, result.stderr)
+    told, result = serve(tmp_path, library, order, thread=False)
+    check_served(told, result.stderr)
 
 
 @pytest.mark.parametrize("order", ["imported", "started", "window"])
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_threads_that_are_patched_after_the_import(library: str, order: str, tmp_path: Path) -> None:
     """The runtime's threads stay what they were."""
-    said, result = serve(tmp_path, library, order)
-    check_served(said, result.stderr)
+    told, result = serve(tmp_path, library, order)
+    check_served(told, result.stderr)
 
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_a_profiler_that_starts_again_where_threads_are_patched(library: str, tmp_path: Path) -> None:
     """Its loops are asyncio's, which are made of sockets and selectors."""
-    said, result = serve(tmp_path, library, "window", "asyncio", "restart")
-    check_served(said, result.stderr)
+    told, result = serve(tmp_path, library, "window", "asyncio", "restart")
+    check_served(told, result.stderr)
 
 
 def test_only_threads_are_patched(tmp_path: Path) -> None:
     """As by `gevent.monkey.patch_thread()`."""
-    said, result = serve(tmp_path, "gevent", "started", only="thread")
-    check_served(said, result.stderr)
+    told, result = serve(tmp_path, "gevent", "started", only="thread")
+    check_served(told, result.stderr)
 
 
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
@@ -174,8 +174,8 @@ def test_an_exporter_whose_threads_are_greenlets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["gevent", "eventlet"])
 def test_threads_that_were_patched_before_the_import_are_refused(library: str, tmp_path: Path) -> None:
     """At once, with the library's name and what to do."""
-    said, result = serve(tmp_path, library, "before")
-    assert said is None
+    told, result = serve(tmp_path, library, "before")
+    assert told is None
     last = result.stderr.strip().splitlines()[-1]
     assert f"ProfilerStateError: start() of profiler 'stepscope': {library} has replaced the threads" in last
     assert "thread=False" in last and "import stepscope first" in last and "stepscope.join()" in last
