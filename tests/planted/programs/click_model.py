@@ -1,0 +1,68 @@
+"""Predicts clicks from categories, and keeps every prediction for the audit."""
+
+import argparse
+import os
+import tempfile
+
+import numpy as np
+import torch
+from torch import nn
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--durability", choices=["batch", "run"], default="batch", help="when the audit must be on disk")
+parser.add_argument("--out", default=None, help="folder of the audit")
+parser.add_argument("--steps", type=int, default=150)
+args = parser.parse_args()
+
+
+class Audit:
+    """A file with one row for each prediction."""
+
+    def __init__(self, folder, durability):
+        self.file = open(os.path.join(folder, "audit.bin"), "wb")
+        self.durability = durability
+
+    def append(self, features, scores):
+        rows = np.concatenate([features.numpy().astype(np.float32), scores.numpy()], axis=1)
+        self.file.write(rows.tobytes())
+        if self.durability == "batch":
+            self.file.flush()
+            os.fsync(self.file.fileno())
+
+    def close(self):
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+
+
+class ClickModel(nn.Module):
+    def __init__(self, fields=24, size=1000, width=8):
+        super().__init__()
+        self.register_buffer("offsets", torch.arange(fields) * size)
+        self.embedding = nn.Embedding(fields * size, width)
+        self.layers = nn.Sequential(nn.Linear(fields * width, 128), nn.ReLU(), nn.Linear(128, 1))
+
+    def forward(self, features):
+        return self.layers(self.embedding(features + self.offsets).flatten(1))
+
+
+torch.set_num_threads(1)
+torch.manual_seed(8)
+folder = args.out or tempfile.mkdtemp()
+model = ClickModel()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+audit = Audit(folder, args.durability)
+clicks = 0
+for step in range(args.steps):
+    features = torch.randint(0, 1000, (2048, 24))
+    labels = ((features[:, :3].sum(dim=1, keepdim=True) % 7) < 2).float()
+    scores = model(features)
+    loss = nn.functional.binary_cross_entropy_with_logits(scores, labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    audit.append(features, scores.detach())
+    if step % 50 == 0:
+        print("step", step, "loss", round(loss.item(), 4))
+audit.close()
+print("audit of", os.path.getsize(os.path.join(folder, "audit.bin")), "bytes")
