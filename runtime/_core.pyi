@@ -22,6 +22,9 @@ def strings_missing(events: Any, args: bytes, known: Any, /) -> list[tuple[int, 
 def strings_since(serial: int, /) -> tuple[int, list[tuple[int, str]]]: ...
 def track(kind: int, pid: int, tid: int, name: str, parent: int, /) -> int: ...
 def process_track() -> int: ...
+def thread_track() -> int:
+    """Id of the track of the calling thread, which is made if there is none; 0 without a session."""
+
 def tracks(first: int, most: int = ..., /) -> list[tuple[int, int, int, int, int, str]]: ...
 
 # recorder
@@ -193,6 +196,33 @@ def copy_span(span: span, /) -> span: ...
 def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: ...
 def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
 def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
+def collection(phase: str, info: dict[str, int], /) -> None:
+    """For `gc.callbacks`: records collections, but for those of generation 0 that take less than 20 µs."""
+
+def put(counter: bool, name: int, category: int, track: int, at: int, value: float, arguments: bytes, /) -> None:
+    """Records a counter, or else an instant, on any track, at a time in ns. The arguments are encoded."""
+
+def sample(
+    fd: int, seconds: float, ident: int, tid: int, track: int, on_main: bool, others: list[tuple[int, int, str]], /
+) -> bool:
+    """Waits until something is recorded, and so long; then records where a thread is, as an instant. Of one thread.
+
+    Args:
+        fd: a descriptor that ends the wait when it is readable.
+        seconds: to wait.
+        ident: of the thread, as Python knows it; 0: it only waits.
+        tid: its number in the system.
+        track: its row.
+        on_main: it is the main thread.
+        others: (ident, tid, name) of threads of which the busiest is named.
+
+    Returns:
+        False if the descriptor is readable.
+    """
+
+def set_standard_modules(names: frozenset[str], /) -> None:
+    """Names of the modules of Python's library, whose frames are ours where stepscope called them."""
+
 def changing(by: int, /) -> int:
     """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
 
@@ -271,6 +301,19 @@ class StepCounter:
     _serial: int
     _stepper: int
     """Identity of the thread that called `step()` last; 0 before."""
+    _reads: bool
+    """Whether a step's begin reads what the system says of the thread and the process."""
+    @property
+    def _marker(self) -> int:
+        """Identity of the thread that made the last mark; 0 before."""
+
+    @property
+    def _track(self) -> int:
+        """The track of that mark."""
+
+    def _close_readings(self) -> None:
+        """Closes the files of /proc that are read; they are opened again when needed."""
+
     def step(self) -> None: ...
     def _hold(self) -> None:
         """Adds 1 to `changing`, unless this profiler has."""

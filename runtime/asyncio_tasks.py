@@ -11,6 +11,7 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.part_errors import from_signal_handler
 
 MAX_KINDS = 16
@@ -37,6 +38,8 @@ class CreateTask:
         self.replaced: Callable[..., asyncio.Future[Any]] | None = _attributes(loop).get("create_task")
         """What somebody else had put there before; `None` for the method of the loop's class."""
         self._loop = weakref.ref(loop)  # the loop refers to this
+        self.ident, self.track = get_ident(), _core.thread_track()
+        """The thread in which it is watched, which runs it."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
@@ -72,6 +75,14 @@ def watch() -> None:
         setattr(loop, "create_task", create_task)  # noqa: B010 - its type cannot be written
     for task in asyncio.all_tasks(loop):
         _watch_task(task, loop)
+
+
+def running_loop() -> tuple[int, int] | None:
+    """Identity and track of a thread whose loop runs, of those that are watched; any thread."""
+    for loop, create_task in list(_loops.items()):
+        if create_task.track and loop.is_running():
+            return create_task.ident, create_task.track
+    return None
 
 
 def release() -> None:

@@ -291,7 +291,9 @@ class StepFactsBuilder:
             ts, values = ts[order], values[order]
             self._signals[name] = [(ts, values)]
             index = np.searchsorted(ts, marks, side="right") - 1
-            at = np.where(index >= 0, values[np.maximum(index, 0)], np.nan)
+            # One that belongs to another mark is no reading of this one; that of a window's last mark comes just before it.
+            near = (index >= 0) & (marks - ts[np.maximum(index, 0)] <= 1)
+            at = np.where(near, values[np.maximum(index, 0)], np.nan)
             facts[name] = at[1:] if name == "resident_bytes" else np.diff(at)
 
     def _forget(self, until: int, count: int) -> None:

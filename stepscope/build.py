@@ -13,7 +13,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.runtime import exit as closing_at_exit
 from stepscope.runtime.checked import settings
-from stepscope.runtime.control.environment import options_from_environment, run_directory
+from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -84,7 +84,7 @@ def trace(
     The environment variable STEPSCOPE_OPTIONS, a JSON object, takes the place of what it names: docs/control.md.
 
     Raises:
-        ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
+        ControlError: if STEPSCOPE_OPTIONS or STEPSCOPE_SIGNALS cannot be followed. A `ValueError`.
         TypeError: if an argument is not what it should be.
         ValueError: if two backends or two exporters have one name, the rank is not below the number of ranks, the budget is
             no share of the time, a schedule or a backend that delivers only when a window ends is given with `keep_last`, or
@@ -126,6 +126,7 @@ def trace(
         metadata = {**(metadata or {}), **said.metadata}
         if not said.enabled:
             control = None
+    chosen = with_signals(chosen)
     if control is not None and schedule is None and keep_last is None:
         schedule = never
     flight = _flight(keep_last, schedule, backends)
