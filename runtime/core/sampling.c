@@ -49,7 +49,7 @@ static const char *short_file(const char *path) {
 }
 
 static void describe(Function *function, PyFrameObject *frame, PyCodeObject *code) {
-    PyObject *globals = PyPlaceGetGlobals(frame), *module = PyDict_GetItemString(globals, "__name__"), *top = NULL;
+    PyObject *globals = PyFrame_GetGlobals(frame), *module = PyDict_GetItemString(globals, "__name__"), *top = NULL;
     const char *name = module && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : NULL;
     const char *qualified = PyUnicode_AsUTF8(code->co_qualname), *file = PyUnicode_AsUTF8(code->co_filename);
     if (name) top = PyUnicode_FromStringAndSize(name, (Py_ssize_t)strcspn(name, "."));
@@ -81,7 +81,7 @@ static void forget_functions(void) {
 }
 
 static const Function *function_of(PyFrameObject *frame) {
-    PyCodeObject *code = PyPlaceGetCode(frame);
+    PyCodeObject *code = PyFrame_GetCode(frame);
     uint32_t at = (uint32_t)(((uintptr_t)code >> 4) * 2654435761u) & (KNOWN - 1);
     while (known[at].code && known[at].code != (PyObject *)code) at = (at + 1) & (KNOWN - 1);
     if (known[at].code) Py_DECREF(code);
@@ -97,8 +97,8 @@ static int frames_of(PyThreadState *state, Place *kept, int most) {
     bool ours = false;
     if (known_count > KNOWN / 2) forget_functions();
     for (PyFrameObject *frame = PyThreadState_GetFrame(state); frame;) {
-        if (count < LOOKED_AT) all[count++] = (Place){function_of(frame), PyPlaceGetLineNumber(frame)};
-        PyFrameObject *back = count < LOOKED_AT ? PyPlaceGetBack(frame) : NULL;
+        if (count < LOOKED_AT) all[count++] = (Place){function_of(frame), PyFrame_GetLineNumber(frame)};
+        PyFrameObject *back = count < LOOKED_AT ? PyFrame_GetBack(frame) : NULL;
         Py_DECREF(frame);
         frame = back;
     }
