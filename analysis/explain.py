@@ -51,12 +51,12 @@ def explain_recording(recording: Recording) -> Answer:
 
 
 ECHOES = {
-    "slow-rank": ("input-in-process", "input-workers", "uneven-work", "communication-exposed"),
+    "slow-rank": ("input-bound-in-process", "input-bound-workers", "uneven-work", "communication-exposed"),
     "uneven-work": ("communication-exposed",),
     "interpreter-lock": ("processors-contended", "python-between-operators", "program-waits"),
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
-    "input-in-process": ("slow-steps",),
+    "input-bound-in-process": ("slow-steps",),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
     "not-finite": (),
 }

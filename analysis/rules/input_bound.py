@@ -38,21 +38,21 @@ def look(job: Job) -> list[Finding]:
     evidence = [f"{human_time(cost)} of {human_time(rank.step_ns)} in DataLoader.__next__, in {steps} of {len(step)} steps"]
     gain = f"a step would take about {human_time(rest)}, {rank.step_ns / rest:.1f} times as fast" if rest > 0 else ""
     if workers == 0:
-        kind = "input-in-process"
+        kind = "input-bound-in-process"
         evidence[0] += "; the loader works on the training process (num_workers=0)"
         action = "DataLoader(..., num_workers=4, prefetch_factor=4)"
         gain += ", if processors and storage allow it"
         if place is not None and place.function == facts.get("collate"):
-            kind = "input-collate"
+            kind = "slow-collate"
             action = f"make {place.function} cheaper, or DataLoader(..., num_workers=4) so that workers run it"
     elif workers:
-        kind = "input-workers"
+        kind = "input-bound-workers"
         ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
         evidence[0] += f"; {workers} workers are too slow{ready}"
         action = f"more workers than {workers}, or cheaper items: each worker makes a batch in about {human_time(cost * workers)} too much"
         action = f"more than {workers} workers, or less work for each item"
     else:
-        kind = "input-in-process"
+        kind = "input-bound-in-process"
         action = "load data in other processes: DataLoader(..., num_workers=4)"
     if place is not None:
         evidence.append(f"{place.share:.0%} of that in {place}")
