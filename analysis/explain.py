@@ -45,11 +45,13 @@ def explain_recording(recording: Recording) -> Answer:
             path=path, verdict="There is not enough to judge.", refused=_refusal(steps, summaries), ranks=ranks, unknown=unknown, trust=trust
         )
     job = Job(summaries)
-    findings = without_echoes(sorted((found for rule in RULES for found in rule.look(job)), key=lambda one: -one.cost))
+    findings = without_echoes(sorted((found for rule in RULES for found in rule.look(job)), key=_order))
     verdict = findings[0].title if findings else NOTHING
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
 
 
+ENVIRONMENT = {"machine-shared"}
+"""Findings about what is around the program: after those about itself."""
 ECHOES = {
     "slow-rank": ("input-bound-in-process", "input-bound-workers", "uneven-work", "communication-exposed"),
     "uneven-work": ("communication-exposed",),
@@ -61,6 +63,10 @@ ECHOES = {
     "not-finite": (),
 }
 """Findings that are only another view of one that is there, if they cost no more."""
+
+
+def _order(one: Finding) -> tuple[bool, float]:
+    return one.id in ENVIRONMENT, -one.cost
 
 
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:

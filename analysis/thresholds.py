@@ -19,9 +19,9 @@ RANK_WAIT = 0.10
 """Share of the step that others wait for a rank."""
 RANK_LAST = 0.60
 """Share of the steps in which it is the last."""
-GROWTH_PER_100_STEPS = 0.01
+GROWTH_PER_100_STEPS = 0.03
 """Of the process's memory."""
-GROWTH_BYTES = 16 << 20
+GROWTH_BYTES = 64 << 20
 """Less than this in the whole run is no growth."""
 TINY_OPERATOR_NS = 30_000
 """Mean time of an operator below which launching it is what costs."""
@@ -48,3 +48,7 @@ NEVER_ENDING = 20
 """Tasks of one name that did not end."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
+OWN_PROCESSORS = 0.75
+"""Part of the processors that the job's own threads must use to be who contends for them."""
+PERIODIC = 0.70
+"""Share of the excess of slow steps that those with a period must have."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations
-from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, RUN_QUEUE, SAMPLES
+from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, OWN_PROCESSORS, RUN_QUEUE, SAMPLES
 from stepscope.runtime.table import human_time
 
 
@@ -26,6 +27,9 @@ def look_processors(job: Job) -> list[Finding]:
         return []
     preempted = float(np.nanmedian(rank.steady["preemptions"]))
     busy = busy_threads(rank.thread_cpu)
+    own = sum(share for _, share in busy) * len([each for each in job.ranks if len(each.steady)])
+    if busy and own < OWN_PROCESSORS * (os.cpu_count() or 1):
+        return [_shared(rank, cost, own)]
     evidence = [
         f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
         f"it is preempted {preempted:,.0f} times"
@@ -44,6 +48,18 @@ def look_processors(job: Job) -> list[Finding]:
             certainty="certain",
         )
     ]
+
+
+def _shared(rank: RankSummary, cost: float, own: float) -> Finding:
+    return Finding(
+        id="machine-shared",
+        title=f"Other programs use the processors: {cost:.0%} of each step is waiting for one.",
+        cost=cost,
+        cost_ns=cost * rank.step_ns,
+        evidence=(f"all threads of the job use {own:.1f} processors; all other findings hold beside this one",),
+        action="measure again on a machine of its own, or see what else runs there",
+        certainty="likely",
+    )
 
 
 def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:

@@ -141,8 +141,9 @@ def _running(rank: RankSummary, bare: np.ndarray) -> float:
     cpu = rank.steady["cpu_ns"]
     if not np.isfinite(cpu).any() or not bare.sum():
         return 1.0
+    queued = np.nan_to_num(rank.steady["run_queue_ns"])  # ready to run
     covered = durations(rank.steady) - bare
-    return float(np.clip(np.nanmedian((cpu - covered) / np.maximum(bare, 1)), 0.0, 1.0))
+    return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(bare, 1)), 0.0, 1.0))
 
 
 RULES = (

@@ -8,7 +8,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.statistics import UNCOVERED, parts
-from stepscope.analysis.thresholds import SAMPLES, SLOW_STEP, SLOW_STEPS_COST
+from stepscope.analysis.thresholds import PERIODIC, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
 from stepscope.runtime.table import human_time
 
 
@@ -29,7 +29,7 @@ def look(job: Job) -> list[Finding]:
     cause = max(more, key=lambda name: more[name])
     samples = rank.samples_within(rank.steady[slow])
     place = hottest(samples) if samples else None
-    period = period_of(slow)
+    period = period_of(slow, took[slow] - median, len(took))
     if cause == UNCOVERED and place is not None:
         where = f"{place.share:.0%} of the samples there are in {place}"
     else:
@@ -61,16 +61,25 @@ def look(job: Job) -> list[Finding]:
     ]
 
 
-def period_of(slow: np.ndarray) -> int:
-    """The distance of slow steps if they are equally far apart (one may be missing); else 0."""
-    if len(slow) < 3:
-        return 0
-    gaps = np.diff(slow)
-    usual = int(np.median(gaps))
-    if usual < 2:
-        return 0
-    off = np.abs(gaps / usual - np.round(gaps / usual)) * usual
-    return usual if float((off <= 0.05 * usual).mean()) >= 0.8 else 0
+def period_of(slow: np.ndarray, excess: np.ndarray, count: int) -> int:
+    """The period of slow steps: their distance, if most that it foretells are slow and these have most of the excess; else 0.
+
+    Args:
+        slow: positions of slow steps.
+        excess: what each takes too long.
+        count: of all steps.
+    """
+    best, most = 0, 0.0
+    for period in sorted(set(np.subtract.outer(slow, slow)[np.tril_indices(len(slow), -1)].tolist())):
+        if period < 2:
+            continue
+        for phase in {int(each) % period for each in slow}:
+            hit = slow % period == phase
+            foretold = len(range(phase, count, period))
+            covers = float(excess[hit].sum() / excess.sum())
+            if hit.sum() >= 3 and hit.sum() >= 0.8 * foretold and covers > most + 0.01:
+                best, most = period, covers
+    return best if most >= PERIODIC else 0
 
 
 RULES = (

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.analysis.explain import explain
+from stepscope.analysis.explain import ENVIRONMENT, explain
 from stepscope.analysis.findings import Answer
 
 HERE = Path(__file__).parent
@@ -61,7 +61,8 @@ class Outcome(msgspec.Struct, frozen=True):
     def found(self) -> str:
         if self.answer.refused:
             return "refused"
-        return self.answer.findings[0].id if self.answer.findings else "none"
+        about = [one.id for one in self.answer.findings if one.id not in ENVIRONMENT]
+        return about[0] if about else "none"
 
     @property
     def right(self) -> bool:
