@@ -203,13 +203,22 @@ def put(counter: bool, name: int, category: int, track: int, at: int, value: flo
     """Records a counter, or else an instant, on any track, at a time in ns. The arguments are encoded."""
 
 def sample(
-    fd: int, seconds: float, ident: int, tid: int, track: int, on_main: bool, others: list[tuple[int, int, str]], /
+    fd: int,
+    seconds: float,
+    looks: int,
+    ident: int,
+    tid: int,
+    track: int,
+    on_main: bool,
+    others: list[tuple[int, int, str]],
+    /,
 ) -> bool:
-    """Waits until something is recorded, and so long; then records where a thread is, as an instant. Of one thread.
+    """Waits until something is recorded, and so long; then records where a thread is, as an instant. For one thread of ours.
 
     Args:
-        fd: a descriptor that ends the wait when it is readable.
-        seconds: to wait.
+        fd: a descriptor that ends it when it is readable.
+        seconds: to wait before each look; varied by a third.
+        looks: how many.
         ident: of the thread, as Python knows it; 0: it only waits.
         tid: its number in the system.
         track: its row.
