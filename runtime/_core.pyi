@@ -163,6 +163,10 @@ def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
         What it has now; `None` if that cannot be done with it, and nothing was changed.
     """
 
+def record_tasks(on: bool, /) -> None:
+    """Whether each watched task is a span from the first step on that is recorded, named as its coroutine, of category
+    `task run`."""
+
 def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None | Literal[False]], /) -> None:
     """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
     per task, when that records for the first time. False: it cannot be had, and is counted. What a handler of a signal
