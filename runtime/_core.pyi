@@ -163,6 +163,10 @@ def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
         What it has now; `None` if that cannot be done with it, and nothing was changed.
     """
 
+def record_tasks(on: bool, /) -> None:
+    """Whether each watched task is a span from the first step on that is recorded, named as its coroutine, of category
+    `task run`."""
+
 def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None | Literal[False]], /) -> None:
     """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
     per task, when that records for the first time. False: it cannot be had, and is counted. What a handler of a signal
@@ -203,13 +207,22 @@ def put(counter: bool, name: int, category: int, track: int, at: int, value: flo
     """Records a counter, or else an instant, on any track, at a time in ns. The arguments are encoded."""
 
 def sample(
-    fd: int, seconds: float, ident: int, tid: int, track: int, on_main: bool, others: list[tuple[int, int, str]], /
+    fd: int,
+    seconds: float,
+    looks: int,
+    ident: int,
+    tid: int,
+    track: int,
+    on_main: bool,
+    others: list[tuple[int, int, str]],
+    /,
 ) -> bool:
-    """Waits until something is recorded, and so long; then records where a thread is, as an instant. Of one thread.
+    """Waits until something is recorded, and so long; then records where a thread is, as an instant. For one thread of ours.
 
     Args:
-        fd: a descriptor that ends the wait when it is readable.
-        seconds: to wait.
+        fd: a descriptor that ends it when it is readable.
+        seconds: to wait before each look; varied by a third.
+        looks: how many.
         ident: of the thread, as Python knows it; 0: it only waits.
         tid: its number in the system.
         track: its row.

@@ -88,7 +88,8 @@ class Profiler(Reporting):
         control: Control | None = None,
     ) -> None:
         import_module("stepscope.runtime.exit")  # closes profilers when the interpreter exits
-        import_module("stepscope.runtime.sampling")  # takes the signals that a thread records
+        for source in ("sampling", "task_runs"):
+            import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
         self.options = options
         self._signals = options.signals

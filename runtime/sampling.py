@@ -17,8 +17,7 @@ from stepscope.runtime.threads import start
 from stepscope.runtime.tracks import TrackKind
 
 SAMPLE_S = 0.05
-"""Seconds between two looks at stacks, on average: they vary by a third, else steps of a period would be seen in a few phases."""
-GOLDEN = 0.618034
+"""Seconds between two looks at stacks, on average."""
 THREADS_S = 1.0
 """Seconds between two readings of the processor time of threads."""
 MAX_NAMES = 256
@@ -27,7 +26,7 @@ OTHERS = "other threads"
 
 
 class Target(NamedTuple):
-    """A thread whose stack is sampled."""
+    """A thread whose stack is sampled, and its row."""
 
     ident: int
     tid: int
@@ -57,7 +56,7 @@ class Sampler:
             due, looks = 0.0, 0
             while self._look(looks):
                 looks += 1
-                if self._cpu.users and time.monotonic() >= due:
+                if self._cpu.users and time.monotonic() >= due - SAMPLE_S:
                     due = time.monotonic() + THREADS_S
                     self._cpu.note = self._times.record()
         except Exception as error:  # the program and its other signals go on
@@ -65,18 +64,20 @@ class Sampler:
         self.close()
 
     def _look(self, number: int) -> bool:
+        """Samples for about a second; returns whether it is to go on."""
+        if not self._stacks.users:
+            return _core.sample(self._told, THREADS_S, 1, 0, 0, 0, False, [])
         targets = {target.ident: target for target in map(_target, list(self._stacks.users)) if target is not None}
         if not targets:
-            return _core.sample(self._told, SAMPLE_S if self._stacks.users else THREADS_S, 0, 0, 0, False, [])
+            return _core.sample(self._told, SAMPLE_S, 1, 0, 0, 0, False, [])
         target = list(targets.values())[number % len(targets)]
         others = [
             (thread.ident or 0, tid, thread.name)
             for tid, thread in python_threads().items()
             if tid != target.tid and not thread.name.startswith("stepscope")
         ]
-        wait = SAMPLE_S * (2 / 3 + 2 / 3 * (number * GOLDEN % 1))
-        main = target.tid == os.getpid()
-        return _core.sample(self._told, wait, target.ident, target.tid, target.track, main, others)
+        looks = round(THREADS_S / SAMPLE_S / len(targets))
+        return _core.sample(self._told, SAMPLE_S, looks, *target, target.tid == os.getpid(), others)
 
 
 class ThreadTimes:

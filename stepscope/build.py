@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
+from stepscope.backends import torch_loader
 from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
@@ -27,8 +28,8 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
 
-_INSTALLED = (closing_at_exit,)
-"""Imported for what it installs: profilers that are open at the interpreter's exit are closed."""
+_INSTALLED = (closing_at_exit, torch_loader)
+"""Imported for what they install: profilers that are open at the interpreter's exit are closed, and torch's signals are known."""
 
 
 @suggesting

@@ -60,6 +60,7 @@ static PyMethodDef methods[] = {
     {"put", readings_py_put, METH_VARARGS, NULL},
     {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
+    {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},

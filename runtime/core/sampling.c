@@ -14,6 +14,7 @@
 #define MOST_TEXT 4000  /* bytes of a stack, less than what is kept of an argument: outer frames go first */
 #define MOST_OTHERS 64
 #define KNOWN 8192      /* functions that are remembered, at most half as many; a power of two */
+#define PATIENCE_S 0.002 /* for the main thread to take a sample of itself */
 #define BUSY 10         /* another thread is named that was on a processor for a tenth of the time or more */
 
 typedef struct {
@@ -175,13 +176,9 @@ static int take_on_main(void *unused) {
 }
 
 /* The state of a thread, as R, S or D; 0 if it cannot be had. */
-static char state_of(long tid) {
-    char path[64], text[512], *end;
-    snprintf(path, sizeof path, "/proc/self/task/%ld/stat", tid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return 0;
-    ssize_t got = read(fd, text, sizeof text - 1);
-    close(fd);
+static char state_of(int stat) {
+    char text[512], *end;
+    ssize_t got = stat < 0 ? -1 : pread(stat, text, sizeof text - 1, 0);
     if (got <= 0) return 0;
     text[got] = 0;
     end = strrchr(text, ')'); /* its name may have any */
@@ -207,37 +204,62 @@ static int read_others(PyObject *list, Other *others) {
     return count;
 }
 
+/* Waits so long, or until the descriptor is readable: then false. */
+static bool rest(int fd, double seconds) {
+    struct pollfd told = {.fd = fd, .events = POLLIN};
+    return poll(&told, 1, (int)(seconds * 1000)) <= 0;
+}
+
+/* Says what sample is wanted, and has the main thread take it; returns whether it has, by the time that is given to it. A thread
+ * that has not the last time is in no Python, and what is not taken here takes the interpreter's lock, which is free. */
+static bool wanted_of_main(int fd, bool waits) {
+    atomic_store(&wanted, true);
+    return !Py_AddPendingCall(take_on_main, NULL) && waits && rest(fd, PATIENCE_S) && !atomic_load(&wanted);
+}
+
 PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     static Other others[MOST_OTHERS]; /* one thread samples */
-    int fd, on_main;
+    static uint32_t number;
+    int fd, on_main, looks;
     double seconds;
     long tid;
     unsigned long ident;
     unsigned int track;
     PyObject *list;
-    if (!PyArg_ParseTuple(args, "idklIpO!", &fd, &seconds, &ident, &tid, &track, &on_main, &PyList_Type, &list)) return NULL;
-    int count = read_others(list, others);
+    if (!PyArg_ParseTuple(args, "idikkIpO!", &fd, &seconds, &looks, &ident, &tid, &track, &on_main, &PyList_Type, &list)) return NULL;
+    int count = read_others(list, others), stat = -1;
     if (count < 0) return NULL;
-    struct pollfd told = {.fd = fd, .events = POLLIN};
-    bool ended;
-    int64_t began = clock_now();
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%ld/stat", tid);
+    bool goes_on = true, main_took = on_main;
+    int64_t before = clock_now();
     Py_BEGIN_ALLOW_THREADS
-    do ended = poll(&told, 1, (int)(seconds * 1000)) > 0;
-    while (!ended && !recording(RECORD_EVENTS));
-    if (!ended && ident) {
-        int64_t most = (clock_now() - began) / BUSY;
-        request = (Request){.ident = ident, .track = track, .state = state_of(tid)};
+    if (ident) stat = open(path, O_RDONLY | O_CLOEXEC);
+    for (; goes_on && looks > 0; looks--) {
+        /* Else steps that take as long as a few looks would be seen in few places. */
+        double jitter = ident ? 2. / 3 + 2. / 3 * fmod(++number * 0.618034, 1) : 1;
+        do goes_on = rest(fd, seconds * jitter);
+        while (goes_on && !recording(RECORD_EVENTS));
+        if (!goes_on || !ident) continue;
+        int64_t now = clock_now(), most = (now - before) / BUSY;
+        request = (Request){.ident = ident, .track = track, .state = state_of(stat)};
+        before = now;
         for (int i = 0; i < count; i++) {
-            int64_t taken = cpu_of(others[i].tid) - others[i].cpu;
+            int64_t cpu = cpu_of(others[i].tid), taken = cpu - others[i].cpu;
+            others[i].cpu = cpu;
             if (taken >= most) most = taken, request.busiest = others[i];
         }
-        atomic_store(&wanted, true);
-        if (on_main) Py_AddPendingCall(take_on_main, NULL); /* where there is no room, it is taken below */
+        if (!on_main) atomic_store(&wanted, true);
+        else if ((main_took = wanted_of_main(fd, main_took))) continue;
+        Py_BLOCK_THREADS
+        main_took = !atomic_load(&wanted);
+        take_sample();
+        PyErr_Clear();
+        Py_UNBLOCK_THREADS
     }
+    if (stat >= 0) close(stat);
     Py_END_ALLOW_THREADS
-    take_sample();
-    if (PyErr_Occurred()) PyErr_Clear();
-    return PyBool_FromLong(!ended);
+    return PyBool_FromLong(goes_on);
 }
 
 PyObject *sampling_py_set_standard(PyObject *self, PyObject *names) {

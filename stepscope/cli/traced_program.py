@@ -11,6 +11,7 @@ from select import select
 
 import msgspec
 
+from stepscope.backends import torch_loader
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_import import TorchImport
 from stepscope.build import trace
@@ -26,14 +27,14 @@ from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.options import Options
+from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
 from stepscope.runtime.table import human_count
 
-PATIENT = Options(linger=60, close_timeout=120)
+PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
 _TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
     "chrome": (".json", ChromeTraceExporter),
@@ -76,6 +77,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             metadata={"command": [program, *rest]},
             options=PATIENT,
         )
+        torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
         options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
