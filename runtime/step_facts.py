@@ -48,7 +48,7 @@ class Device(IntEnum):
 
 
 SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptions", "written_bytes")
-"""Readings of the thread that steps (its process, of memory and bytes written), taken when a step begins."""
+"""Readings of the thread that steps (its process, of memory), taken when a step begins."""
 SIGNAL = "step signal"
 """Category of the counters that hold them."""
 

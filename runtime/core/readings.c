@@ -62,7 +62,7 @@ static void open_for(Readings *readings, uint64_t thread) {
     readings->thread = thread;
     proc_open(&readings->schedstat, "/proc/thread-self/schedstat");
     proc_open(&readings->statm, "/proc/self/statm");
-    proc_open(&readings->io, "/proc/self/io");
+    proc_open(&readings->io, "/proc/thread-self/io");
 }
 
 static void read_all(const Readings *readings, double *values) {
