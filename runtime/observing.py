@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _READ_OF_STEPS = {
     "run_queue_ns": "/proc/thread-self/schedstat",
     "resident_bytes": "/proc/self/statm",
-    "written_bytes": "/proc/self/io",
+    "written_bytes": "/proc/thread-self/io",
 }
 
 
