@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -23,13 +25,16 @@ MOST_STEPS = 2_000
 """Bars of the chart of steps; of more steps, neighbours share one."""
 MOST_ROWS = 500
 """Rows of the table of spans."""
-MOST_NODES = 4_000
+MOST_NODES = 3_000
 """Frames of the flame graph."""
 MOST_PROCESSES = 8
 """Processes that are shown one by one; the limits above are for all of them together."""
-MOST_TEXT = 2_000
+MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
-MOST_METADATA = 200
+MOST_METADATA = 100
+MOST_NOTES = 50
+
+NAMELESS = "(no name)"
 
 COLOURS = {
     "garbage collection": "collection",
@@ -174,7 +179,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
             for reason, count in rank.dropped.items()
             if count
         ),
-        notes=tuple(_notes(recording)),
+        notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
         facts=tuple(_facts(recording)),
     )
 
@@ -246,18 +251,20 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
     facts = answer.statistics
     if facts is None:
         return
-    yield "Steps", f"{facts.steps:,}", f"{facts.steady:,} are judged"
+    yield "Steps", f"{facts.steps:,}", f"{facts.steady:,} judged"
     yield "Median step", human_time(facts.p50), f"mean {human_time(facts.mean)}"
     yield "95 % are below", human_time(facts.p95), f"{facts.p95 / facts.p50:.1f} × the median" if facts.p50 else ""
     yield "Rate", f"{human_number(facts.rate, 3)}/s", "steps a second"
+    if facts.steps < 2:
+        return
     yield "Slowest step", human_time(facts.slowest_ns), f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}"
-    if answer.startup_ns:
+    if answer.startup_ns and facts.steady < facts.steps:
         yield "First step", human_time(answer.startup_ns), "with what came before it; not judged"
 
 
 def _span_row(row: Row) -> SpanRow:
     return SpanRow(
-        shortened(row.name, 300), shortened(row.category, 60), row.count, row.total, row.self, row.total / max(row.count, 1), row.p50
+        shortened(row.name, 300) or NAMELESS, shortened(row.category, 60), row.count, row.total, row.self, row.total / max(row.count, 1), row.p50
     )
 
 
@@ -291,10 +298,11 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
     facts = summary.facts
     if not len(facts):
         return None
-    took, parts = durations(facts), parts_of(facts)
+    took, found = durations(facts), parts_of(facts)
+    judged = len(facts) - len(summary.steady)
+    parts = dict(sorted(found.items(), key=lambda item: (item[0] == UNCOVERED, -int(item[1][judged:].sum()))))
     starts = _starts(len(facts), most)
     sizes = np.diff(np.append(starts, len(facts)))
-    judged = len(facts) - len(summary.steady)
     median = summary.step_ns
     slow = took > SLOW_STEP * median
     slow[:judged] = False
@@ -382,7 +390,7 @@ def _notes(recording: Recording) -> Iterable[str]:
             for text in window.diagnostics:
                 if text not in said and len(said) < 20:
                     said.add(text)
-                    yield f"{label_of(rank)}, window {window.index}: {text}"
+                    yield shortened(f"{label_of(rank)}, window {window.index}: {text}", MOST_TEXT)
 
 
 def _facts(recording: Recording) -> Iterable[Fact]:
@@ -400,5 +408,10 @@ def _facts(recording: Recording) -> Iterable[Fact]:
         for key, value in rank.metadata.items():
             shown.setdefault(key, value)
     for key, value in list(shown.items())[:MOST_METADATA]:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-        yield Fact(shortened(key, 100), shortened(text, MOST_TEXT))
+        yield Fact(shortened(key, 100), shortened(_value(key, value), MOST_TEXT))
+
+
+def _value(key: str, value: Any) -> str:
+    if key == "command" and isinstance(value, list):
+        return shlex.join(str(word) for word in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

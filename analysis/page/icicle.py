@@ -11,6 +11,8 @@ from stepscope.analysis.findings import Place
 from stepscope.analysis.rank_summary import Sample, in_library, parse_frame
 from stepscope.runtime.table import printable
 
+MOST_TEXT = 160
+"""Characters of a function's name, and of a file's."""
 NOT_RUNNING = frozenset("SDI")
 """States in which a thread waits, as the kernel names them."""
 
@@ -129,9 +131,9 @@ def _flat(root: _Node, most_nodes: int) -> Icicle:
         stack.extend(sorted(wide, key=lambda each: (each[1].samples, each[0])))
     keys = list(numbers)
     return Icicle(
-        names=tuple(printable(function) for function, _ in keys),
+        names=tuple(printable(function)[:MOST_TEXT] for function, _ in keys),
         places=tuple(
-            f"{printable(file)}:{of.most_common(1)[0][0]}" if file else "" for (_, file), of in zip(keys, lines, strict=True)
+            f"{printable(file)[-MOST_TEXT:]}:{of.most_common(1)[0][0]}" if file else "" for (_, file), of in zip(keys, lines, strict=True)
         ),
         kinds=tuple(kind_of(file) for _, file in keys),
         name=tuple(name),

@@ -17,7 +17,7 @@
       if (Math.abs(value) / size < 999.5) break;
       [size, unit] = [nextSize, nextUnit];
     }
-    const shown = value / size;
+    const shown = value / size || 0; // no minus before a zero
     const digits = size === 1 ? 0 : Math.abs(shown) < 9.995 ? 2 : Math.abs(shown) < 99.95 ? 1 : 0;
     return `${digits ? shown.toFixed(digits) : grouped(Math.round(shown))}${unit}`;
   };
@@ -183,7 +183,7 @@
           const more = chart.ns[part][index] - chart.usual[part];
           const told = more > 0.1 * chart.median && index >= chart.cold ? `+${time(more)}` : "";
           return [chart.colours[part], name, time(chart.ns[part][index]), told];
-        });
+        }).filter((_, part) => chart.ns[part][index] > 0);
         if (!one) {
           rows.push(["", "longest", `${time(chart.longest[index])} (step ${grouped(chart.longestStep[index])})`, ""]);
           if (chart.slow[index]) rows.push(["", "slow", counted(chart.slow[index], "step"), ""]);

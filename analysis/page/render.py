@@ -6,11 +6,12 @@ import base64
 import functools
 import hashlib
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
@@ -21,6 +22,7 @@ from stepscope.runtime.table import human_count, human_time, printable
 from stepscope.runtime.version import VERSION
 
 _DIRECTORY = Path(__file__).parent
+_CODE = re.compile("`([^`]+)`")
 
 
 def report_html(path: str | os.PathLike[str]) -> str:
@@ -78,7 +80,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(time=human_time, count=human_count)
+    made.filters.update(time=human_time, count=human_count, code=_with_code)
     made.globals.update(label_of=label_of)
     return made
 
@@ -86,6 +88,11 @@ def _environment() -> Environment:
 def _one_line(value: Any) -> Any:
     """Texts without controls, marks of direction, and what no file can hold. Markup is not a name."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _with_code(text: str) -> Markup:
+    """A sentence of a rule, in which code stands between backticks."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))
 
 
 @functools.cache
