@@ -33,7 +33,11 @@ def explain(path: str | os.PathLike[str]) -> Answer:
 
 def explain_recording(recording: Recording) -> Answer:
     """The same of a recording that is open."""
-    summaries = [RankSummary(rank) for rank in recording.ranks]
+    return judged(recording, [RankSummary(rank) for rank in recording.ranks])
+
+
+def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
+    """The same of ranks that were read already: one summary for each rank of the recording."""
     ranks = tuple(answer_of(summary) for summary in summaries)
     path = str(recording.path)
     trust = _trust(recording, summaries)

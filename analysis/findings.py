@@ -95,3 +95,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the data do not say, and what to record for it."""
     trust: str = ""
     """One line: whether all events are there."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from stepscope.analysis.page.render import answer_html
+
+        return answer_html(self)

@@ -135,6 +135,12 @@ class Recording:
     def __repr__(self) -> str:
         return f"<Recording {str(self.path)!r}: {len(self.ranks)} processes>"
 
+    def _repr_html_(self) -> str:
+        """For notebooks: what there is. Events are not read for it."""
+        from stepscope.analysis.page.render import recording_html
+
+        return recording_html(self)
+
 
 def load(path: str | os.PathLike[str]) -> Recording:
     """Opens what was recorded.

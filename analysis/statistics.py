@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.findings import RankAnswer, Share, Statistics
 from stepscope.analysis.rank_summary import RankSummary, durations
-from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.step_facts import Facts, Phase
 from stepscope.runtime.table import human_time
 
 NAMES = {
@@ -59,13 +59,18 @@ def statistics(summary: RankSummary) -> Statistics:
 
 def parts(summary: RankSummary) -> dict[str, np.ndarray]:
     """ns of each part in each steady step; they add up to the step."""
+    return parts_of(summary.steady)
+
+
+def parts_of(facts: Facts) -> dict[str, np.ndarray]:
+    """ns of each part in each of these steps."""
     found: dict[str, np.ndarray] = {}
     for phase in Phase:
-        column = summary.phase(phase)
+        column = facts["phases"][:, int(phase)]
         if column.any():
             name = NAMES[phase]
             found[name] = found[name] + column if name in found else column
-    found[UNCOVERED] = summary.uncovered()
+    found[UNCOVERED] = durations(facts) - facts["phases"].sum(axis=1)
     return found
 
 

@@ -7,13 +7,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from stepscope.cli import analyse, arm, collect, convert, deliver, demo, explain, merge, recover, run, upload
+from stepscope.cli import analyse, arm, collect, convert, deliver, demo, explain, merge, recover, report, run, upload
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.version import VERSION
 
-COMMANDS = (demo, run, explain, arm, recover, convert, analyse, collect, deliver, upload, merge)
+COMMANDS = (demo, run, explain, report, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 
 EPILOG = """\
