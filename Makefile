@@ -2,6 +2,7 @@
 # make demo-cluster  four ranks that train together and stream to a collector, while things break; DIR=... leaves what it made there
 # make test      the everyday tests, in minutes
 # make test-all  all tests: also the slow ones, with both event loops
+# make messages  tests/messages.json, of what errors, warnings and commands say in the tests
 # make check     formatting, lint, imports, spelling, types
 # make nightly   other Pythons, sanitizers, torture, fuzzing
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
@@ -17,6 +18,15 @@
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13; do \
 	$$python -c "" 2>/dev/null && echo $$python && exit; done; echo python3.11)
 VENV := .venv
+# Who names a Python while there is an environment of another one would be passed over in silence.
+ifneq ($(filter environment command,$(firstword $(origin PYTHON))),)
+ifneq ($(wildcard $(VENV)/bin/python),)
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(call version,$(PYTHON)),$(call version,$(VENV)/bin/python))
+$(error $(VENV) has Python $(call version,$(VENV)/bin/python), not $(PYTHON): remove $(VENV) first, or leave PYTHON out)
+endif
+endif
+endif
 HTA_VENV := .venv-hta
 PHOENIX_VENV := .venv-phoenix
 MINDSPORE_VENV := .venv-mindspore
@@ -39,7 +49,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all slow-tests nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all slow-tests messages nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -97,6 +107,10 @@ test-all: install viewers-if-npm
 slow-tests: install
 	@$(BIN)/python -m tools.slow_tests build/tests.xml
 
+# A file that is named runs also its slow tests.
+messages: install
+	@$(BIN)/pytest --update-messages $(PYTEST_ARGS) $$(grep -rl "tests.support.messages" tests --include="test_*.py")
+
 nightly: test-pythons sanitize torture fuzz
 
 check: lint types
@@ -104,6 +118,7 @@ check: lint types
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CORE)
 	$(BIN)/codespell
 	@$(BIN)/python -m tools.check_imports
 

@@ -113,8 +113,11 @@ def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[s
     """The names that were given, once each.
 
     Raises:
+        TypeError: if it is neither a name nor a list of names.
         ValueError: for one that is not known, with the nearest; if there is none.
     """
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{argument} must be a list of names, got {given!r}; known: {', '.join(sorted(known))}")
     names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
     for name in names:
         if name not in known:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from stepscope.backends.base import Sink
 from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.host_readings import HostReadings
+from stepscope.runtime.arguments import path_argument
 
 HostPart = Literal["cpu", "memory", "disk", "network", "scheduling"]
 PARTS: tuple[HostPart, ...] = get_args(HostPart)
@@ -42,7 +43,7 @@ class HostBackend(CountingBackend):
     ) -> None:
         super().__init__(name, interval)
         self._parts = chosen("what", what, PARTS)
-        self._readings = HostReadings(Path(root))
+        self._readings = HostReadings(Path(path_argument("root", root)))
 
     def open(self, sink: Sink) -> None:
         """Starts the thread.

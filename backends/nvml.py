@@ -42,6 +42,8 @@ class NvmlBackend(CountingBackend):
     ) -> None:
         super().__init__(name, interval)
         self._parts = chosen("what", what, PARTS)
+        if devices is not None and not isinstance(devices, Iterable):
+            raise TypeError(f"devices must be a list of numbers, got {devices!r}; write devices=[{devices!r}]")
         self._asked_for = None if devices is None else tuple(devices)
         self._library = library
         self._nvml: Nvml | None = None

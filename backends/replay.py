@@ -12,6 +12,7 @@ import anyio
 from stepscope.backends.playback import Playback, Recording
 from stepscope.runtime import clock as process_clock
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import number_argument, path_argument
 from stepscope.runtime.errors import BackendError, ClosedError, FormatError
 from stepscope.runtime.events import Block
 from stepscope.runtime.journal.frames import Damage
@@ -42,6 +43,7 @@ class ReplayBackend:
         clock: our clock in ns.
 
     Raises:
+        TypeError: the path is none, or the speed no number.
         ValueError: for a speed that is not above 0.
     """
 
@@ -58,12 +60,13 @@ class ReplayBackend:
         name: str = "replay",
         clock: Callable[[], int] = process_clock.now,
     ) -> None:
+        number_argument("speed", speed)
         if not speed > 0:
             raise ValueError(f"speed must be above 0, got {speed!r}")
         self.name = name
         self.finished = Event()
         """Set when the whole recording was delivered; for callers on any thread."""
-        self._path = Path(path)
+        self._path = Path(path_argument("path", path))
         self._speed, self._loop, self._window, self._max_bytes = speed, loop, window, max_bytes
         self._clock = clock
         self._sink: Sink | None = None

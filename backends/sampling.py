@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block
 from stepscope.runtime.native_threads import Event, Thread
@@ -25,7 +26,8 @@ class SamplingBackend(ABC):
         always: whether windows have samples that were not asked for with them.
 
     Raises:
-        ValueError: if the interval is not above 0.
+        TypeError: if the interval is no number.
+        ValueError: if it is not above 0.
     """
 
     thread_bound = False
@@ -33,6 +35,7 @@ class SamplingBackend(ABC):
     """The switch of `WindowDetail` for its samples."""
 
     def __init__(self, name: str, interval: float, *, always: bool = True) -> None:
+        number_argument("interval", interval, unit="seconds")
         if not interval > 0:
             raise ValueError(f"interval must be a number of seconds above 0, got {interval!r}")
         self.name = name

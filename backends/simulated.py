@@ -15,6 +15,7 @@ from stepscope.backends.device_clock import DeviceClock
 from stepscope.backends.workload import KERNELS, Workload, chance
 from stepscope.runtime import clock as process_clock
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.sink import BackendReport, Sink
 
@@ -95,6 +96,7 @@ class SimulatedDevice:
         clock: our clock, in ns; a manual one makes runs repeatable, with `poll` called by hand.
 
     Raises:
+        TypeError: for an argument that is no number, naming it.
         ValueError: for an argument out of range, naming it.
     """
 
@@ -116,6 +118,7 @@ class SimulatedDevice:
         name: str = "simulated",
         clock: Callable[[], int] = process_clock.now,
     ) -> None:
+        number_argument("streams", streams, whole=True)
         for argument, value, low, high in (
             ("streams", streams, 1, 4096),
             ("kernels_per_second", kernels_per_second, 1e-3, 1e7 * max(streams, 1)),
@@ -126,6 +129,7 @@ class SimulatedDevice:
             ("buffer_kernels", buffer_kernels, 1, _CHUNK),
             ("device", device, 0, 255),
         ):
+            number_argument(argument, value)
             if not low <= value <= high:
                 raise ValueError(f"{argument} must be between {low:g} and {high:g}, got {value!r}")
         self.name = name

@@ -15,6 +15,7 @@ from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
@@ -73,6 +74,14 @@ class TorchBackend:
         if mode not in ("auto", "stream", "kineto"):
             raise ValueError(f"mode must be 'auto', 'stream' or 'kineto', got {mode!r}")
         names, filters = read_activities(activities)
+        for flag, given in (
+            ("record_shapes", record_shapes),
+            ("profile_memory", profile_memory),
+            ("with_stack", with_stack),
+            ("with_flops", with_flops),
+            ("with_modules", with_modules),
+        ):
+            switch_argument(flag, given)
         self._settings = TorchSettings(
             record_shapes=record_shapes,
             profile_memory=profile_memory,

@@ -84,8 +84,14 @@ def read_activities(activities: Iterable[Any] | None) -> tuple[frozenset[str], d
         The members' names, and the wanted kinds by member.
 
     Raises:
-        TypeError: if an item is neither.
+        TypeError: if they are no list, or an item is neither.
     """
+    if isinstance(activities, str):
+        raise TypeError(
+            f"activities must be a list, got {activities!r}; write activities=[torch.profiler.ProfilerActivity.CPU]"
+        )
+    if not isinstance(activities, Iterable | None):
+        raise TypeError(f"activities must be a list, got {activities!r}; write activities=[{activities}]")
     names: set[str] = set()
     filters: dict[Any, set[str]] = {}
     for item in activities or ():

@@ -273,7 +273,7 @@ def check_armed(torch: Any) -> None:
         BackendError: if it does not; says why and what to do.
     """
     # ITT's static part loads its collector at the first call, in recent versions.
-    torch.profiler.itt.mark("stepscope") if torch.profiler.itt.is_available() else None
+    torch.profiler.itt.mark(_core.ITT_UNRECORDED) if torch.profiler.itt.is_available() else None
     statistics = _core.itt_statistics()
     if not statistics["armed"] or not statistics["domains"]:
         raise BackendError(f"operators cannot arrive live: {torch_arm.reason()}")

@@ -32,7 +32,8 @@ class ChromeTraceExporter(TraceExporter):
             the file and counts it in `dropped_cap`.
 
     Raises:
-        ValueError: an argument is not one of these.
+        TypeError: an argument is not what it should be.
+        ValueError: an argument is not one of these, or the path is a directory.
     """
 
     @suggesting

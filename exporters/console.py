@@ -11,9 +11,11 @@ import msgspec
 
 from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
+from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.events import Kind
 from stepscope.runtime.ledger import losses
 from stepscope.runtime.loop_thread import call_in_thread
+from stepscope.runtime.summary import SORT_KEYS
 from stepscope.runtime.table import human_time, printable
 
 
@@ -41,6 +43,10 @@ class ConsoleExporter:
         top: rows of the table shown when a window ends; 0 shows none.
         sort_by: column that the table is sorted by, see `Summary.table`.
         clock: seconds, monotonic.
+
+    Raises:
+        TypeError: an argument is not what it should be.
+        ValueError: an argument is out of its range.
     """
 
     name = "console"
@@ -54,6 +60,12 @@ class ConsoleExporter:
         sort_by: str = "self",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if stream is not None and not hasattr(stream, "write"):
+            raise TypeError(f"stream must be an open file, got {stream!r}; leave it out for standard error")
+        number_argument("interval", interval, unit="seconds")
+        number_argument("top", top, whole=True)
+        if sort_by not in SORT_KEYS:
+            raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
         if interval < 0:
             raise ValueError(f"interval must not be negative, got {interval}")
         self.write_errors = 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
+from stepscope.runtime.arguments import file_argument, number_argument
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError
@@ -29,7 +30,8 @@ class JournalExporter:
         compress: trade time for size: frames are compressed where that makes them smaller.
 
     Raises:
-        ValueError: for a limit below 64 KiB or an unknown `fsync`.
+        TypeError: if the path or the limit is none.
+        ValueError: for a limit below 64 KiB, an unknown `fsync`, or a path that is a directory.
     """
 
     name = "journal"
@@ -44,8 +46,9 @@ class JournalExporter:
         compress: bool = False,
     ) -> None:
         self._default_name = path is None
+        number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
         self._writer = JournalWriter(
-            absolute(path or "journal"),
+            absolute("journal" if path is None else file_argument("path", path, "journal")),
             max_bytes=max_bytes,
             fsync=fsync,
             compression="zlib" if compress else "",

@@ -10,6 +10,7 @@ import anyio
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime import _core, strings
+from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.change import Change
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, Flag, Kind, join_blocks
@@ -31,6 +32,10 @@ class MemoryExporter:
         hang_in: a method that does not return until `release()` or cancellation.
         block_in: a method that blocks the thread until `release()`, which no cancellation ends.
         max_bytes: what it may hold; further batches are counted in `dropped_cap`.
+
+    Raises:
+        TypeError: `max_bytes` is no whole number.
+        ValueError: it is negative.
     """
 
     def __init__(
@@ -43,6 +48,9 @@ class MemoryExporter:
         block_in: Method | None = None,
         max_bytes: int = 1 << 30,
     ) -> None:
+        number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must be 0 or more, got {max_bytes}")
         self.name = name
         self.run: Run | None = None
         self.batches: list[EventBatch] = []

@@ -102,6 +102,8 @@ def _lock(file: int) -> None:
 
 
 def _check_regular(mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory; name a file in it")
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is no regular file; name one that is, or one that is not there")
 

@@ -18,6 +18,7 @@ from stepscope.exporters.parquet_rows import ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
+from stepscope.runtime.arguments import file_argument
 from stepscope.runtime.ending import after_exit
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
@@ -62,6 +63,8 @@ class ParquetExporter:
         path: file to write; one that is there is replaced. Missing directories are made.
 
     Raises:
+        TypeError: if the path is none.
+        ValueError: if it is a directory.
         ImportError: if pyarrow is not installed.
     """
 
@@ -69,7 +72,7 @@ class ParquetExporter:
     """Nothing of the file can be read if it cannot be completed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.name = f"parquet:{os.fspath(path)}"
+        self.name = f"parquet:{file_argument('path', path, 'trace.parquet')}"
         self._path = absolute(path)
         try:
             self._arrow: Any = import_module("pyarrow")

@@ -34,7 +34,8 @@ class PerfettoExporter(TraceExporter):
             so in the file and counts it in `dropped_cap`.
 
     Raises:
-        ValueError: an argument is not one of these.
+        TypeError: an argument is not what it should be.
+        ValueError: an argument is not one of these, or the path is a directory.
     """
 
     @suggesting

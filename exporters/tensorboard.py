@@ -14,6 +14,7 @@ from stepscope.exporters.chrome_file import ChromeFile, Layout
 from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
+from stepscope.runtime.arguments import path_argument, switch_argument
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
@@ -40,6 +41,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         layout: `spans` or `runs`, see above.
 
     Raises:
+        TypeError: if an argument is not what it should be.
         ValueError: if the worker's name cannot be part of a file's name.
     """
 
@@ -51,11 +53,15 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         *,
         layout: Literal["spans", "runs"] = "spans",
     ) -> None:
+        directory = path_argument("dir_name", dir_name)
+        switch_argument("use_gzip", use_gzip)
+        if worker_name is not None and not isinstance(worker_name, str):
+            raise TypeError(f"worker_name must be a str, got {worker_name!r}")
         if worker_name is not None and not re.fullmatch(r"[^/\\\0]+", worker_name):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):
             raise ValueError(f"layout must be 'spans' or 'runs', got {layout!r}")
-        super().__init__(f"tensorboard:{os.fspath(dir_name)}", by_window=True)
+        super().__init__(f"tensorboard:{directory}", by_window=True)
         self._directory = absolute(dir_name)
         self._worker = worker_name
         self._suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
@@ -136,6 +142,7 @@ def tensorboard_trace_handler(
         use_gzip: whether to compress.
 
     Raises:
+        TypeError: if an argument is not what it should be.
         ValueError: if the worker's name cannot be part of a file's name.
     """
     return TensorBoardExporter(dir_name, worker_name, use_gzip)

@@ -15,6 +15,7 @@ from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.exporters.trace_file import TraceFile, about_window
+from stepscope.runtime.arguments import file_argument, number_argument, switch_argument
 from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events import Block, EventBatch
@@ -139,17 +140,24 @@ class TraceSeries:
         self._number += 1
 
 
+_ENDINGS = {"chrome": ".json", "perfetto": ".pftrace"}
+
+
 class TraceExporter(OpenFiles[TraceSeries]):
     """What exporters of trace files share; see those for their arguments."""
 
     def __init__(
         self, kind: str, path: str | os.PathLike[str], gzip: bool | None, max_bytes: int | None, on_full: OnFull
     ) -> None:
+        text = file_argument("path", path, f"trace{_ENDINGS[kind]}")
         if on_full not in ("rotate", "stop"):
             raise ValueError(f"on_full must be 'rotate' or 'stop', got {on_full!r}")
-        if max_bytes is not None and max_bytes < SMALLEST:
-            raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
-        super().__init__(f"{kind}:{os.fspath(path)}", by_window="{window}" in str(path))
+        if max_bytes is not None:
+            number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
+            if max_bytes < SMALLEST:
+                raise ValueError(f"max_bytes must be at least {SMALLEST}, got {max_bytes}")
+        switch_argument("gzip", gzip)
+        super().__init__(f"{kind}:{text}", by_window="{window}" in text)
         self._format = kind
         self._path = absolute(path)
         self._gzip = self._path.name.endswith(".gz") if gzip is None else gzip

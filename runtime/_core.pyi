@@ -138,6 +138,10 @@ def open_spans() -> bytes:
 
 def ring_statistics() -> dict[str, int]: ...
 def counts() -> dict[str, int]: ...
+
+ITT_UNRECORDED: str
+"""An ITT task of this name arrives and is not recorded."""
+
 def itt_statistics() -> dict[str, int]: ...
 
 # tasks

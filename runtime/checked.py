@@ -26,10 +26,22 @@ class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodO
             try:
                 return super().__call__(*args, **kwargs)
             except TypeError as error:
+                if args:  # which settings take none of
+                    raise TypeError(
+                        f"{cls.__name__} takes its fields by name; write {_by_name(cls, args[0])}"
+                    ) from error
                 missing = _MISSING.match(str(error))
                 if missing is None:
                     raise
                 raise TypeError(f"{cls.__name__}: {missing[1]} must be given") from error
+
+
+def _by_name(kind: type, given: object) -> str:
+    """How a value that was given without a name is probably meant."""
+    if isinstance(given, Mapping):
+        return f"{kind.__name__}(**{given!r})"
+    fields = struct_fields(kind)
+    return f"{kind.__name__}({f'{fields[0].name}={given!r}' if fields else ''})"
 
 
 S = TypeVar("S")
@@ -49,9 +61,8 @@ def settings(name: str, given: S | None, kind: type[S]) -> S:
     if given is None:
         return kind()
     if not isinstance(given, kind):
-        raise TypeError(
-            f"{name} must be {public_name(kind)}, got {type(given).__name__}; write {name}={public_name(kind)}(...)"
-        )
+        shown = repr(given) if isinstance(given, type) else type(given).__name__
+        raise TypeError(f"{name} must be {public_name(kind)}, got {shown}; write {name}={public_name(kind)}(...)")
     return given
 
 

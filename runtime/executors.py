@@ -52,7 +52,12 @@ def propagate(function: Callable[P, T], /) -> Callable[P, T]:
 
     Returns:
         A function of the same parameters; `function` itself if no span is open or nothing is recorded.
+
+    Raises:
+        TypeError: if it is no function.
     """
+    if not callable(function):
+        raise TypeError(f"propagate() takes a function, got {function!r}")
     span = _core.current_span()
     if not span:
         return function

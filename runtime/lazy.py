@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 
-def lazy(module: str, names: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(
+    module: str, names: Mapping[str, tuple[str, ...]], others: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Makes the `__getattr__` and `__dir__` of a module (PEP 562).
 
     Args:
         module: its full name.
         names: by the full name of the module that defines them, the names that it has. A module with no names is had itself,
             by the last part of its own name.
+        others: what to use in place of names that people may look for here.
     """
     where = {name: source for source, defined in names.items() for name in defined}
     modules = {source.rpartition(".")[2]: source for source, defined in names.items() if not defined}
@@ -23,7 +27,10 @@ def lazy(module: str, names: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[s
         if name in modules:
             return import_module(modules[name])
         if name not in where:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}{_hint(name, where, modules)}")
+            text = f"module {module!r} has no attribute {name!r}"
+            hint = f"; use {others[name]}" if name in others else _hint(name, names_of(), modules)
+            # With a name Python adds no guess of its own to a traceback.
+            raise AttributeError(text + hint, name=name) if hint else AttributeError(text)
         load_numpy()
         value = getattr(import_module(where[name]), name)
         setattr(sys.modules[module], name, value)
@@ -43,14 +50,15 @@ def load_numpy() -> None:
         _core.without_signals(import_module, "numpy")
 
 
-def _hint(name: str, names: Mapping[str, str], groups: Mapping[str, str]) -> str:
+def _hint(name: str, names: Collection[str], groups: Mapping[str, str]) -> str:
     """Where the name is instead, or the one that it looks like."""
     if name.startswith("_"):
         return ""
     from difflib import get_close_matches
 
-    known = {name: name for name in names}
+    known = {known: known for known in names if known not in groups}
     for group in groups.values():
         known |= {inside: f"{group}.{inside}" for inside in import_module(group).__all__ if inside not in known}
-    close = get_close_matches(name, known, 1)
+    begun = [each for each in known if each.lower().startswith(name.lower())]
+    close = get_close_matches(name, known, 1) or begun
     return f"; did you mean {known[close[0]]}?" if close else ""

@@ -35,16 +35,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: of an unknown keyword argument the function says which is the nearest."""
-    names = inspect.signature(function).parameters
+def suggesting(function: Callable[P, R], by_name: Callable[[object], str] = lambda value: "") -> Callable[P, R]:
+    """A decorator: the function says which argument is the nearest to an unknown one, and which ones want a name.
+
+    Args:
+        function: it.
+        by_name: how a value is given by name, such as `rank=3`, for one that was given without; empty if unknown.
+    """
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name != "self"]
     shown = function.__qualname__.removesuffix(".__init__")
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = sum(parameter.kind in kinds for parameter in parameters.values())
+    named = [name for name, parameter in parameters.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         for name in kwargs:
             if name not in names:
                 raise TypeError(f"{shown}() has no argument {name!r}{nearest(name, names)}")
+        if named and len(args) > positional:
+            value: object = args[positional]
+            wanted = by_name(value)
+            hint = f"write {shown}({wanted})" if wanted else f"names: {', '.join(named)}"
+            raise TypeError(f"{shown}() does not take {value!r} without a name; {hint}")
         return function(*args, **kwargs)
 
     return call

@@ -145,9 +145,11 @@ class Output:
             log.warning("%s, so the run is written to %s; output_dir names another place", self._elsewhere, self.path)
 
     def _cannot_be_written(self, error: OSError) -> None:
-        said = f"cannot write the run to {self.path}: {error.strerror}"
+        is_file = error.errno == errno.EEXIST and self.path.is_file()
+        said = f"cannot write the run to {self.path}: {'it is a file' if is_file else error.strerror}"
         if self._named and error.errno in _WRONG_NAMES:
-            raise OutputError(error.errno, f"{said}; choose another output_dir") from error
+            hint = "name a directory" if is_file else "choose another output_dir"
+            raise OutputError(error.errno, f"{said}; {hint}") from error
         log.warning(
             "%s. The program goes on; what would be written there is not written, and a killed run cannot be recovered: "
             "choose another output_dir",

@@ -30,6 +30,8 @@ class Patterns:
 
 
 def _globs(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{argument} takes globs such as 'load_*', got {type(given).__name__}: {given!r}")
     globs = (given,) if isinstance(given, str) else tuple(given)
     for glob in globs:
         if not isinstance(glob, str):

@@ -7,6 +7,7 @@ from itertools import pairwise
 import msgspec
 
 from stepscope.runtime.action import ProfilerAction, checked_action, step_text
+from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.diagnostics import explain, schedule_text
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction
@@ -99,9 +100,11 @@ def plan_of(schedule: ScheduleFunction, steps: int, *, first: int = 0) -> Plan:
         first: number of its first step.
 
     Raises:
-        ScheduleError: if `steps` or `first` is negative, or the callable returned something unknown.
+        TypeError: if `steps` or `first` is no whole number.
+        ScheduleError: if one of them is negative, or the callable returned something unknown.
     """
     for name, value in (("steps", steps), ("first", first)):
+        number_argument(name, value, whole=True)
         if value < 0:
             raise ScheduleError(f"{name} must be 0 or more, got {value}")
     planned = schedule if isinstance(schedule, PlannedSchedule) else None

@@ -320,7 +320,11 @@ class Stepping(_core.StepCounter):
             self._step_asked()
         if self._ignored == 1:
             because = f" ({self._inert_because})" if self._inert_because else ""
-            log.warning("step() of profiler %r while it is %s%s: ignored, and counted", self.name, self._state, because)
+            if self._state == "new":
+                when, hint = "before start()", "; use `with trace() as profiler`, or call profiler.start()"
+            else:
+                when, hint = f"while it is {self._state}{because}", ""
+            log.warning("step() of profiler %r %s: ignored, and counted%s", self.name, when, hint)
 
     @uninterrupted
     def _step_asked(self) -> None:

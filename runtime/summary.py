@@ -98,7 +98,7 @@ _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
     "cut": "spans cut at a border of what was recorded, or not ended: {}",
     "negative": "spans with a negative time, taken as 0: {}",
-    "not_finite": "counter values left out because they are NaN or infinite: {}",
+    "not_finite": "counter values left out because they are no finite numbers: {}",
     "other": "events under `(other names)`, beyond the number of names kept apart: {}",
     "blurred": "spans not exactly placed in the quantiles, whose memory was used up: {}",
 }

@@ -17,8 +17,8 @@ except ModuleNotFoundError as _error:
     if _error.name != "stepscope.runtime":
         raise
     raise ImportError(
-        "this is a checkout of stepscope, whose parts Python does not know yet: leave its directory, or install it there with "
-        "`make install` or `pip install -e .`"
+        "./stepscope, a folder of stepscope's source, hides the installed package: run the program from another directory, or "
+        "`pip install -e .` here"
     ) from _error
 
 from stepscope.backends.torch_arm import arm as _arm
@@ -83,6 +83,13 @@ else:
             "stepscope.runtime.profiler": ("Profiler",),
             "stepscope.runtime.schedule": ("schedule",),
             "stepscope.runtime.window": ("Window",),
+        },
+        others={
+            "profile": "trace(), or stepscope.torch.profile",
+            "record_function": "span(), or stepscope.torch.record_function",
+            "start": "trace(), which starts a profiler",
+            "stop": "the profiler's own: trace().stop()",
+            "step": "the profiler's own: trace().step()",
         },
     )
 

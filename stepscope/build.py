@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 from stepscope.backends import torch_loader
 from stepscope.backends.base import Backend, Streaming
@@ -12,12 +13,14 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
+from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import exit as closing_at_exit
+from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
 from stepscope.runtime.nearest import suggesting
@@ -32,7 +35,7 @@ _INSTALLED = (closing_at_exit, torch_loader)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and torch's signals are known."""
 
 
-@suggesting
+@partial(suggesting, by_name=by_name)
 def trace(
     *,
     schedule: ScheduleFunction | None = None,
@@ -95,8 +98,11 @@ def trace(
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, got {name!r}")
-    if schedule is not None and not callable(schedule):
-        raise TypeError(f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}")
+    if schedule is not None and not (callable(schedule) and takes_a_step(schedule)):
+        raise TypeError(
+            f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}; write {SCHEDULE}"
+        )
+    switch_argument("start", start)
     control = Control.of(control)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
         raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
@@ -133,11 +139,11 @@ def trace(
     flight = _flight(keep_last, schedule, backends)
     for what, group in (("backends", backends), ("exporters", exporters)):
         if isinstance(group, str) or not isinstance(group, Sequence):
-            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[{_likely(group)}]")
+            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[{likely_item(what[:-1], group)}]")
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):
-                raise TypeError(f"{item!r} is no {what}: {_why_not(item, contract)}")
+                raise TypeError(f"{item!r} is no {what}: {why_not(what, item)}")
     budget = OverheadBudget.of(overhead_budget)
     said_rank, said_size = rank_from_environment()
     rank = said_rank if rank is None else rank
@@ -147,12 +153,17 @@ def trace(
     consumers: list[Exporter] = list(exporters)
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
         consumers.insert(0, _journal(chosen, flight))
+    if uncalled := not_called(on_trace_ready):
+        raise TypeError(f"on_trace_ready must be what {uncalled} returns, got {on_trace_ready!r}; call it")
     if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
         consumers.append(on_trace_ready)
     elif callable(on_trace_ready):
         consumers.append(CallbackExporter(on_trace_ready, output.written))
     elif on_trace_ready is not None:
-        raise TypeError(f"on_trace_ready must be callable or an exporter, got {on_trace_ready!r}")
+        hint = (
+            "; write on_trace_ready=stepscope.tensorboard_trace_handler(...)" if isinstance(on_trace_ready, str) else ""
+        )
+        raise TypeError(f"on_trace_ready must be callable or an exporter, got {on_trace_ready!r}{hint}")
     _check_names("backends", [backend.name for backend in backends])
     _check_names("exporters", [exporter.name for exporter in consumers])
     profiler = Profiler(
@@ -175,41 +186,17 @@ def trace(
     return profiler
 
 
-_BY_ENDING = {
-    ".json": "stepscope.ChromeTraceExporter",
-    ".json.gz": "stepscope.ChromeTraceExporter",
-    ".pftrace": "stepscope.PerfettoExporter",
-    ".parquet": "stepscope.exporters.ParquetExporter",
-    ".journal": "stepscope.exporters.JournalExporter",
-}
-
-
-def _likely(given: object) -> str:
-    """Guesses the exporter that belongs to a path which was given in its place."""
-    if isinstance(given, str | os.PathLike):
-        path = str(cast(Any, given))
-        return next((f"{name}({path!r})" for end, name in _BY_ENDING.items() if path.endswith(end)), "...")
-    return "..."
-
-
-def _why_not(item: object, contract: type) -> str:
-    likely = _likely(item)
-    if likely != "...":
-        return f"it is a path; write {likely}"
-    if isinstance(item, type):
-        return f"it is a class; give what calling it makes, {item.__name__}(...)"
-    members = [name for name in (*contract.__annotations__, *vars(contract)) if not name.startswith("_")]
-    lacks = ", ".join(name for name in members if not hasattr(item, name))
-    return f"it lacks {lacks}, see stepscope.{contract.__name__.lower()}s.{contract.__name__}"
-
-
 def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequence[Backend]) -> FlightRecorder | None:
     if keep_last is None:
         return None
     if isinstance(keep_last, int) and not isinstance(keep_last, bool):
+        if not 1 <= keep_last <= MAX_STEPS:
+            raise ValueError(f"keep_last must be 1 to {MAX_STEPS:,}, got {keep_last:,}")
         keep_last = FlightRecorder(steps=keep_last)
     if not isinstance(keep_last, FlightRecorder):
-        raise TypeError(f"keep_last must be a number of steps or a stepscope.FlightRecorder, got {keep_last!r}")
+        raise TypeError(
+            f"keep_last must be a number of steps, such as 20, or a stepscope.FlightRecorder(steps=...), got {keep_last!r}"
+        )
     if schedule is not None:
         raise ValueError(
             "keep_last records at all times, so it takes no schedule; leave one out, or use two profilers at once"

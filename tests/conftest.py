@@ -23,6 +23,7 @@ importlib.import_module("stepscope")
 
 # Many tests count events; those of the signals set the variable themselves, for the programs that they start.
 os.environ["STEPSCOPE_SIGNALS"] = "none"
+pytest_plugins = ["tests.support.messages"]
 
 heed_interrupts()
 
@@ -89,9 +90,9 @@ def _name(item: pytest.Item) -> str:
     return f"{item.path.stem}::{item.name.partition('[')[0]}"
 
 
-def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Runs each async test on asyncio's own loop and on uvloop; of the everyday tests on asyncio's only."""
-    if os.environ[WHICH] == "everyday":
+def pytest_asyncio_loop_factories(config: pytest.Config) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Runs each async test on asyncio's own loop and on uvloop; of the everyday tests, and for their messages, on asyncio's."""
+    if os.environ[WHICH] == "everyday" or config.getoption("update_messages"):
         return {"asyncio": asyncio.SelectorEventLoop}
     return {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 

@@ -91,7 +91,7 @@ def _prepare(
     recordings, notes = gather(sources, room)
     if notes and not recordings:
         raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
-    name, chosen = chosen_job(recordings, job)
+    name, chosen = chosen_job(recordings, job, sources)
     described = Job(name, chosen)
     return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -42,8 +43,15 @@ def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:
     return jobs
 
 
-def chosen_job(recordings: Sequence[Recording], job: str | None) -> tuple[str, list[Recording]]:
+def chosen_job(
+    recordings: Sequence[Recording], job: str | None, sources: Sequence[Path] = ()
+) -> tuple[str, list[Recording]]:
     """The name and the recordings of one job.
+
+    Args:
+        recordings: of any jobs.
+        job: the name; `None` if there is one job only.
+        sources: where the recordings were looked for.
 
     Raises:
         FormatError: if there is none of that name, or it is not said which of several.
@@ -55,7 +63,10 @@ def chosen_job(recordings: Sequence[Recording], job: str | None) -> tuple[str, l
             raise FormatError(f"there is no job {job!r}; there is {names or 'none'}")
         return job, jobs[job]
     if len(jobs) != 1:
-        raise FormatError(f"there are several jobs, choose one with --job: {names}" if jobs else "there is no journal")
+        where = f" in {', '.join(map(str, sources))}" if sources else ""
+        raise FormatError(
+            f"there are several jobs, choose one with --job: {names}" if jobs else f"there is no journal{where}"
+        )
     return next(iter(jobs.items()))
 
 

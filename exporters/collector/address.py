@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
@@ -15,6 +16,9 @@ TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
 """What is said of a collector that asks for another token."""
 UNFIT_TOKEN = "the token holds characters that a header cannot: it must be printable ASCII without spaces"
+
+_HOST = re.compile(r"[\w.-]{1,100}(:\d{1,5})?")
+"""A host and perhaps a port, where the scheme was forgotten."""
 
 Token = str | Path | Callable[[], str] | None
 """A token, the file that holds it, a function that gives it, or `None`: that of the environment, if there is one."""
@@ -30,7 +34,7 @@ class Address:
             can send commands to the program.
 
     Raises:
-        TypeError: if the token is nothing of the kind.
+        TypeError: if the URL or the token is nothing of the kind.
         ValueError: for a URL that is none of these or holds a password, for one of another machine without TLS, and
             for a file that holds no token.
         OSError: if the token's file cannot be read.
@@ -99,6 +103,8 @@ def is_local(host: str) -> bool:
 
 
 def _checked(url: str) -> SplitResult:
+    if not isinstance(url, str):
+        raise TypeError(f"url must be a str such as ws://host:7788, got {url!r}")
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("ws", "wss", "http", "https") and bool(parts.hostname) and parts.port != 0
@@ -107,7 +113,8 @@ def _checked(url: str) -> SplitResult:
     if parts.username is not None or parts.password is not None:
         raise ValueError("the collector's url must not hold a user or a password; give token=...")
     if not known:
-        raise ValueError(f"the collector's url must be such as ws://host:7788 or wss://host, got {url[:200]!r}")
+        likely = f"; did you mean {f'ws://{url}'!r}?" if _HOST.fullmatch(url) else ""
+        raise ValueError(f"the collector's url must be such as ws://host:7788 or wss://host, got {url[:200]!r}{likely}")
     if parts.query or parts.fragment:
         raise ValueError("the collector's url must have no ?query and no #fragment; a token is given as token=...")
     return parts

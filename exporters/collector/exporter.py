@@ -68,6 +68,7 @@ class CollectorExporter:
         tls: how to check the collector's certificate, if not as usual.
 
     Raises:
+        TypeError: an argument is not what it should be.
         ValueError: for a URL that is none of these or holds a password, for `ws://` or `http://` to another machine unless
             `LinkSettings.insecure` allows it, and if the token's file holds none.
         OSError: if the token's file cannot be read.
@@ -91,6 +92,8 @@ class CollectorExporter:
     ) -> None:
         self._link_type = _link_type()
         self._settings = checked.settings("settings", settings, LinkSettings)
+        if tls is not None and not isinstance(tls, ssl.SSLContext):
+            raise TypeError(f"tls must be an ssl.SSLContext, got {tls!r}; TLS is used by itself with wss://")
         self._address = Address(url, token, insecure=self._settings.insecure)
         self._tls = tls
         self.stream = uuid.uuid4().hex

@@ -24,6 +24,7 @@ class Servers:
         access: credentials and certificates.
 
     Raises:
+        TypeError: if it is neither a URL nor a list of them.
         ValueError: for a URL that is none of NATS or holds a secret, and for one that leads to another machine without TLS,
             and for a file that should hold a secret and is empty.
         ImportError: if a package is missing that credentials need; says how to get it.
@@ -31,6 +32,10 @@ class Servers:
     """
 
     def __init__(self, urls: str | Sequence[str], access: NatsAccess | None = None) -> None:
+        if not isinstance(urls, Sequence) or not all(isinstance(url, str) for url in urls):
+            raise TypeError(
+                f"servers must be a URL such as nats://host:4222, or a list of them, got {type(urls).__name__}"
+            )
         self.urls = [urls] if isinstance(urls, str) else list(urls)
         self.access = checked.settings("access", access, NatsAccess)
         if not self.urls:

@@ -61,6 +61,7 @@ class OtlpExporter:
         options: all other settings.
 
     Raises:
+        TypeError: an argument is not what it should be.
         ValueError: an argument or variable cannot be used; says which, why and what to do.
         ImportError: the packages of the extra `stepscope[otlp]` are missing.
     """

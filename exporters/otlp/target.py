@@ -24,6 +24,8 @@ DEFAULT = "http://localhost:4318"
 PREFIX = "OTEL_EXPORTER_OTLP_"
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HOST = re.compile(r"[\w.-]{1,100}:\d{1,5}")
+"""A host and port, where the scheme was forgotten."""
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\xff]")
 _SECRET = re.compile(r"auth|token|key|secret|passw|cookie|credential", re.IGNORECASE)
 """In the name of a header or parameter whose value is probably a secret."""
@@ -129,6 +131,8 @@ def _below(parts: SplitResult, signal: Signal) -> str:
 
 
 def _checked(url: str, what: str) -> SplitResult:
+    if not isinstance(url, str):
+        raise TypeError(f"{what} must be a URL such as {DEFAULT!r}, got {url!r}")
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
@@ -138,7 +142,8 @@ def _checked(url: str, what: str) -> SplitResult:
         raise ValueError(f"{what} has a user name or password: URLs are shown in logs; use the header Authorization")
     if not good or not url.isprintable() or " " in url:
         shown = url.partition("?")[0].rpartition("@")[2]
-        raise ValueError(f"{what} must be a URL such as {DEFAULT!r}, got {shown!r}")
+        likely = f"; did you mean {f'http://{shown}'!r}?" if _HOST.fullmatch(shown) else ""
+        raise ValueError(f"{what} must be a URL such as {DEFAULT!r}, got {shown!r}{likely}")
     return parts._replace(fragment="")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Collection
 from pathlib import Path
@@ -111,13 +110,15 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
 
     Raises:
         ControlError: naming the variable and what is wrong with it.
+        TypeError: if `fixed` is a str.
         ValueError: for a fixed field that there is none of.
     """
     known = EnvironmentOptions.__struct_fields__
+    if isinstance(fixed, str):
+        raise TypeError(f"fixed must be a list of names, got {fixed!r}; write fixed=[{fixed!r}]")
     for name in fixed:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.0)[0]
-            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}; the nearest is {near!r}")
+            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{nearest(name, known)}")
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None

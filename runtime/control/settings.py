@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
@@ -54,4 +55,8 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return cls(path=os.fspath(given))
         if given is None or isinstance(given, Control):
             return given
-        raise TypeError(f"control must be a path or a stepscope.Control, got {type(given).__name__}: {given!r}")
+        likely = f"**{given!r}" if isinstance(given, Mapping) else "socket=True"
+        raise TypeError(
+            f"control must be a path or a stepscope.Control, got {type(given).__name__}: {given!r}; write "
+            f"control=stepscope.Control({likely})"
+        )

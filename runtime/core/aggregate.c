@@ -18,8 +18,16 @@
 typedef struct {
     uint64_t key, count;              /* key: kind, category, name from the high bits down */
     union {
-        struct { int64_t total, self, min, max; uint64_t *buckets; uint32_t first, size; } span;
-        struct { long double sum; double min, max, last; int64_t last_ts; } counter;
+        struct {
+            int64_t total, self, min, max;
+            uint64_t *buckets;
+            uint32_t first, size;
+        } span;
+        struct {
+            long double sum;
+            double min, max, last;
+            int64_t last_ts;
+        } counter;
     };
 } Entry;
 
@@ -159,7 +167,10 @@ static void table_update(Table *t, const char *bytes, size_t n) {
         if (v.kind != KIND_SPAN && v.kind != KIND_INSTANT && v.kind != KIND_COUNTER) continue;
         Entry one = {.key = (uint64_t)v.kind << 48 | (uint64_t)v.category << 32 | v.name, .count = 1};
         if (v.kind == KIND_COUNTER) {
-            if (!isfinite(v.value)) { t->not_finite++; continue; }
+            if (!isfinite(v.value)) {
+                t->not_finite++;
+                continue;
+            }
             one.counter.sum = one.counter.min = one.counter.max = one.counter.last = v.value;
             one.counter.last_ts = v.ts;
         } else if (v.kind == KIND_SPAN) {
@@ -290,8 +301,8 @@ static PyObject *counts(Aggregates *a, PyObject *unused) {
     unsigned long long cut = a->table->cut, negative = a->table->negative, not_finite = a->table->not_finite,
                        other = a->table->other, blurred = a->table->blurred;
     PyThread_release_lock(a->lock);
-    return Py_BuildValue("{sKsKsKsKsK}", "cut", cut, "negative", negative, "not_finite", not_finite, "other", other,
-                         "blurred", blurred);
+    return Py_BuildValue("{sKsKsKsKsK}", "cut", cut, "negative", negative, "not_finite", not_finite, "other", other, "blurred",
+                         blurred);
 }
 
 static PyObject *nbytes(Aggregates *a, PyObject *unused) {
@@ -303,9 +314,12 @@ static PyObject *nbytes(Aggregates *a, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
-    {"update", (PyCFunction)update, METH_O, NULL}, {"merge", (PyCFunction)merge, METH_O, NULL},
-    {"rows", (PyCFunction)span_rows, METH_NOARGS, NULL}, {"instant_rows", (PyCFunction)instant_rows, METH_NOARGS, NULL},
-    {"counter_rows", (PyCFunction)counter_rows, METH_NOARGS, NULL}, {"counts", (PyCFunction)counts, METH_NOARGS, NULL},
+    {"update", (PyCFunction)update, METH_O, NULL},
+    {"merge", (PyCFunction)merge, METH_O, NULL},
+    {"rows", (PyCFunction)span_rows, METH_NOARGS, NULL},
+    {"instant_rows", (PyCFunction)instant_rows, METH_NOARGS, NULL},
+    {"counter_rows", (PyCFunction)counter_rows, METH_NOARGS, NULL},
+    {"counts", (PyCFunction)counts, METH_NOARGS, NULL},
     {"nbytes", (PyCFunction)nbytes, METH_NOARGS, NULL},
     {NULL},
 };

@@ -35,9 +35,9 @@ static PyObject *numpy_number(PyObject *value) {
     if (strncmp(name, "numpy.", 6)) return NULL;
     name += 6;
     PyObject *number = !strncmp(name, "int", 3) || !strncmp(name, "uint", 4) ? PyNumber_Index(value)
-                     : !strncmp(name, "float", 5)                           ? PyNumber_Float(value)
-                     : !strncmp(name, "bool", 4)                            ? PyBool_FromLong(PyObject_IsTrue(value) == 1)
-                                                                            : NULL;
+                       : !strncmp(name, "float", 5)                          ? PyNumber_Float(value)
+                       : !strncmp(name, "bool", 4)                           ? PyBool_FromLong(PyObject_IsTrue(value) == 1)
+                                                                             : NULL;
     PyErr_Clear(); /* an array of several numbers, say: shown as what it is */
     return number;
 }
@@ -56,7 +56,11 @@ PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function) {
 }
 
 /* JSON text of plain values only: nothing that would run user code, such as a tensor's repr. */
-typedef struct { char text[MAX_VALUE]; size_t len; int items; } Json;
+typedef struct {
+    char text[MAX_VALUE];
+    size_t len;
+    int items;
+} Json;
 
 static bool json_add(Json *json, const char *text, size_t len) {
     if (json->len + len > sizeof json->text) return false;
@@ -178,7 +182,8 @@ void arg_put_object(ArgBuffer *buffer, uint32_t key, PyObject *value) {
         if (json_value(&json, value, 0)) arg_put(buffer, key, 'j', json.text, json.len);
         else {
             count_one(&g_counts.values_cut);
-            put_type(buffer, key, Py_TYPE(value), PyDict_Check(value) ? PyDict_GET_SIZE(value) : PySequence_Fast_GET_SIZE(value));
+            put_type(buffer, key, Py_TYPE(value),
+                     PyDict_Check(value) ? PyDict_GET_SIZE(value) : PySequence_Fast_GET_SIZE(value));
         }
     } else if ((number = numpy_number(value)) || (number = known_value(value))) {
         arg_put_object(buffer, key, number);
@@ -215,7 +220,9 @@ static PyObject *decode_value(uint8_t type, const char *value, size_t len) {
     if ((type == 'i' || type == 'u' || type == 'd') && len == 8) {
         memcpy(&i, value, 8);
         memcpy(&d, value, 8);
-        return type == 'i' ? PyLong_FromLongLong(i) : type == 'u' ? PyLong_FromUnsignedLongLong((uint64_t)i) : PyFloat_FromDouble(d);
+        return type == 'i'   ? PyLong_FromLongLong(i)
+               : type == 'u' ? PyLong_FromUnsignedLongLong((uint64_t)i)
+                             : PyFloat_FromDouble(d);
     }
     if (type == 'b' && len == 1) return PyBool_FromLong(*value);
     if (type == 'n') Py_RETURN_NONE;

@@ -117,7 +117,10 @@ static bool check_slots(const Process *p, const Attached *a, uint64_t from, uint
     for (uint64_t at = from; at < to;) {
         const Event *e = &p->slots[at & a->ring.mask];
         uint64_t more = 0;
-        if (e->kind == KIND_MORE) { at++; continue; } /* what is left of an event that was overwritten */
+        if (e->kind == KIND_MORE) { /* what is left of an event that was overwritten */
+            at++;
+            continue;
+        }
         if (e->args_len && !(e->flags & FLAG_ARG_INLINE)) {
             if (e->args_len > MAX_ARGS_BYTES) return false;
             more = (e->args_len + PAYLOAD - 1) / PAYLOAD;
@@ -306,13 +309,16 @@ static void attached_dealloc(Process *p) {
     Py_TYPE(p)->tp_free((PyObject *)p);
 }
 
-static PyMethodDef methods[] = {{"drain", (PyCFunction)attached_drain, METH_O, NULL},
-                                {"open_spans", (PyCFunction)attached_open_spans, METH_O, NULL},
-                                {"statistics", (PyCFunction)attached_statistics, METH_NOARGS, NULL},
-                                {NULL}};
+static PyMethodDef methods[] = {
+    {"drain", (PyCFunction)attached_drain, METH_O, NULL},
+    {"open_spans", (PyCFunction)attached_open_spans, METH_O, NULL},
+    {"statistics", (PyCFunction)attached_statistics, METH_NOARGS, NULL},
+    {NULL},
+};
 
 PyTypeObject AttachedType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.Attached",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.Attached",
     .tp_basicsize = sizeof(Process),
     .tp_flags = Py_TPFLAGS_DEFAULT,
     .tp_new = attached_new,

@@ -19,23 +19,47 @@ typedef struct {
     int64_t base;
     bool tensorboard, args; /* args: the event's argument object was begun */
     uint32_t seen;          /* bits of KEYS that the event's arguments have */
-    struct { uint32_t track, len; char text[72]; } tracks[64];
+    struct {
+        uint32_t track, len;
+        char text[72];
+    } tracks[64];
 } Out;
 
 enum { ROLE_HOST = 1, ROLE_RUNTIME, ROLE_DEVICE };
-static const struct { const char *name, *tensorboard; uint8_t role; } CATEGORIES[] = {
-    {"user_annotation", "cpu_op", ROLE_HOST}, {"cpu_op", NULL, ROLE_HOST},          {"operator", NULL, ROLE_HOST},
-    {"cuda_runtime", "runtime", ROLE_RUNTIME}, {"cuda_driver", "runtime", ROLE_RUNTIME}, {"runtime", NULL, ROLE_RUNTIME},
-    {"kernel", NULL, ROLE_DEVICE},            {"gpu_memcpy", NULL, ROLE_DEVICE},    {"gpu_memset", NULL, ROLE_DEVICE},
-    {"memcpy", NULL, ROLE_DEVICE},            {"memset", NULL, ROLE_DEVICE},        {"fwdbwd", "forward_backward", 0},
+static const struct {
+    const char *name, *tensorboard;
+    uint8_t role;
+} CATEGORIES[] = {
+    {"user_annotation", "cpu_op", ROLE_HOST},
+    {"cpu_op", NULL, ROLE_HOST},
+    {"operator", NULL, ROLE_HOST},
+    {"cuda_runtime", "runtime", ROLE_RUNTIME},
+    {"cuda_driver", "runtime", ROLE_RUNTIME},
+    {"runtime", NULL, ROLE_RUNTIME},
+    {"kernel", NULL, ROLE_DEVICE},
+    {"gpu_memcpy", NULL, ROLE_DEVICE},
+    {"gpu_memset", NULL, ROLE_DEVICE},
+    {"memcpy", NULL, ROLE_DEVICE},
+    {"memset", NULL, ROLE_DEVICE},
+    {"fwdbwd", "forward_backward", 0},
 };
 static uint8_t roles[FIRST_NAME];
 static uint16_t renamed[FIRST_NAME]; /* category in the dialect "tensorboard", 0 = the same */
 
-enum { EXTERNAL_ID = 1, CORRELATION = 2, DEVICE = 4, STREAM = 8, ADDR = 16, BYTES = 32, DEVICE_TYPE = 64, DEVICE_ID = 128,
-       TOTAL_ALLOCATED = 256, TOTAL_RESERVED = 512 };
-static const char *const KEYS[] = {"External id", "correlation", "device", "stream", "Addr", "Bytes", "Device Type",
-                                   "Device Id", "Total Allocated", "Total Reserved"};
+enum {
+    EXTERNAL_ID = 1,
+    CORRELATION = 2,
+    DEVICE = 4,
+    STREAM = 8,
+    ADDR = 16,
+    BYTES = 32,
+    DEVICE_TYPE = 64,
+    DEVICE_ID = 128,
+    TOTAL_ALLOCATED = 256,
+    TOTAL_RESERVED = 512
+};
+static const char *const KEYS[] = {"External id", "correlation", "device",    "stream",          "Addr",
+                                   "Bytes",       "Device Type", "Device Id", "Total Allocated", "Total Reserved"};
 enum { N_KEYS = sizeof KEYS / sizeof *KEYS };
 static uint32_t key_ids[N_KEYS];
 static char digits3[3000], fractions[2048 * 11];
@@ -72,7 +96,8 @@ static inline void put(Out *o, const char *text, size_t len) { output_put(&o->ou
 
 static inline void put_uint(Out *o, uint64_t n) { o->out.at = write_uint(o->out.at, n); }
 static inline void put_hex(Out *o, uint64_t n) {
-    for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4) *o->out.at++ = "0123456789abcdef"[n >> shift & 15];
+    for (int shift = n ? (63 - __builtin_clzll(n)) & ~3 : 0; shift >= 0; shift -= 4)
+        *o->out.at++ = "0123456789abcdef"[n >> shift & 15];
 }
 
 /* Time in 1/2048 us, away from zero for both signs, so that equal times are equal numbers everywhere. */
@@ -133,7 +158,8 @@ static bool put_value(Out *o, uint8_t type, const char *value, size_t len) {
     case 's': o->out.at = write_text(o->out.at, value, len); return true;
     case 'j':
         if (!json_valid(value, len)) o->out.at = write_text(o->out.at, value, len);
-        else for (size_t at = 0; at < len; at++) *o->out.at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
+        else
+            for (size_t at = 0; at < len; at++) *o->out.at++ = (unsigned char)value[at] < 0x20 ? ' ' : value[at]; /* one line */
         return true;
     default: PUT(o, "null"); return false;
     }
@@ -278,7 +304,10 @@ static void put_counter(Out *o, const Event *e) {
     const String *name = strings_get(e->name);
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME * 6 + 16];
-        const char *value = e->flags & FLAG_NO_NUMBER ? " is no number" : e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        const char *value = e->flags & FLAG_NO_NUMBER ? " is no number"
+                            : e->value != e->value    ? " is NaN"
+                            : e->value > 0            ? " is Infinity"
+                                                      : " is -Infinity";
         memcpy(text, name->json, name->json_len);
         memcpy(text + name->json_len, value, strlen(value));
         put_point(o, e, 't', text, name->json_len + strlen(value));
@@ -343,12 +372,11 @@ static void put_event(Out *o, const Event *e) {
     case KIND_SPAN: put_span(o, e); return;
     case KIND_COUNTER: put_counter(o, e); return;
     case KIND_MEMORY: put_point(o, e, 't', "[memory]", 8); return;
-    case KIND_ASYNC_BEGIN: case KIND_ASYNC_END: put_async(o, e); return;
+    case KIND_ASYNC_BEGIN:
+    case KIND_ASYNC_END: put_async(o, e); return;
     case KIND_GAP: put_gap(o, e); return;
     case KIND_STEP: return; /* the windows stage makes a span of every step */
-    default:
-        name = strings_get(e->name);
-        put_point(o, e, e->kind == KIND_METADATA ? 'p' : 't', name->json, name->json_len);
+    default: name = strings_get(e->name); put_point(o, e, e->kind == KIND_METADATA ? 'p' : 't', name->json, name->json_len);
     }
 }
 
@@ -374,11 +402,14 @@ PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs) {
     PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*y*Ls:encode_chrome", &events, &heap, &base, &dialect)) return NULL;
     Out *o = PyMem_Calloc(1, sizeof *o);
-    size_t n = (size_t)events.len / sizeof(Event), room = n * 144 + ((size_t)heap.len < n * 64 ? (size_t)heap.len : n * 64) + 4096;
+    size_t n = (size_t)events.len / sizeof(Event),
+           room = n * 144 + ((size_t)heap.len < n * 64 ? (size_t)heap.len : n * 64) + 4096;
     bool tensorboard = !strcmp(dialect, "tensorboard");
     if (!o) PyErr_NoMemory();
-    else if ((size_t)events.len % sizeof(Event)) PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
-    else if (!tensorboard && strcmp(dialect, "kineto")) PyErr_Format(PyExc_ValueError, "dialect must be 'kineto' or 'tensorboard', got '%s'", dialect);
+    else if ((size_t)events.len % sizeof(Event))
+        PyErr_Format(PyExc_ValueError, "a block of %zd bytes is not made of 64-byte events", events.len);
+    else if (!tensorboard && strcmp(dialect, "kineto"))
+        PyErr_Format(PyExc_ValueError, "dialect must be 'kineto' or 'tensorboard', got '%s'", dialect);
     else {
         if (!plain) prepare();
         *o = (Out){.heap = heap.buf, .heap_len = (size_t)heap.len, .base = base, .tensorboard = tensorboard};

@@ -19,7 +19,12 @@ struct ContextScope {
     uint32_t forks;     /* of this process when the scope was made: in a child it means nothing */
 };
 
-typedef struct { bool is_task; uint32_t name; int64_t number; Coroutine *coroutine; /* owned; NULL: it is not watched */ } Task;
+typedef struct {
+    bool is_task;
+    uint32_t name;
+    int64_t number;
+    Coroutine *coroutine; /* owned; NULL: it is not watched */
+} Task;
 
 static PyObject *variable, *task_lookup;
 static uint32_t forks;
@@ -42,7 +47,8 @@ static void scope_dealloc(ContextScope *self) {
 }
 
 static PyTypeObject ScopeType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.ContextScope",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.ContextScope",
     .tp_basicsize = sizeof(ContextScope),
     .tp_dealloc = (destructor)scope_dealloc,
     .tp_flags = Py_TPFLAGS_DEFAULT,
@@ -123,8 +129,12 @@ Parent context_parent(void) {
 static ContextScope *scope_new(Thread *t, ContextScope *inherited, Parent parent, const Task *task) {
     ContextScope *scope = PyObject_New(ContextScope, &ScopeType);
     if (!scope) return NULL;
-    *scope = (ContextScope){.ob_base = scope->ob_base, .stack = t->stack, .owner = t->serial, .parent = parent,
-                            .number = task->number, .forks = forks};
+    *scope = (ContextScope){.ob_base = scope->ob_base,
+                            .stack = t->stack,
+                            .owner = t->serial,
+                            .parent = parent,
+                            .number = task->number,
+                            .forks = forks};
     if (task->is_task && inherited && inherited->forks == forks && inherited->task && inherited->context && inherited->stack &&
         inherited->number == task->number) {
         /* A context run by hand inside the task that it was copied in. */

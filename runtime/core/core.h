@@ -49,8 +49,18 @@ typedef struct {
 _Static_assert(sizeof(Event) == 64, "an event is one cache line");
 
 enum {
-    KIND_SPAN = 1, KIND_INSTANT, KIND_COUNTER, KIND_FLOW_START, KIND_FLOW_STEP, KIND_FLOW_END,
-    KIND_ASYNC_BEGIN, KIND_ASYNC_END, KIND_MEMORY, KIND_METADATA, KIND_STEP, KIND_GAP,
+    KIND_SPAN = 1,
+    KIND_INSTANT,
+    KIND_COUNTER,
+    KIND_FLOW_START,
+    KIND_FLOW_STEP,
+    KIND_FLOW_END,
+    KIND_ASYNC_BEGIN,
+    KIND_ASYNC_END,
+    KIND_MEMORY,
+    KIND_METADATA,
+    KIND_STEP,
+    KIND_GAP,
     KIND_MORE = 255 /* ring slots only: arguments of the event before */
 };
 enum {
@@ -149,7 +159,8 @@ PyObject *control_py_denied(PyObject *self, PyObject *pid);
 
 /* stack.c: the open spans of a thread or task, in a mapped file, so that a killed process leaves them. */
 enum {
-    FRAME_DEAD = 1 /* left out of order: taken out when it comes to the top, or room is needed */, FRAME_ITT = 2,
+    FRAME_DEAD = 1 /* left out of order: taken out when it comes to the top, or room is needed */,
+    FRAME_ITT = 2,
     FRAME_SUSPENDED = 4, /* stands for the time in which a task does not run: nobody's parent */
     FRAME_EARLY = 8 /* entered while nothing was recorded: `ts` is when recording had stopped before */
 };
@@ -209,7 +220,10 @@ PyObject *stack_py_open_spans(PyObject *self, PyObject *unused);
 /* track.c: where events are drawn; append-only. */
 #define MAX_TRACKS (1 << 20) /* further ones share the last */
 enum { TRACK_PROCESS = 1, TRACK_THREAD, TRACK_TASK, TRACK_STREAM, TRACK_COUNTER };
-typedef struct { int64_t pid, tid; uint32_t kind, parent, name, id; } Track;
+typedef struct {
+    int64_t pid, tid;
+    uint32_t kind, parent, name, id;
+} Track;
 uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint32_t parent);
 /* One of this name and parent that nobody uses any more, else a new one; not `except`. Its `tid` is no system's number.
  * Past some thousand of tasks, one named `task` for any name. */
@@ -249,7 +263,9 @@ void thread_forget_context(void);      /* it is looked up again */
 /* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
 extern atomic_int g_left_out;
 extern uint64_t g_events_left_out;     /* changed with the GIL held */
-static inline uint64_t left_out(int what) { return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0); }
+static inline uint64_t left_out(int what) {
+    return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0);
+}
 void wants_now(uint64_t who, int now); /* needs the GIL; the profiler is known by Python's `want` */
 void wants_after_fork(void);
 PyObject *wants_py_want(PyObject *self, PyObject *args);
@@ -328,7 +344,10 @@ extern Counts g_counts;
 static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(count, 1, memory_order_relaxed); }
 
 /* arguments.c */
-typedef struct { uint32_t len; char bytes[MAX_ARGS_BYTES]; } ArgBuffer;
+typedef struct {
+    uint32_t len;
+    char bytes[MAX_ARGS_BYTES];
+} ArgBuffer;
 void arg_put(ArgBuffer *buffer, uint32_t key, char type, const void *value, size_t len);
 void arg_put_text(ArgBuffer *buffer, uint32_t key, const char *utf8, size_t len);
 /* What cannot be kept is counted. It leaves an exception only if a signal handler of the program has raised meanwhile. */
@@ -364,6 +383,7 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args);
 /* chrome.c, perfetto.c, aggregate.c, itt.c: see there. */
 extern PyTypeObject PerfettoEncoderType;
 PyObject *chrome_py_encode(PyObject *self, PyObject *args, PyObject *kwargs);
+#define ITT_UNRECORDED "\001stepscope" /* a task of this name shows that calls arrive, and is not recorded */
 PyObject *itt_py_statistics(PyObject *self, PyObject *unused);
 uint64_t itt_left_out(void);
 void itt_thread_end(Thread *thread);

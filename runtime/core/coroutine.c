@@ -44,7 +44,8 @@ static void suspend(Coroutine *c) {
 
 static void go_on(Coroutine *c) {
     Thread *t = thread_current();
-    if (t && scope_stack(c->scope, t) && !span_skip(t, &c->suspended)) span_close(t, &c->suspended, clock_now(), 0, 0, 0, NULL, 0);
+    if (t && scope_stack(c->scope, t) && !span_skip(t, &c->suspended))
+        span_close(t, &c->suspended, clock_now(), 0, 0, 0, NULL, 0);
     c->suspended.id = 0;
 }
 
@@ -213,12 +214,14 @@ static PyMethodDef methods[] = {
     {"close", coroutine_close, METH_NOARGS, NULL},
     {"__await__", (PyCFunction)(void (*)(void))coroutine_await, METH_NOARGS, NULL},
     {"_paused", coroutine_paused, METH_NOARGS, NULL},
-    {NULL}};
+    {NULL},
+};
 
 /* What is not a method above is the coroutine's, its class included: for all who ask, it is the coroutine. */
 static PyObject *coroutine_getattr(PyObject *self, PyObject *name) {
     for (PyMethodDef *m = methods; m->ml_name; m++)
-        if (PyUnicode_Check(name) && !PyUnicode_CompareWithASCIIString(name, m->ml_name)) return PyObject_GenericGetAttr(self, name);
+        if (PyUnicode_Check(name) && !PyUnicode_CompareWithASCIIString(name, m->ml_name))
+            return PyObject_GenericGetAttr(self, name);
     return PyObject_GetAttr(((Coroutine *)self)->inner, name);
 }
 
@@ -238,7 +241,8 @@ static PyObject *coroutine_compare(PyObject *self, PyObject *other, int op) {
 static PyAsyncMethods async_methods = {.am_await = coroutine_await, .am_send = coroutine_am_send};
 
 PyTypeObject CoroutineType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.Coroutine",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.Coroutine",
     .tp_doc = PyDoc_STR("Coroutine(coroutine, /)\n--\n\nTakes the place of a task's coroutine, so that its steps are known."),
     .tp_basicsize = sizeof(Coroutine),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,

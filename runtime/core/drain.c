@@ -23,8 +23,15 @@ static uint32_t dropped_name, sampled_name;
 static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name, uint64_t ring,
                     uint64_t upto) {
     if (!from || from > until) from = until;
-    out->events[out->count++] = (Event){.ts = from, .dur = until - from, .self = (int64_t)upto, .id = missing, .parent = ring,
-                                        .name = name, .track = track, .step = -1, .kind = KIND_GAP};
+    out->events[out->count++] = (Event){.ts = from,
+                                        .dur = until - from,
+                                        .self = (int64_t)upto,
+                                        .id = missing,
+                                        .parent = ring,
+                                        .name = name,
+                                        .track = track,
+                                        .step = -1,
+                                        .kind = KIND_GAP};
     out->gaps++;
 }
 
@@ -46,17 +53,29 @@ bool drain_ring(Ring *r, Out *out) {
     r->taken_sampled = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
     bool whole = true, overwrites = r->foreign || g_overflow == DROP_OLDEST;
     while (tail < r->goal) {
-        if (out->count + 3 > out->room) { whole = false; break; }
+        if (out->count + 3 > out->room) {
+            whole = false;
+            break;
+        }
         Event e;
         copy_slot(&e, &r->data[tail & r->mask], sizeof e, overwrites);
         atomic_thread_fence(memory_order_acquire);
         uint64_t reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-        if (reserve > tail + r->mask + 1 && overwrites) { tail = reserve - (r->mask + 1); continue; }
-        if (e.kind == KIND_MORE) { tail++; continue; }
+        if (reserve > tail + r->mask + 1 && overwrites) {
+            tail = reserve - (r->mask + 1);
+            continue;
+        }
+        if (e.kind == KIND_MORE) {
+            tail++;
+            continue;
+        }
         uint64_t more = 0;
         if (e.args_len && !(e.flags & FLAG_ARG_INLINE)) {
             more = (e.args_len + PAYLOAD - 1) / PAYLOAD;
-            if (out->args_len + e.args_len > out->args_room) { whole = false; break; }
+            if (out->args_len + e.args_len > out->args_room) {
+                whole = false;
+                break;
+            }
             for (uint64_t i = 0; i < more; i++) {
                 const More *m = (const More *)&r->data[(tail + 1 + i) & r->mask];
                 uint64_t left = e.args_len - i * PAYLOAD;
@@ -64,7 +83,10 @@ bool drain_ring(Ring *r, Out *out) {
             }
             atomic_thread_fence(memory_order_acquire);
             reserve = atomic_load_explicit(&h->reserve, memory_order_relaxed);
-            if (reserve > tail + r->mask + 1 && overwrites) { tail = reserve - (r->mask + 1); continue; }
+            if (reserve > tail + r->mask + 1 && overwrites) {
+                tail = reserve - (r->mask + 1);
+                continue;
+            }
             e.args_at = (uint32_t)out->args_len;
             out->args_len += e.args_len;
         }
@@ -114,7 +136,9 @@ bool out_begin(Out *out, size_t slots) {
     dropped_name = strings_intern("dropped", 7);
     sampled_name = strings_intern("sampled", 7);
     size_t args_room = slots * PAYLOAD + MAX_ARGS_BYTES;
-    *out = (Out){.room = slots, .args_room = args_room, .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
+    *out = (Out){.room = slots,
+                 .args_room = args_room,
+                 .events_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(slots * sizeof(Event))),
                  .args_object = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)args_room)};
     if (out->events_object && out->args_object) {
         out->events = (Event *)PyBytes_AS_STRING(out->events_object);

@@ -15,9 +15,26 @@
 #define ENGINE_NAME "autograd::engine::evaluate_function: " /* and the node's name */
 #define TASKS 512       /* operators of one thread inside each other */
 
-typedef struct { const char *name; void **function, *initial, *null; int group; } ApiEntry;
-typedef struct Domain { volatile int flags; const char *name; void *wide; int extra1; void *extra2; struct Domain *next; } Domain;
-typedef struct Handle { const char *text; void *wide; int extra1; void *extra2; struct Handle *next; } Handle;
+typedef struct {
+    const char *name;
+    void **function, *initial, *null;
+    int group;
+} ApiEntry;
+typedef struct Domain {
+    volatile int flags;
+    const char *name;
+    void *wide;
+    int extra1;
+    void *extra2;
+    struct Domain *next;
+} Domain;
+typedef struct Handle {
+    const char *text;
+    void *wide;
+    int extra1;
+    void *extra2;
+    struct Handle *next;
+} Handle;
 typedef struct { uint64_t d1, d2, d3; } Id;
 typedef struct {
     unsigned char magic[8];
@@ -232,8 +249,13 @@ static Name *find(Scratch *s, const char *text, size_t len, bool whole) {
     if (s->names[hash % NAMES].text == NULL) n = &s->names[hash % NAMES];
     uint32_t name = strings_intern(text, len);
     const String *kept = strings_get(name); /* a name that was cut or mended never matches, and is looked up each time */
-    *n = (Name){{.text = kept->text, .extra1 = OURS}, kept->text, hash, kept->len, name,
-                is_operator(text, len) ? operator_category : annotation_category, kind_of(text, len)};
+    *n = (Name){{.text = kept->text, .extra1 = OURS},
+                kept->text,
+                hash,
+                kept->len,
+                name,
+                is_operator(text, len) ? operator_category : annotation_category,
+                kind_of(text, len)};
     return n;
 }
 
@@ -262,7 +284,7 @@ void itt_thread_end(Thread *t) {
 }
 
 static Handle *string_handle_create(const char *text) {
-    if (!text || !recording(RECORD_OPERATORS)) return &nothing.handle;
+    if (!text || !recording(RECORD_OPERATORS) || !strcmp(text, ITT_UNRECORDED)) return &nothing.handle;
     Thread *t = thread_current();
     Scratch *s = t ? scratch_of(t) : NULL;
     if (!s) return &nothing.handle;
@@ -285,8 +307,14 @@ static void task_begin(const Domain *domain, Id id, Id parent, Handle *handle) {
     /* A task that is not recorded leaves a mark only inside others: an end that finds nothing belongs to such a one. */
     if (!s) return;
     uint32_t depth = depth_of(s);
-    if (!recorded && depth == 0) { s->unmarked++; return; }
-    if (depth == TASKS) { s->deeper++; return; }
+    if (!recorded && depth == 0) {
+        s->unmarked++;
+        return;
+    }
+    if (depth == TASKS) {
+        s->deeper++;
+        return;
+    }
     Name *n = (Name *)handle;
     if (handle && handle->extra1 != OURS) {
         s->number = NONE;
@@ -331,7 +359,10 @@ static void task_end(const Domain *domain) {
         if (task->number <= UINT32_MAX) span_close(t, &task->open, end, 0, number_key, (uint32_t)task->number, NULL, 0);
         else if (task->number == NONE) span_close(t, &task->open, end, 0, 0, 0, NULL, 0);
         else {
-            struct { ArgItem item; uint64_t value; } number = {{number_key, 8, 'u', 0}, task->number};
+            struct {
+                ArgItem item;
+                uint64_t value;
+            } number = {{number_key, 8, 'u', 0}, task->number};
             span_close(t, &task->open, end, 0, 0, 0, (char *)&number, sizeof number);
         }
     }
@@ -364,9 +395,13 @@ static void after_fork(void) {
 EXPORT void __itt_api_init(Global *global, int groups) {
     static const unsigned char magic[8] = {0xed, 0xab, 0xab, 0xec, 0x0d, 0xee, 0xda, 0x30};
     if (memcmp(global->magic, magic, sizeof magic) || global->major < 3) return;
-    static const struct { const char *name; void *function; } ours[] = {
-        {"__itt_domain_create", domain_create}, {"__itt_string_handle_create", string_handle_create},
-        {"__itt_task_begin", task_begin}, {"__itt_task_end", task_end}};
+    static const struct {
+        const char *name;
+        void *function;
+    } ours[] = {{"__itt_domain_create", domain_create},
+                {"__itt_string_handle_create", string_handle_create},
+                {"__itt_task_begin", task_begin},
+                {"__itt_task_end", task_end}};
     for (ApiEntry *f = global->functions; f->name; f++) {
         *f->function = f->null;
         for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
@@ -388,5 +423,6 @@ PyObject *itt_py_statistics(PyObject *self, PyObject *unused) {
     for (Scratch *s = all; s; s = s->next) tasks += s->tasks, misses += s->misses;
     pthread_mutex_unlock(&lock);
     return Py_BuildValue("{sisisKsKsKsi}", "armed", atomic_load(&armed), "domains", atomic_load(&domains), "tasks", tasks,
-                         "unbalanced", (unsigned long long)atomic_load(&unbalanced), "cache_misses", misses, "numbered", (int)atomic_load(&numbered));
+                         "unbalanced", (unsigned long long)atomic_load(&unbalanced), "cache_misses", misses, "numbered",
+                         (int)atomic_load(&numbered));
 }

@@ -10,8 +10,9 @@ static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLo
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full), COUNT(values_cut),
-                         COUNT(arguments_cut), COUNT(arguments_opaque), COUNT(counter_values_that_are_no_number), COUNT(deep_spans), COUNT(spans_abandoned),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full),
+                         COUNT(values_cut), COUNT(arguments_cut), COUNT(arguments_opaque),
+                         COUNT(counter_values_that_are_no_number), COUNT(deep_spans), COUNT(spans_abandoned),
                          COUNT(rings_failed), COUNT(lookups_failed), COUNT(spool_failed));
 #undef COUNT
 }
@@ -91,7 +92,8 @@ static PyMethodDef methods[] = {
     {"watch_signal", signals_py_watch, METH_VARARGS, NULL},
     {"with_programs_mask", FAST(mask_py_with_programs), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"without_signals", FAST(mask_py_without_signals), METH_FASTCALL | METH_KEYWORDS, NULL},
-    {NULL}};
+    {NULL},
+};
 
 /* State is static, as the recorder is one per process: single-phase initialisation, no subinterpreters. */
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "stepscope.runtime._core", .m_size = -1, .m_methods = methods};
@@ -105,10 +107,11 @@ PyMODINIT_FUNC PyInit__core(void) {
     if (!m || ring_init() < 0 || context_init() < 0 || coroutine_init() < 0 || span_init() < 0 || step_init() < 0) return NULL;
     if (add_type(m, &CoroutineType, "Coroutine") < 0 || add_type(m, &SpanType, "span") < 0 ||
         add_type(m, &StepCounterType, "StepCounter") < 0 || add_type(m, &AggregatesType, "Aggregates") < 0 ||
-        add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 || PyModule_AddIntMacro(m, FIRST_NAME) < 0 ||
-        PyModule_AddIntMacro(m, MAX_TRACKS) < 0 || PyModule_AddIntMacro(m, MAX_STRINGS) < 0 ||
-        PyModule_AddIntMacro(m, MAX_NAME) < 0 || PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 ||
-        PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 || PyModule_AddIntMacro(m, RECORD_OPEN) < 0)
+        add_type(m, &AttachedType, "Attached") < 0 || add_type(m, &PerfettoEncoderType, "PerfettoEncoder") < 0 ||
+        PyModule_AddIntMacro(m, FIRST_NAME) < 0 || PyModule_AddIntMacro(m, MAX_TRACKS) < 0 ||
+        PyModule_AddIntMacro(m, MAX_STRINGS) < 0 || PyModule_AddIntMacro(m, MAX_NAME) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_EVENTS) < 0 || PyModule_AddIntMacro(m, RECORD_OPERATORS) < 0 ||
+        PyModule_AddIntMacro(m, RECORD_OPEN) < 0 || PyModule_AddStringMacro(m, ITT_UNRECORDED) < 0)
         return NULL;
     return m;
 }

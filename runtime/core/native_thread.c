@@ -3,9 +3,7 @@
 #include <dlfcn.h>
 #include <execinfo.h>
 
-typedef struct {
-    PyObject *function, *args;
-} Call;
+typedef struct { PyObject *function, *args; } Call;
 
 static void *run(void *given) {
     Call call = *(Call *)given;
@@ -27,7 +25,8 @@ PyObject *native_thread_py_start(PyObject *self, PyObject *given) {
     if (!call) return PyErr_NoMemory();
     *call = (Call){Py_NewRef(function), Py_NewRef(args)};
     pthread_t thread;
-    if (pthread_create(&thread, NULL, run, call) == 0) return pthread_detach(thread), PyLong_FromUnsignedLong((unsigned long)thread);
+    if (pthread_create(&thread, NULL, run, call) == 0)
+        return pthread_detach(thread), PyLong_FromUnsignedLong((unsigned long)thread);
     Py_DECREF(function);
     Py_DECREF(args);
     free(call);
@@ -40,7 +39,8 @@ PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents) {
     int (*set_profile)(PyThreadState *, Py_tracefunc, PyObject *);
     *(void **)&set_profile = dlsym(RTLD_DEFAULT, "_PyEval_SetProfile");
     PyThreadState *here = PyThreadState_Get();
-    if (!PyAnySet_Check(idents)) return PyErr_Format(PyExc_TypeError, "thread idents must be a set, got %.100s", Py_TYPE(idents)->tp_name);
+    if (!PyAnySet_Check(idents))
+        return PyErr_Format(PyExc_TypeError, "thread idents must be a set, got %.100s", Py_TYPE(idents)->tp_name);
     if (!set_profile) Py_RETURN_FALSE;
     for (PyThreadState *t = here->c_profilefunc ? PyInterpreterState_ThreadHead(PyInterpreterState_Get()) : NULL; t;) {
         int given = 0;

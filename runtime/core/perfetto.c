@@ -7,13 +7,27 @@
 #include "perfetto.h"
 #include "json.h"
 
-enum { /* fields of TracePacket, TrackEvent and what is in them */
-    PACKET = TAG(1, LEN), CLOCK_SNAPSHOT = TAG(6, LEN), TIMESTAMP = TAG(8, VARINT), SEQUENCE = TAG(10, VARINT),
-    TRACK_EVENT = TAG(11, LEN), INTERNED_DATA = TAG(12, LEN), SEQUENCE_FLAGS = TAG(13, VARINT), CLOCK_ID = TAG(58, VARINT),
+/* Fields of TracePacket, TrackEvent and what is in them. */
+enum {
+    PACKET = TAG(1, LEN),
+    CLOCK_SNAPSHOT = TAG(6, LEN),
+    TIMESTAMP = TAG(8, VARINT),
+    SEQUENCE = TAG(10, VARINT),
+    TRACK_EVENT = TAG(11, LEN),
+    INTERNED_DATA = TAG(12, LEN),
+    SEQUENCE_FLAGS = TAG(13, VARINT),
+    CLOCK_ID = TAG(58, VARINT),
     DEFAULTS = TAG(59, LEN),
-    CATEGORY_IID = TAG(3, VARINT), LEGACY = TAG(6, LEN), TYPE = TAG(9, VARINT), NAME_IID = TAG(10, VARINT),
-    TRACK_UUID = TAG(11, VARINT), NAME = TAG(23, LEN), DOUBLE_VALUE = TAG(44, FIXED64),
-    LEGACY_PHASE = TAG(2, VARINT), LEGACY_UNSCOPED_ID = TAG(6, VARINT), LEGACY_LOCAL_ID = TAG(10, VARINT),
+    CATEGORY_IID = TAG(3, VARINT),
+    LEGACY = TAG(6, LEN),
+    TYPE = TAG(9, VARINT),
+    NAME_IID = TAG(10, VARINT),
+    TRACK_UUID = TAG(11, VARINT),
+    NAME = TAG(23, LEN),
+    DOUBLE_VALUE = TAG(44, FIXED64),
+    LEGACY_PHASE = TAG(2, VARINT),
+    LEGACY_UNSCOPED_ID = TAG(6, VARINT),
+    LEGACY_LOCAL_ID = TAG(10, VARINT),
     LEGACY_BIND_TO_ENCLOSING = TAG(12, VARINT)
 };
 enum { SLICE_BEGIN = 1, SLICE_END, INSTANT, COUNTER, LEGACY_PHASES = 0 };
@@ -236,7 +250,10 @@ static void put_counter(Encoder *c, Row *row, const Event *e) {
     if (e->value - e->value != 0) { /* a sample that is no number would spoil the counter's row: said beside it */
         char text[MAX_NAME + 16];
         const String *name = strings_get(e->name);
-        const char *what = e->flags & FLAG_NO_NUMBER ? " is no number" : e->value != e->value ? " is NaN" : e->value > 0 ? " is Infinity" : " is -Infinity";
+        const char *what = e->flags & FLAG_NO_NUMBER ? " is no number"
+                           : e->value != e->value    ? " is NaN"
+                           : e->value > 0            ? " is Infinity"
+                                                     : " is -Infinity";
         memcpy(text, name->text, name->len);
         memcpy(text + name->len, what, strlen(what));
         put_point_named(c, row, e, text, name->len + strlen(what));
@@ -275,7 +292,9 @@ static void put_other(Encoder *c, const Event *e) {
         if (e->flags & FLAG_ASYNC) put_pair(c, row, e, e->id);
         return;
     case KIND_COUNTER: put_counter(c, row, e); return;
-    case KIND_FLOW_START: case KIND_FLOW_STEP: case KIND_FLOW_END: put_flow(c, row, e); return;
+    case KIND_FLOW_START:
+    case KIND_FLOW_STEP:
+    case KIND_FLOW_END: put_flow(c, row, e); return;
     case KIND_ASYNC_BEGIN: put_half(c, row, e, e->ts, 'b', e->id, true); return;
     case KIND_ASYNC_END: put_half(c, row, e, e->ts, 'e', e->id, true); return;
     case KIND_GAP: put_pair(c, row, e, (uint64_t)e->ts << 12 ^ e->track); return;

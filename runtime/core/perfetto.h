@@ -7,8 +7,14 @@
 
 #define ROOTS 8 /* outermost spans of a row that are remembered, to see how the next one lies to them */
 
-typedef struct { int64_t begin, end; bool held, crowded; } Root; /* crowded: what begins with it ends before it */
-typedef struct { uint32_t used; Root at[ROOTS]; } Roots;
+typedef struct {
+    int64_t begin, end;
+    bool held, crowded;
+} Root; /* crowded: what begins with it ends before it */
+typedef struct {
+    uint32_t used;
+    Root at[ROOTS];
+} Roots;
 
 /* A row of the viewer: a sequence of packets, with a clock and interned names of its own. */
 typedef struct {
@@ -23,7 +29,10 @@ typedef struct {
 } Row;
 
 enum { INTERN_CATEGORY, INTERN_NAME, INTERN_KEY };
-typedef struct { uint64_t key; uint32_t iid; } Interned;
+typedef struct {
+    uint64_t key;
+    uint32_t iid;
+} Interned;
 typedef struct { uint32_t kind, iid, id; } Fresh;
 
 /* A span whose begin is written later, when it is known what encloses it. */

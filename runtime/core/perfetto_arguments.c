@@ -5,9 +5,17 @@
 #include "json.h"
 #include <locale.h>
 
-enum { /* fields of DebugAnnotation */
-    NAME_IID = TAG(1, VARINT), BOOL = TAG(2, VARINT), INT = TAG(4, VARINT), DOUBLE = TAG(5, FIXED64), TEXT = TAG(6, LEN),
-    NAME = TAG(10, LEN), ENTRY = TAG(11, LEN), ELEMENT = TAG(12, LEN), ANNOTATION = TAG(4, LEN)
+/* Fields of DebugAnnotation. */
+enum {
+    NAME_IID = TAG(1, VARINT),
+    BOOL = TAG(2, VARINT),
+    INT = TAG(4, VARINT),
+    DOUBLE = TAG(5, FIXED64),
+    TEXT = TAG(6, LEN),
+    NAME = TAG(10, LEN),
+    ENTRY = TAG(11, LEN),
+    ELEMENT = TAG(12, LEN),
+    ANNOTATION = TAG(4, LEN)
 };
 
 static void put_double(Output *o, double value) {
@@ -122,7 +130,8 @@ static bool put_value(Output *o, uint8_t type, const char *value, size_t len) {
     case 'd': put_double(o, d); return len == 8;
     case 'b': proto_uint(o, BOOL, len == 1 && *value); return len == 1;
     case 'n': proto_text(o, TEXT, "null", 4); return len == 0;
-    case 'j': if (json_valid(value, len)) return json_put(o, value, value + len), true; /* fall through */
+    case 'j':
+        if (json_valid(value, len)) return json_put(o, value, value + len), true; /* fall through */
     case 's': put_bytes(o, value, len); return true;
     default: proto_text(o, TEXT, "null", 4); return false;
     }

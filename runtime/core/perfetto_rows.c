@@ -7,11 +7,22 @@
  * at the borders of what was recorded, its begin is held; a span that comes too late to nest is drawn apart. */
 #include "perfetto.h"
 
-enum { /* fields of TracePacket and TrackDescriptor */
-    PACKET = TAG(1, LEN), SEQUENCE = TAG(10, VARINT), DESCRIPTOR = TAG(60, LEN),
-    UUID = TAG(1, VARINT), NAME = TAG(2, LEN), PROCESS = TAG(3, LEN), THREAD = TAG(4, LEN), PARENT = TAG(5, VARINT),
-    COUNTER = TAG(8, LEN), UNIT = TAG(3, VARINT), UNIT_NAME = TAG(6, LEN), UNIT_SIZE_BYTES = 3,
-    MERGING = TAG(15, VARINT), NO_MERGING = 2
+/* Fields of TracePacket and TrackDescriptor. */
+enum {
+    PACKET = TAG(1, LEN),
+    SEQUENCE = TAG(10, VARINT),
+    DESCRIPTOR = TAG(60, LEN),
+    UUID = TAG(1, VARINT),
+    NAME = TAG(2, LEN),
+    PROCESS = TAG(3, LEN),
+    THREAD = TAG(4, LEN),
+    PARENT = TAG(5, VARINT),
+    COUNTER = TAG(8, LEN),
+    UNIT = TAG(3, VARINT),
+    UNIT_NAME = TAG(6, LEN),
+    UNIT_SIZE_BYTES = 3,
+    MERGING = TAG(15, VARINT),
+    NO_MERGING = 2
 };
 #define DESCRIBING 1 /* sequence of descriptors, which need no state */
 #define MOST_HELD 4096
@@ -84,7 +95,8 @@ static uint64_t described_device(Encoder *c, const Track *stream) {
     int64_t pid = owner->kind == TRACK_PROCESS ? owner->pid : c->pid;
     uint64_t process = described_process(c, pid, owner), uuid = mix(process, 'D', (uint64_t)stream->pid);
     char name[32];
-    if (first_time(c, uuid)) describe_child(c, uuid, process, name, (size_t)snprintf(name, 32, "device %lld", (long long)stream->pid));
+    if (first_time(c, uuid))
+        describe_child(c, uuid, process, name, (size_t)snprintf(name, 32, "device %lld", (long long)stream->pid));
     return uuid;
 }
 
@@ -202,9 +214,10 @@ static int lies(Roots *roots, const Node *x, bool *releases) {
         else if (x->end < r->begin) continue;                                        /* it comes before */
         else if (x->begin == r->begin && r->held) result = HELD_TOO, *releases |= r->end <= x->end;
         else if (x->begin < r->begin || x->end > r->end) return OVERLAPS;
-        else if (x->begin == r->begin && r->crowded && x->end > x->begin) return OVERLAPS; /* what ends before it began with it */
-        else { /* it is within */
-            r->crowded |= x->begin == r->begin && x->begin < x->end && x->end < r->end;
+        else if (x->begin == r->begin && r->crowded && x->end > x->begin)
+            return OVERLAPS; /* what ends before it began with it */
+        else {
+            r->crowded |= x->begin == r->begin && x->begin < x->end && x->end < r->end; /* it lies within */
             break;
         }
     }
@@ -223,7 +236,8 @@ static void remember(Roots *roots, const Node *x) {
     }
     if (n == ROOTS) memmove(at, at + 1, sizeof(Root) * --n);
     uint32_t place = n;
-    while (place && (at[place - 1].begin > x->begin || (at[place - 1].begin == x->begin && at[place - 1].end > x->end))) place--;
+    while (place && (at[place - 1].begin > x->begin || (at[place - 1].begin == x->begin && at[place - 1].end > x->end)))
+        place--;
     memmove(at + place + 1, at + place, sizeof(Root) * (n - place));
     at[place] = (Root){x->begin, x->end, x->hold, crowded};
     roots->used = n + 1;
@@ -250,8 +264,13 @@ static uint32_t make_nodes(Encoder *c, const Row *row) {
         if (span && e.flags & FLAG_NUMBERED) c->numbered = true;
         /* At these borders spans begin together that came one after the other. */
         bool held = span && e.parent && (e.flags & FLAG_CLIPPED || first) && c->held_used < MOST_HELD;
-        *x = (Node){.begin = e.ts, .end = end, .id = e.id, .parent = e.parent, .event = c->order[row->at + i],
-                    .point = !span, .hold = held};
+        *x = (Node){.begin = e.ts,
+                    .end = end,
+                    .id = e.id,
+                    .parent = e.parent,
+                    .event = c->order[row->at + i],
+                    .point = !span,
+                    .hold = held};
         if (i && (end < x[-1].end || (end == x[-1].end && e.ts > x[-1].begin && e.ts < end))) sorted = false;
     }
     if (!sorted) qsort(c->nodes, row->count, sizeof *c->nodes, ends_first);

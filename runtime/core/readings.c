@@ -90,8 +90,13 @@ void readings_write(Readings *readings, Thread *thread, const Event *mark, int64
     read_all(readings, values);
     for (int i = 0; i < SIGNALS; i++) {
         if (values[i] < 0) continue;
-        Event event = {.ts = at, .value = values[i], .name = names[i], .category = signal_category, .kind = KIND_COUNTER,
-                       .track = mark->track, .parent = mark->parent};
+        Event event = {.ts = at,
+                       .value = values[i],
+                       .name = names[i],
+                       .category = signal_category,
+                       .kind = KIND_COUNTER,
+                       .track = mark->track,
+                       .parent = mark->parent};
         ring_write(thread, &event, NULL, 0);
     }
 }
@@ -138,7 +143,10 @@ PyObject *readings_py_put(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "pIIILdy*", &counter, &name, &category, &track, &at, &value, &arguments)) return NULL;
     Thread *thread = recording(RECORD_EVENTS) ? thread_current_object() : NULL;
     if (thread) {
-        Event event = {.ts = at, .name = name, .category = (uint16_t)category, .track = track,
+        Event event = {.ts = at,
+                       .name = name,
+                       .category = (uint16_t)category,
+                       .track = track,
                        .kind = counter ? KIND_COUNTER : KIND_INSTANT};
         if (counter) event.value = value;
         ring_write(thread, &event, arguments.buf, (uint32_t)arguments.len);
@@ -154,7 +162,8 @@ PyObject *readings_py_thread_track(PyObject *self, PyObject *unused) {
 }
 
 void readings_init(void) {
-    static const char *const all[SIGNALS] = {"cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptions", "written_bytes"};
+    static const char *const all[SIGNALS] = {"cpu_ns",      "run_queue_ns", "resident_bytes",
+                                             "page_faults", "preemptions",  "written_bytes"};
     for (int i = 0; i < SIGNALS; i++) names[i] = strings_intern(all[i], strlen(all[i]));
     signal_category = strings_category("step signal", 11);
     collection_category = strings_category("gc", 2);

@@ -4,7 +4,11 @@
 #include "core.h"
 #include <sys/types.h>
 
-typedef struct { int fd; dev_t device; ino_t inode; } ProcFile; /* fd: 1 + the descriptor, 0 = none */
+typedef struct {
+    int fd;
+    dev_t device;
+    ino_t inode;
+} ProcFile; /* fd: 1 + the descriptor, 0 = none */
 typedef struct {
     uint64_t thread; /* serial of the one whose files are open */
     ProcFile schedstat, statm, io;

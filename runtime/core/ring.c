@@ -69,7 +69,7 @@ static bool ring_back(Ring *r, uint64_t end) {
     int fd = r->anonymous ? -1 : ring_file(r->index, 0), refused = fd < 0 ? errno : 0;
     while (from < to) {
         uint64_t at = from & r->mask, n = to - from < r->mask + 1 - at ? to - from : r->mask + 1 - at;
-        bool reserved = fd >= 0         ? file_reserve(fd, HEADER + at * sizeof(Event), n * sizeof(Event))
+        bool reserved = fd >= 0        ? file_reserve(fd, HEADER + at * sizeof(Event), n * sizeof(Event))
                         : r->anonymous ? false
                                        : populate(&r->data[at], n * sizeof(Event));
         if (!reserved) {
@@ -127,10 +127,12 @@ static void ring_move(Ring *r) {
     Header *h = r->header;
     size_t bytes = HEADER + (r->mask + 1) * sizeof(Event);
     int fd = ring_file(r->index, O_CREAT | O_EXCL);
-    bool good = fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER) && pwrite(fd, h, HEADER, 0) == HEADER;
+    bool good =
+        fd >= 0 && ftruncate(fd, (off_t)bytes) == 0 && file_reserve(fd, 0, HEADER) && pwrite(fd, h, HEADER, 0) == HEADER;
     for (uint64_t at = atomic_load(&h->tail); good && at < r->head; at++) {
         off_t to = (off_t)(HEADER + (at & r->mask) * sizeof(Event));
-        good = file_reserve(fd, (uint64_t)to, sizeof(Event)) && pwrite(fd, &r->data[at & r->mask], sizeof(Event), to) == sizeof(Event);
+        good = file_reserve(fd, (uint64_t)to, sizeof(Event)) &&
+               pwrite(fd, &r->data[at & r->mask], sizeof(Event), to) == sizeof(Event);
     }
     good = good && mmap(h, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
     if (good) {
@@ -438,7 +440,9 @@ static bool session_begin(PyObject *path, unsigned long slots, unsigned int ring
     if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory || (session && strlen(session) >= sizeof directory))
         return PyErr_SetString(PyExc_ValueError, "directory name is too long"), false;
     if (!overflow_set(policy, block_seconds))
-        return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'", policy), false;
+        return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'",
+                            policy),
+               false;
     strcpy(directory, PyBytes_AS_STRING(path));
     if ((session && control_join(session) < 0) || strings_open(directory) < 0 || track_open(directory) < 0 ||
         stack_open(directory) < 0 || (!session && (wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) < 0)) {
@@ -474,8 +478,8 @@ PyObject *ring_py_join(PyObject *self, PyObject *args) {
     unsigned int rings_wanted;
     const char *policy;
     double block_seconds;
-    if (!PyArg_ParseTuple(args, "O&O&kIsd", PyUnicode_FSConverter, &session, PyUnicode_FSConverter, &path, &slots, &rings_wanted,
-                          &policy, &block_seconds))
+    if (!PyArg_ParseTuple(args, "O&O&kIsd", PyUnicode_FSConverter, &session, PyUnicode_FSConverter, &path, &slots,
+                          &rings_wanted, &policy, &block_seconds))
         return NULL;
     bool begun = session_begin(path, slots, rings_wanted, policy, block_seconds, PyBytes_AS_STRING(session));
     Py_DECREF(path);

@@ -45,7 +45,10 @@ struct Ring {
     _Atomic uint64_t lost;             /* consumer */
 };
 
-typedef struct { char bytes[PAYLOAD]; uint8_t kind, zero; } More;
+typedef struct {
+    char bytes[PAYLOAD];
+    uint8_t kind, zero;
+} More;
 _Static_assert(sizeof(More) == sizeof(Event) && offsetof(More, kind) == offsetof(Event, kind), "slots have one shape");
 
 /* Where the oldest is overwritten, a writer and the consumer may be at one slot at the same time: the consumer copies it,

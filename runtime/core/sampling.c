@@ -22,8 +22,16 @@ typedef struct {
     char *text;         /* `function (file`; NULL: out of memory */
     bool ours, standard;
 } Function;
-typedef struct { const Function *function; int line; } Place;
-typedef struct { unsigned long ident; long tid; int64_t cpu; char name[64]; } Other;
+typedef struct {
+    const Function *function;
+    int line;
+} Place;
+typedef struct {
+    unsigned long ident;
+    long tid;
+    int64_t cpu;
+    char name[64];
+} Other;
 
 typedef struct {
     unsigned long ident;
@@ -226,7 +234,8 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     unsigned long ident;
     unsigned int track;
     PyObject *list;
-    if (!PyArg_ParseTuple(args, "idikkIpO!", &fd, &seconds, &looks, &ident, &tid, &track, &on_main, &PyList_Type, &list)) return NULL;
+    if (!PyArg_ParseTuple(args, "idikkIpO!", &fd, &seconds, &looks, &ident, &tid, &track, &on_main, &PyList_Type, &list))
+        return NULL;
     int count = read_others(list, others), stat = -1;
     if (count < 0) return NULL;
     char path[64];
@@ -251,8 +260,7 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
         }
         if (!on_main) atomic_store(&wanted, true);
         else if ((main_took = wanted_of_main(fd, main_took))) continue;
-        Py_BLOCK_THREADS
-        main_took = !atomic_load(&wanted);
+        Py_BLOCK_THREADS main_took = !atomic_load(&wanted);
         take_sample();
         PyErr_Clear();
         Py_UNBLOCK_THREADS

@@ -69,7 +69,8 @@ static void ask(int number, bool at_once) {
 static void on_signal(int number, siginfo_t *info, void *context) {
     int error = errno;
     Signal *s = signal_of(number);
-    bool heard = s == &interrupt || s->before.sa_handler != SIG_DFL || !atomic_load(&watching), now = heard && !atomic_load(&depth);
+    bool heard = s == &interrupt || s->before.sa_handler != SIG_DFL || !atomic_load(&watching),
+         now = heard && !atomic_load(&depth);
     if (heard && !now) {
         atomic_store(&s->held, true);
         now = atomic_load(&depth) == 0 && atomic_exchange(&s->held, false); /* the change ended meanwhile, and did not see it */
@@ -216,8 +217,7 @@ PyObject *signals_py_watch(PyObject *self, PyObject *args) {
 
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused) {
     if (atomic_load(&asked)) Py_RETURN_FALSE; /* the watcher is the last resort until the process has died */
-    for (size_t i = 0; i < ENDING; i++)
-        ending[i].before = (struct sigaction){.sa_handler = SIG_DFL}, give_back(&ending[i]);
+    for (size_t i = 0; i < ENDING; i++) ending[i].before = (struct sigaction){.sa_handler = SIG_DFL}, give_back(&ending[i]);
     atomic_store(&begun, false);
     if (atomic_exchange(&watching, false)) {
         atomic_store(&quitting, true);

@@ -7,7 +7,10 @@
 #define INLINE_VALUES 4
 #define FREE_SPANS 64
 
-typedef struct Entered { struct Entered *outer; Open open; } Entered;
+typedef struct Entered {
+    struct Entered *outer;
+    Open open;
+} Entered;
 
 typedef struct {
     PyObject_HEAD
@@ -34,7 +37,9 @@ static bool is_category(PyObject *key) {
 static int check_name(PyObject *const *args, Py_ssize_t n, Py_ssize_t wanted, const char *usage) {
     if (n != wanted) return PyErr_Format(PyExc_TypeError, "%s, got %zd positional arguments", usage, n), -1;
     if (PyCallable_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R; write @span(\"name\")", Py_TYPE(args[0])->tp_name, args[0]), -1;
+        return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R; write @span(\"name\")",
+                            Py_TYPE(args[0])->tp_name, args[0]),
+               -1;
     if (!PyUnicode_Check(args[0]))
         return PyErr_Format(PyExc_TypeError, "a name must be a str, got %.200s: %R", Py_TYPE(args[0])->tp_name, args[0]), -1;
     return 0;
@@ -225,7 +230,8 @@ PyObject *span_py_copy(PyObject *self, PyObject *s) {
 
 /* Models that have spans as attributes are copied and pickled: `functools.partial(span, name, **arguments)()` makes a new one. */
 static PyObject *span_reduce(SpanObject *s, PyObject *unused) {
-    PyObject *arguments = PyDict_New(), *functools = NULL, *make = NULL, *number = PyLong_FromLong(s->category), *category = NULL;
+    PyObject *arguments = PyDict_New(), *functools = NULL, *make = NULL, *number = PyLong_FromLong(s->category),
+             *category = NULL;
     if (!arguments || !number || !(category = strings_py_text(NULL, number))) goto done;
     if (PyDict_SetItem(arguments, category_key, category) < 0) goto done;
     for (Py_ssize_t i = 0, n = s->keys ? PyTuple_GET_SIZE(s->keys) : 0; i < n; i++)
@@ -261,11 +267,13 @@ static PyMethodDef span_methods[] = {
     {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
     {"__reduce__", (PyCFunction)span_reduce, METH_NOARGS, NULL},
     {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
-    {NULL}};
+    {NULL},
+};
 static PyGetSetDef span_getset[] = {{"name", (getter)span_name, NULL, "The name as it was given.", NULL}, {NULL}};
 
 PyTypeObject SpanType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.span",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.span",
     .tp_doc = PyDoc_STR(
         "span(name, /, *, category='user_annotation', **arguments)\n--\n\n"
         "A stretch of work, as context manager or as decorator of a function, coroutine function or generator function.\n\n"

@@ -5,7 +5,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-typedef struct { char magic[8]; uint32_t events, args; } Head; /* layout read by runtime/recovery/session_files.py */
+typedef struct {
+    char magic[8];
+    uint32_t events, args;
+} Head; /* layout read by runtime/recovery/session_files.py */
 
 #define NOTHING (-1) /* nothing has to be kept */
 #define FULL (-2)    /* it should be, and is not: told to whom recovers */
@@ -31,7 +34,10 @@ static void leave_out(const Event *events, size_t count) {
 
 void spool_write(const Event *events, size_t count, const char *args, size_t args_len) {
     if (file == NOTHING || !count) return;
-    if (file < 0) { leave_out(events, count); return; }
+    if (file < 0) {
+        leave_out(events, count);
+        return;
+    }
     Head head = {"SSSPOOL", (uint32_t)count, (uint32_t)args_len};
     struct iovec parts[] = {{&head, sizeof head}, {(void *)events, count * sizeof *events}, {(void *)args, args_len}};
     off_t before = lseek(file, 0, SEEK_END);

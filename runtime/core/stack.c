@@ -155,7 +155,8 @@ static uint32_t __attribute__((noinline)) make_room(Stack *s, uint32_t depth) {
         uint8_t flags = (uint8_t)flags_of(from);
         if (flags & FRAME_DEAD || kept++ == i) continue;
         changing(s);
-        to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category, to->period = from->period;
+        to->ts = from->ts, to->child = from->child, to->id = from->id, to->name = from->name, to->category = from->category,
+        to->period = from->period;
         changing(s);
         __atomic_store_n(&to->flags, flags, __ATOMIC_RELEASE);
         changing(s);
@@ -169,8 +170,13 @@ void span_open(Thread *thread, Stack *s, Open *open, uint32_t name, uint16_t cat
     uint32_t depth = settle(s);
     if (depth % DEEP == STACK_FRAMES) depth = make_room(s, depth);
     uint32_t kept = depth % DEEP;
-    *open = (Open){.stack = s, .id = thread->next_id++, .parent = kept ? s->frames[kept - 1].id : s->parent,
-                   .name = name, .track = s->track, .category = category, .early = frame_flags & FRAME_EARLY};
+    *open = (Open){.stack = s,
+                   .id = thread->next_id++,
+                   .parent = kept ? s->frames[kept - 1].id : s->parent,
+                   .name = name,
+                   .track = s->track,
+                   .category = category,
+                   .early = frame_flags & FRAME_EARLY};
     open->ts = open->early ? atomic_load_explicit(&g_control.stopped, memory_order_relaxed) : 0;
     if (kept < STACK_FRAMES) {
         Frame *f = &s->frames[kept];
@@ -250,8 +256,16 @@ void span_close(Thread *thread, const Open *open, int64_t end, uint8_t flags, ui
     bool top = mine && depth - 1 < STACK_FRAMES && s->frames[depth - 1].id == open->id;
     if (top) inner = child_of(&s->frames[depth - 1]);
     else if (!(top = is_top(s, open, depth = mine ? settle(s) : depth, end, &inner) && mine)) flags |= FLAG_ASYNC;
-    Event event = {.ts = open->ts, .dur = dur, .self = ran > inner ? ran - inner : 0, .id = open->id, .parent = open->parent,
-                   .name = open->name, .track = open->track, .category = open->category, .kind = KIND_SPAN, .flags = flags};
+    Event event = {.ts = open->ts,
+                   .dur = dur,
+                   .self = ran > inner ? ran - inner : 0,
+                   .id = open->id,
+                   .parent = open->parent,
+                   .name = open->name,
+                   .track = open->track,
+                   .category = open->category,
+                   .kind = KIND_SPAN,
+                   .flags = flags};
     if (inline_key) event.flags |= FLAG_ARG_INLINE, event.args_at = inline_key, event.args_len = inline_value;
     /* Recorded before it is popped: whoever looks in between sees the span twice, never not at all. */
     ring_write(thread, &event, args, args_len);
@@ -303,9 +317,16 @@ uint32_t stack_open_spans(const Stack *s, int64_t now, Event *events) {
         if (f->ts > now) continue;
         int64_t ran = frame_ran(f, now), running = child_of(f);
         if (d + 1 < depth && frames[d + 1].ts < now) running += frame_ran(&frames[d + 1], now);
-        events[count++] = (Event){.ts = f->ts, .dur = now - f->ts, .self = ran > running ? ran - running : 0,
-                                  .id = f->id, .parent = d ? frames[d - 1].id : s->parent, .name = f->name, .track = s->track,
-                                  .step = -1, .category = f->category, .kind = KIND_SPAN,
+        events[count++] = (Event){.ts = f->ts,
+                                  .dur = now - f->ts,
+                                  .self = ran > running ? ran - running : 0,
+                                  .id = f->id,
+                                  .parent = d ? frames[d - 1].id : s->parent,
+                                  .name = f->name,
+                                  .track = s->track,
+                                  .step = -1,
+                                  .category = f->category,
+                                  .kind = KIND_SPAN,
                                   .flags = early ? FLAG_OPEN | FLAG_CLIPPED : FLAG_OPEN};
     }
     return count;

@@ -36,8 +36,14 @@ static void let_go(StepCounter *self) {
     if (self->holding) self->holding = 0, atomic_fetch_sub(&changing, 1);
 }
 
-static PyObject *step_hold(StepCounter *self, PyObject *unused) { hold(self); Py_RETURN_NONE; }
-static PyObject *step_let_go(StepCounter *self, PyObject *unused) { let_go(self); Py_RETURN_NONE; }
+static PyObject *step_hold(StepCounter *self, PyObject *unused) {
+    hold(self);
+    Py_RETURN_NONE;
+}
+static PyObject *step_let_go(StepCounter *self, PyObject *unused) {
+    let_go(self);
+    Py_RETURN_NONE;
+}
 
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
 
@@ -47,8 +53,13 @@ static Event write_mark(StepCounter *self, int64_t now, Thread **thread) {
     if (!t) return (Event){.ts = now};
     Stack *stack = stack_of_object(t);
     if (!stack) stack = t->stack;
-    Event mark = {.ts = now, .id = self->serial, .track = stack->track, .step = (int32_t)self->step, .kind = KIND_STEP,
-                  .name = step_name, .parent = stack_top(stack)};
+    Event mark = {.ts = now,
+                  .id = self->serial,
+                  .track = stack->track,
+                  .step = (int32_t)self->step,
+                  .kind = KIND_STEP,
+                  .name = step_name,
+                  .parent = stack_top(stack)};
     ring_write(t, &mark, NULL, 0);
     self->marker = PyThread_get_thread_ident(), self->track = mark.track;
     return mark;
@@ -92,7 +103,10 @@ static PyObject *step_mark(StepCounter *self, PyObject *at) {
     return PyErr_Occurred() ? NULL : Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
 }
 
-static PyObject *step_close_readings(StepCounter *self, PyObject *unused) { readings_close(&self->readings); Py_RETURN_NONE; }
+static PyObject *step_close_readings(StepCounter *self, PyObject *unused) {
+    readings_close(&self->readings);
+    Py_RETURN_NONE;
+}
 
 static void step_dealloc(StepCounter *self) {
     readings_close(&self->readings);
@@ -107,7 +121,8 @@ static PyMethodDef methods[] = {
     {"step", (PyCFunction)step_step, METH_NOARGS,
      "step()\n--\n\nEnds the current step and begins the next. Never blocks and never raises; call it once per step,\n"
      "from any thread (from the thread of `start()` if a backend is bound to it)."},
-    {NULL}};
+    {NULL},
+};
 
 static PyMemberDef members[] = {
     {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
@@ -122,10 +137,12 @@ static PyMemberDef members[] = {
     {"_reads", T_BOOL, offsetof(StepCounter, reads), 0, NULL},
     {"_marker", T_ULONG, offsetof(StepCounter, marker), READONLY, NULL},
     {"_track", T_UINT, offsetof(StepCounter, track), READONLY, NULL},
-    {NULL}};
+    {NULL},
+};
 
 PyTypeObject StepCounterType = {
-    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "stepscope.runtime._core.StepCounter",
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "stepscope.runtime._core.StepCounter",
     .tp_basicsize = sizeof(StepCounter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = PyType_GenericNew,

@@ -22,7 +22,10 @@ static atomic_uint added;
 static uint32_t order_size;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
-static struct { PyObject *text; uint32_t id; } cache[CACHE];
+static struct {
+    PyObject *text;
+    uint32_t id;
+} cache[CACHE];
 
 static uint64_t hash_bytes(const char *text, size_t len) {
     uint64_t h = 0x9e3779b97f4a7c15u ^ len;
@@ -87,7 +90,10 @@ static bool grow(void) {
     uint32_t *bigger = calloc(size, sizeof *bigger);
     uint32_t *longer = realloc(order, size / 2 * sizeof *order);
     if (longer) order = longer, order_size = size / 2;
-    if (!bigger || !longer) { free(bigger); return false; }
+    if (!bigger || !longer) {
+        free(bigger);
+        return false;
+    }
     for (uint32_t i = 0; slots && i <= slot_mask; i++) {
         if (!slots[i]) continue;
         const String *s = strings_get(slots[i]);
@@ -217,7 +223,10 @@ uint32_t strings_intern_early(PyObject *text) {
 }
 
 int strings_category_object(PyObject *text, uint16_t *category) {
-    static struct { PyObject *text; uint16_t id; } recent[64];
+    static struct {
+        PyObject *text;
+        uint16_t id;
+    } recent[64];
     size_t at = ((uintptr_t)text >> 4) % 64;
     if (recent[at].text != text) {
         if (!PyUnicode_Check(text))
@@ -302,13 +311,22 @@ PyObject *strings_py_since(PyObject *self, PyObject *serial) {
     return list ? Py_BuildValue("(IN)", to, list) : NULL;
 }
 
-typedef struct { char *known; size_t known_len; uint32_t *ids; size_t count, room; bool failed; } Missing;
+typedef struct {
+    char *known;
+    size_t known_len;
+    uint32_t *ids;
+    size_t count, room;
+    bool failed;
+} Missing;
 
 static void look_up(Missing *m, uint32_t id) {
     if (id >= m->known_len || m->known[id] || strings_get(id) == &nothing) return;
     if (m->count == m->room) {
         uint32_t *more = realloc(m->ids, (m->room * 2 + 64) * sizeof *more);
-        if (!more) { m->failed = true; return; }
+        if (!more) {
+            m->failed = true;
+            return;
+        }
         m->ids = more, m->room = m->room * 2 + 64;
     }
     m->known[id] = 1, m->ids[m->count++] = id;
@@ -321,7 +339,10 @@ static void look_through(Missing *m, const char *events, size_t count, const cha
         memcpy(&e, events + i * sizeof e, sizeof e);
         if (e.name != name) look_up(m, name = e.name);
         if (e.category != category && e.category < FIRST_NAME) look_up(m, category = e.category);
-        if (e.flags & FLAG_ARG_INLINE) { look_up(m, e.args_at); continue; }
+        if (e.flags & FLAG_ARG_INLINE) {
+            look_up(m, e.args_at);
+            continue;
+        }
         Arguments a = arguments_of(&e, heap, heap_len);
         ArgItem item;
         for (const char *value; argument_next(&a, &item, &value);) look_up(m, item.key);

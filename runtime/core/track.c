@@ -142,7 +142,8 @@ void track_name_process(void) {
     PyObject *name = number ? PyUnicode_FromFormat("DataLoader worker %S", number)
                             : loaded_attribute("multiprocessing.process", "_current_process", "_name");
     uint32_t text = name && PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "MainProcess")
-                        ? strings_intern_object(name) : 0;
+                        ? strings_intern_object(name)
+                        : 0;
     if (text) set_process_name(text, false);
     PyErr_Clear(); /* it is shown under the name that it was given when it joined */
     Py_XDECREF(number);

@@ -2,7 +2,10 @@
  * a signal handler could find taken by the code that it interrupted. */
 #include "core.h"
 
-typedef struct { uint64_t who; int asked, now; } Want;
+typedef struct {
+    uint64_t who;
+    int asked, now;
+} Want;
 
 static Want *wants;
 static size_t count, room;

@@ -27,6 +27,11 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        given: object = self.only
+        if isinstance(given, type):
+            raise TypeError(
+                f"Raised.only must be a tuple of exception types, got {given!r}; write only=({given.__name__},)"
+            )
         for kind in self.only:
             if not isinstance(kind, type) or not issubclass(kind, BaseException):
                 raise TypeError(f"Raised.only holds {kind!r}; give exception types, such as only=(RuntimeError,)")

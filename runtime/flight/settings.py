@@ -56,10 +56,14 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
         super().__post_init__()
         given: Any = self.triggers
         if not isinstance(given, list | tuple):
-            raise TypeError(f"FlightRecorder.triggers must be a tuple of triggers, got {given!r}")
+            raise TypeError(
+                f"FlightRecorder.triggers must be a tuple of triggers, got {given!r}; write triggers=({_likely(given)},)"
+            )
         for trigger in self.triggers:
             if isinstance(trigger, type) or not isinstance(trigger, Trigger):
-                raise TypeError(f"FlightRecorder.triggers holds {trigger!r}, which has no name or no evaluator()")
+                raise TypeError(
+                    f"FlightRecorder.triggers holds {trigger!r}, which has no name or no evaluator(); write {_likely(trigger)}"
+                )
         names = [trigger.name for trigger in self.triggers]
         for name in names:
             if not isinstance(name, str) or not name:
@@ -71,3 +75,14 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
         if not self.keep_newest and not self.keep_slowest:
             raise ValueError("FlightRecorder.keep_newest and keep_slowest are both 0: nothing that is saved would stay")
+
+
+def _likely(given: object) -> str:
+    """What was probably meant by something that is no trigger: a class that was not called, or a trigger's name."""
+    kinds = (SlowStep, Raised, NotFinite, MemoryHigh, Stalled, Terminated)
+    if isinstance(given, Trigger) and not isinstance(given, type):
+        return f"{type(given).__name__}(...)"
+    return next(
+        (f"stepscope.triggers.{kind.__name__}()" for kind in kinds if given is kind or given == kind().name),
+        "stepscope.triggers.SlowStep()",
+    )

@@ -81,7 +81,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
         made = self.total - self.events - self.from_rings - self.open_spans
-        said = f", {made:,} of them made here: spans of steps, and gaps where events were lost" if made else ""
+        said = f"; {made:,} were added: spans of steps, and gaps where events were lost" if made else ""
         lines.append(f"  {human_count(self.total, 'event')} in all{said}")
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []

@@ -12,9 +12,8 @@ from stepscope.compat.mindspore.offline import analyse_below
 from stepscope.compat.mindspore.options import ProfilerOptions
 
 DESCRIPTION = """\
-Makes the tables and timelines of MindSpore's profiler of what stepscope.mindspore recorded below a directory: what was not
-analysed while training ran, and what a process left that was killed. Directories that are passed over are named, each with
-the reason.
+Makes the tables and timelines of MindSpore's profiler from what stepscope.mindspore recorded: from recordings that were not
+analysed while training ran, also those of a killed process. It names each directory that it skips, with the reason.
 """
 
 EPILOG = """\
@@ -23,10 +22,9 @@ examples:
   stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
   stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
 
-What was analysed before is passed over, unless its raw data were kept: then it gets further products beside the first.
+A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside the first.
 
-exit codes: 0 everything that was found was analysed, 1 a product could not be made or there is nothing to analyse,
-2 wrong usage
+exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage
 """
 
 
@@ -35,19 +33,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "analyse",
         parents=[common],
-        help="make the products of MindSpore's profiler offline",
+        help="make the tables and timelines of MindSpore's profiler",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "path", metavar="DIR", type=Path, help="directory of a window, or one above, as the output_path"
-    )
-    parser.add_argument("--rank", metavar="N", type=int, help="only of this rank (default: of all)")
+    parser.add_argument("path", metavar="DIR", type=Path, help="output_path of the profiler, or a directory in it")
+    parser.add_argument("--rank", metavar="N", type=int, help="only this rank (default: all)")
     parser.add_argument("--steps", metavar="N", type=int, nargs="+", help="only these steps (default: all)")
-    parser.add_argument("--pretty", action="store_true", help="write JSON over several lines")
-    parser.add_argument("--keep-raw", action="store_true", help="keep raw data when the products are complete")
+    parser.add_argument("--pretty", action="store_true", help="indent the JSON")
+    parser.add_argument("--keep-raw", action="store_true", help="keep the raw data afterwards")
     parser.set_defaults(function=analyse, command="analyse", parser=parser)
 
 

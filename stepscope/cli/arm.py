@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ControlError
 
 DESCRIPTION = """\
-Asks running processes to record a window, and shows what each of them does: all ranks of a job over its collector, or one
-process of this machine over its socket. The processes decide whether they can be asked:
-trace(control=Control(collector=True)), trace(control=Control(socket=True)).
+Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of
+this machine (--pid), or all ranks of a job through their collector (--url). A process can be asked if it was started with
+trace(control=Control(socket=True)), or for --url trace(control=Control(collector=True)).
 
-Through the collector all ranks record the same steps, or none does, and a window that is extended or aborted ends with the
-same step on all. Over the socket of a process whose ranks watch one control file, they agree as well.
+Through the collector all ranks record the same steps, or none does. If the window is extended or aborted, it ends with the
+same step on all. With --pid this holds if the ranks watch one control file.
 """
 
 EPILOG = """\
@@ -51,6 +52,10 @@ _GOES_WITH = (
 )
 """Options, the commands and the addressees that they mean something to, and that in words."""
 
+_FIELD = re.compile(r"WindowRequest\.(\w+)")
+_NAMES = {"start_step": "start", "stop_step": "stop"}
+"""Of fields whose option is called otherwise."""
+
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Declares the command."""
@@ -58,43 +63,48 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "arm",
         parents=[common],
         help="ask running processes to record a window",
+        usage="stepscope arm (--pid PID | --url URL | --list) [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     where = parser.add_argument_group("whom").add_mutually_exclusive_group(required=True)
-    where.add_argument("--pid", type=int, metavar="PID", help="a process of this machine, and this user")
+    where.add_argument("--pid", type=int, metavar="PID", help="a process of this user on this machine")
     where.add_argument("--url", help="the collector, such as https://host:7788")
     where.add_argument("--list", action="store_true", help="show which processes of this machine and user can be asked")
-    parser.add_argument("--ranks", metavar="0,3-5", help="the ranks that record; default: all")
+    parser.add_argument("--ranks", metavar="0,3-5", help="ranks that record (default: all)")
     what = parser.add_argument_group("what")
     what.add_argument(
         "--start", metavar="next|N", type=_start, default="next", help="number of the first step (default: next)"
     )
     what.add_argument("--steps", type=int, metavar="N", help="how many steps")
-    what.add_argument("--stop", type=int, metavar="N", help="or number of the last step")
+    what.add_argument("--stop", type=int, metavar="N", help="or the number of the last step")
     what.add_argument("--seconds", type=float, metavar="S", help="or how long")
     what.add_argument("--run-id", default="", metavar="ID", help="becomes part of the window's name")
-    what.add_argument("--warmup", type=int, default=0, metavar="N", help="steps in which backends warm up")
-    what.add_argument("--granularity", type=int, default=1, metavar="N", help="whole groups of so many steps")
-    what.add_argument("--clip", action="store_true", help="record what is left of a window that has begun already")
-    what.add_argument("--queue", action="store_true", help="wait for another window instead of being refused")
-    what.add_argument("--stage", default="", metavar="NAME", help="only in the stage of this name, such as fit")
+    what.add_argument("--warmup", type=int, default=0, metavar="N", help="steps before these in which backends warm up")
+    what.add_argument("--granularity", type=int, default=1, metavar="N", help="round to groups of N steps")
+    what.add_argument("--clip", action="store_true", help="if the first step has passed, record the rest")
+    what.add_argument("--queue", action="store_true", help="if another window runs, wait for its end")
+    what.add_argument("--stage", default="", metavar="NAME", help="only in this stage, such as fit")
     what.add_argument(
-        "--detail", metavar="TEXT", help="how much it has, such as stacks,shapes,memory=off,operators=off,every=10"
+        "--detail", metavar="TEXT", help="what to record, such as stacks,shapes,memory=off,operators=off,every=10"
     )
     other = parser.add_argument_group("instead of a window").add_mutually_exclusive_group()
-    other.add_argument("--extend", action="store_true", help="let the running window go on for --steps or --seconds")
-    other.add_argument("--abort", action="store_true", help="end the running window, and forget those that wait")
-    other.add_argument("--status", action="store_true", help="tell what was armed")
+    other.add_argument("--extend", action="store_true", help="add --steps or --seconds to the running window")
+    other.add_argument("--abort", action="store_true", help="end the running window, and drop those that wait")
+    other.add_argument("--status", action="store_true", help="show pending and finished requests")
     remote = parser.add_argument_group("collector")
-    remote.add_argument("--token-file", type=Path, metavar="FILE", help="its token; else $STEPSCOPE_TOKEN")
-    remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM; default: the system's")
+    remote.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with its token (default: $STEPSCOPE_TOKEN)"
+    )
+    remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
     remote.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
-    remote.add_argument("--name", default="", help="name of the runs, where several jobs are connected")
-    remote.add_argument("--job", default="", help="the job, where several are connected")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="wait so long for answers; default 30")
+    remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
+    remote.add_argument("--job", default="", help="the job, if several are connected")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for answers (default: 30)"
+    )
     parser.add_argument("--json", action="store_true", help="print the answers as JSON")
     parser.set_defaults(function=arm, command="arm", parser=parser)
 
@@ -111,6 +121,8 @@ def arm(given: argparse.Namespace) -> int:
         command, request = _command(given), None
         _refuse_ignored(parser, given, command)
         if command == "arm":
+            if given.steps is given.stop is given.seconds is None:
+                raise ValueError("say how long the window is to be: --steps N, --stop N or --seconds S")
             request = WindowRequest(
                 start_step=given.start,
                 steps=given.steps,
@@ -130,10 +142,14 @@ def arm(given: argparse.Namespace) -> int:
         elif command == "extend" and (given.steps is None) == (given.seconds is None):
             raise ValueError("--extend takes --steps or --seconds: how much longer the window is to be")
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(_FIELD.sub(_option, str(error)))
     if given.pid is not None:
         return _ask_process(given, command, request)
     return _ask_collector(given, command)
+
+
+def _option(field: re.Match[str]) -> str:
+    return f"--{_NAMES.get(field[1], field[1].replace('_', '-'))}"
 
 
 def _command(given: argparse.Namespace) -> Any:

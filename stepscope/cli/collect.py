@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from stepscope.runtime.checked import Checked
 
 DESCRIPTION = """\
-Takes what CollectorExporter and `stepscope deliver` send, keeps each rank's stream as a journal, and shows them all in the
-browser, at the address that it prints. It says on standard error which ranks come and go, and runs until it is interrupted.
+Receives what the ranks of a job send (each rank is one process), stores a journal for each, and shows all of them in the
+browser, at the address that it prints. Ranks send with CollectorExporter, or later with `stepscope deliver`. It logs on
+standard error which ranks come and go, and runs until you interrupt it.
 """
 
 EPILOG = """\
@@ -37,15 +38,15 @@ exit codes: 0 ended by SIGTERM or Ctrl-C, 1 failed, 2 wrong usage
 """
 
 _COUNTS = {
-    "max-streams": ("connections of exporters at once", 4096),
-    "max-readers": ("connections beyond those at once", 1024),
+    "max-streams": ("ranks connected at once", 4096),
+    "max-readers": ("other connections at once, such as browsers", 1024),
     "max-kept-streams": ("streams in the directory", 65_536),
 }
 _SIZES = {
     "max-message": ("bytes of one message", 16 << 20),
-    "max-intake": ("bytes of messages in memory that are not written yet", 256 << 20),
-    "max-bytes": ("bytes of all streams together; 0: as much as the disk holds", 0),
-    "max-stream-bytes": ("bytes of one stream; 0: no limit of its own", 0),
+    "max-intake": ("bytes in memory that are not written yet", 256 << 20),
+    "max-bytes": ("bytes of all streams together; 0: no limit", 0),
+    "max-stream-bytes": ("bytes of one stream; 0: no limit", 0),
 }
 _OPTIONS = {"directory": "--dir", "nats": "--from", "disk_bytes": "--disk", "upload_seconds": "--upload-every"}
 """Of fields whose option is called otherwise."""
@@ -56,68 +57,75 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "collect",
         parents=[common],
-        help="take the streams of many ranks",
+        help="receive and show the traces of many ranks",
         usage="stepscope collect --dir DIR [options]",  # thirty options above an error would hide it
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where streams are kept")
-    parser.add_argument("--fsync", action="store_true", help="confirm only what the disk has, at the price of speed")
+    parser.add_argument("--dir", type=Path, required=True, metavar="DIR", help="where to store what ranks send")
+    parser.add_argument("--fsync", action="store_true", help="confirm only what has reached the disk; slower")
     parser.add_argument(
         "--from",
         dest="nats",
         action="append",
         default=[],
         metavar="URL",
-        help="take streams from NATS as well, as nats://host:4222 or tls://host; several collectors share them; may be "
+        help="also receive from NATS, such as nats://host:4222 or tls://host; several collectors share the work; may be "
         "repeated",
     )
     _add_access(parser)
     _add_disk(parser)
     limits = parser.add_argument_group("limits")
     for name, (what, default) in _COUNTS.items():
-        limits.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what}; default {default}")
+        limits.add_argument(f"--{name}", metavar="N", type=int, default=default, help=f"{what} (default: {default})")
     for name, (what, default) in _SIZES.items():
-        limits.add_argument(f"--{name}", metavar="SIZE", type=size, default=default, help=f"{what}; default {default}")
+        limits.add_argument(
+            f"--{name}", metavar="SIZE", type=size, default=default, help=f"{what} (default: {default})"
+        )
     nats_options.add(parser)
     parser.set_defaults(function=collect, command="collect", parser=parser)
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("access", "where it listens, and who may come")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1")
-    group.add_argument("--port", type=int, default=7788, help="default 7788; 0 for any that is free")
+    group = parser.add_argument_group("access", "where it listens, and who may connect")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    group.add_argument("--port", type=int, default=7788, help="port to listen on; 0: any free one (default: 7788)")
     group.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="what exporters must show; else $STEPSCOPE_TOKEN"
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the token that clients must show (default: $STEPSCOPE_TOKEN)",
     )
     group.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
     group.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
-    group.add_argument("--insecure", action="store_true", help="let others in without a token or TLS")
+    group.add_argument("--insecure", action="store_true", help="allow other machines without a token or TLS")
 
 
 def _add_disk(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("disk and store", "what is given up when the disk is full, and copied before")
+    group = parser.add_argument_group(
+        "disk and store", "what to delete when the disk is full, and where to copy it first"
+    )
     group.add_argument(
         "--disk",
         metavar="SIZE",
         type=size,
         default=0,
-        help="bytes on disk that are not exceeded, such as 50GB: the oldest windows, and runs that are over, are given up",
+        help="most disk to use, such as 50GB; then the oldest windows and finished runs are deleted (default: no limit)",
     )
-    group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="windows given up last; default 8")
+    group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="newest windows to keep (default: 8)")
     group.add_argument(
-        "--keep-slowest", metavar="N", type=int, default=8, help="windows given up before them; default 8"
+        "--keep-slowest", metavar="N", type=int, default=8, help="slowest windows to keep as well (default: 8)"
     )
     group.add_argument(
         "--upload",
         metavar="URL",
         default="",
-        help="copy windows that have ended to a store that fsspec knows, such as s3://bucket/job1; with --disk what was "
-        "not copied yet is given up last",
+        help="copy each window when it ends to a store that fsspec knows, such as s3://bucket/job1; with --disk, what is "
+        "not copied yet is deleted last",
     )
     group.add_argument(
-        "--upload-every", metavar="SECONDS", type=float, default=30.0, help="between two looks for that; default 30"
+        "--upload-every", metavar="SECONDS", type=float, default=30.0, help="seconds between two copies (default: 30)"
     )
 
 

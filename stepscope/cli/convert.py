@@ -32,7 +32,7 @@ examples:
   stepscope convert runs/exp1/journal second.json.gz --window 1
   stepscope convert runs/exp1 tb/worker.pt.trace.json     for tensorboard --logdir tb
 
-In the directory of a run, the newest journal.recovered is taken unless a journal is newer, then the newest journal.
+If a run's directory has several journals, the newest is taken.
 
 exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
@@ -44,14 +44,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "convert",
         parents=[common],
         help="write a journal in another format",
-        description=f"Writes a journal, whole or damaged, in another format.\n\n{formats.described()}",
+        description=f"Writes a run's journal, also a damaged one, in another format.\n\n{formats.described()}",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="IN", type=Path, help="a journal, or the directory of a run with a journal")
-    parser.add_argument(
-        "target", metavar="OUT", type=Path, help="file to write, and its directory; its ending chooses the format"
-    )
+    parser.add_argument("source", metavar="IN", type=Path, help="directory of a run, or a journal")
+    parser.add_argument("target", metavar="OUT", type=Path, help="file to write; its ending chooses the format")
     formats.add_format(parser)
     parser.add_argument("--window", metavar="N", type=int, help="write only this window; 0 is the first")
     parser.set_defaults(function=convert, command="convert", parser=parser)
@@ -62,11 +60,13 @@ def convert(arguments: argparse.Namespace) -> int:
 
     Raises:
         OSError: if the journal cannot be read, or the output not written.
-        FormatError: if it is not a journal, or has no such window (`NoWindowError`).
+        FormatError: if there is no journal, it is not a journal, or has no such window (`NoWindowError`).
     """
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
     formats.check(arguments, "target")
+    if not source.exists():
+        raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
         source = _journal_in(source)
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
@@ -106,7 +106,7 @@ def _journal_in(directory: Path) -> Path:
         _hint_at_recovery(directory)
         if choice.missing:
             raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
-        raise FormatError(f"{directory} has no journal. {below(directory)}".strip())
+        raise FormatError("; ".join(filter(None, (f"{directory} has no journal", below(directory)))))
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""
     message(f"reading {opening.shown(chosen)}{beside}")

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from stepscope.exporters.collector.protocol import Hello
 
 DESCRIPTION = """\
-Sends to a collector what it has not confirmed of a run: the stream goes on where the collector's copy ends. The journal
-of a process that was killed is recovered first, and takes the place of what the process had streamed if it has all of
-that. A journal that was never streamed can be sent as well. Nothing is written twice, however often this is repeated.
-What goes into NATS is taken from there by `stepscope collect --from`.
+Sends to a collector what a run could not, from where the collector's copy ends. A journal that was never sent can be sent
+as well. If the process was killed, its journal is recovered first. You may repeat the command: nothing is stored twice.
+With a URL of NATS the journal goes there, and `stepscope collect --from` takes it.
 """
 
 EPILOG = """\
@@ -30,8 +29,7 @@ examples:
   stepscope deliver runs/exp1/journal --url ws://127.0.0.1:7788
   stepscope deliver runs/exp1 --url tls://nats.example:4222 --nats-credentials user.creds
 
-exit codes: 0 everything is written, or stored in NATS, 1 nothing to deliver, the process still runs, or it is not taken,
-2 wrong usage
+exit codes: 0 everything is stored, 1 nothing to deliver, the process still runs, or the collector refuses, 2 wrong usage
 """
 
 
@@ -41,28 +39,31 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "deliver",
         parents=[common],
         help="send to a collector what a run could not",
+        usage="stepscope deliver FILE|DIR --url URL [options]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("place", metavar="FILE|DIR", type=Path, help="directory of a run, or a journal")
-    parser.add_argument("--url", required=True, help="such as wss://host:7788 or tls://nats:4222")
     parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="what the collector asks for; else $STEPSCOPE_TOKEN"
+        "--url", required=True, help="the collector or NATS, such as wss://host:7788 or tls://nats:4222"
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM; default: the system's")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="file with the collector's token (default: $STEPSCOPE_TOKEN)"
+    )
+    parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
     parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
         type=float,
         default=60.0,
         metavar="SECONDS",
-        help="give up after so long without progress; default 60",
+        help="seconds without progress after which to give up (default: 60)",
     )
     parser.add_argument(
         "--force",
         action="store_true",
-        help="take a process of another machine for dead, of which that cannot be told from here",
+        help="assume that a process on another machine is dead",
     )
     nats_options.add(parser)
     parser.set_defaults(function=deliver, command="deliver", parser=parser)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from stepscope.demo.digits import Training
 
 DESCRIPTION = """\
-Trains a small network on scikit-learn's handwritten digits with torch on the CPU, traces some of its steps, and says what
-opens the result. Takes some seconds.
+Trains a small network with torch on the CPU (scikit-learn's handwritten digits), traces some of its steps, and says how to
+open the result. It takes some seconds.
 """
 
 EPILOG = """\
@@ -32,13 +32,13 @@ examples:
   stepscope demo
   stepscope demo --mode kineto --epochs 1 --out runs/look
 
-In DIR: tensorboard/ with a run for each mode, and for each mode a directory with journal and trace.json.
+DIR then has tensorboard/, with a run for each mode, and a directory with journal and trace.json for each mode.
 
 exit codes: 0 trained, 1 failed, or the network recognised fewer than nine tenths of the digits, 2 wrong usage
 """
 
 MODES: dict[str, tuple[Mode, str]] = {
-    "stream": ("stream", "operators arrive live, a window's end costs nothing"),
+    "stream": ("stream", "operators arrive live, and a window's end does not stop training"),
     "kineto": ("kineto", "torch's own profiler, with shapes and memory"),
 }
 SCHEDULE = schedule(skip_first=5, wait=2, warmup=1, active=5, repeat=2)
@@ -57,9 +57,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="empty or new directory (default: a new one in stepscope_runs/demo)"
+        "--out", metavar="DIR", type=Path, help="a new or empty directory (default: a new one in stepscope_runs/demo)"
     )
-    parser.add_argument("--epochs", metavar="N", type=int, default=2, help="for each mode (default: 2)")
+    parser.add_argument("--epochs", metavar="N", type=int, default=2, help="epochs in each mode (default: 2)")
     parser.add_argument(
         "--mode", choices=("both", *MODES), default="both", help="how operators are recorded (default: both in turn)"
     )
@@ -108,11 +108,13 @@ def _directory(chosen: Path | None) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise OutputError(f"{directory} is not empty; name another --out, or remove it")
+            raise OutputError(f"--out {directory} is not empty; name another directory, or remove it")
     except OSError as error:
         if isinstance(error, OutputError):
             raise
-        raise OutputError(error.errno, f"cannot make {directory}: {error.strerror}; name another --out") from error
+        raise OutputError(
+            error.errno, f"cannot make --out {directory}: {error.strerror}; name another directory"
+        ) from error
     return directory
 
 

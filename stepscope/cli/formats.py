@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 
 from stepscope.exporters import formats as _formats
 from stepscope.runtime.formats import exporter_for, known
+from stepscope.runtime.nearest import nearest
 
 _REGISTERED = (_formats,)
 """Imported for the formats that it registers."""
@@ -24,16 +26,20 @@ def described(**more: str) -> str:
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """Declares `--format`."""
-    parser.add_argument("--format", metavar="F", help="name of the format, if the ending does not say it")
+    parser.add_argument("--format", metavar="F", help="name of the format, if the ending of OUT does not say it")
 
 
-def check(given: argparse.Namespace, target: str) -> None:
+def check(given: argparse.Namespace, target: str, more: Iterable[str] = ()) -> None:
     """A format that nobody knows is wrong usage.
 
     Args:
         given: the arguments.
         target: name of the one that is the file.
+        more: names of further formats that the command has.
     """
+    names = sorted({*(one.name for one in known()), *more})
+    if given.format is not None and given.format not in names:
+        given.parser.error(f"unknown format {given.format!r}{nearest(given.format, names)}")
     try:
         exporter_for(getattr(given, target), given.format)
     except ValueError as error:

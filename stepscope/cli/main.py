@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
 
 from stepscope.cli import analyse, arm, collect, convert, deliver, demo, explain, merge, recover, report, run, upload
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
+from stepscope.runtime.nearest import nearest
 from stepscope.runtime.version import VERSION
 
 COMMANDS = (demo, run, explain, report, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
+NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
 EPILOG = """\
 exit codes:
@@ -34,13 +39,13 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     top = argparse.ArgumentParser(
         prog="stepscope",
-        description="Traces training loops, step by step.",
+        description="Traces training loops and asyncio programs, step by step. To begin: stepscope run train.py",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"stepscope {VERSION}")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--traceback", action="store_true", help="show where an error was raised")
+    common.add_argument("--traceback", action="store_true", help="show the traceback of an error")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         command.add(commands, common)
@@ -60,8 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: from argparse, for wrong usage (2), `--help` and `--version` (0).
     """
     reserve_standard_descriptors()
-    given = parser().parse_args(arguments)
-    given.words = list(sys.argv[1:] if arguments is None else arguments)
+    given = _parsed(list(sys.argv[1:] if arguments is None else arguments))
     if given.command != "run":
         print_any_text()
     try:
@@ -83,6 +87,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message(f"stepscope {given.command}: {_sentence(error)}")
         discard_unwritten(sys.stdout)
         return error.exit_code if isinstance(error, NoWindowError) else 1
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """What the words mean; ends with help, or with wrong usage that names the likely command or option."""
+    top = parser()
+    if not words:
+        top.print_help(sys.stderr)
+        top.exit(2)
+    if words[0] == "help":
+        words = [*words[1:2], "--help"]
+    first = words[0]
+    if not first.startswith("-") and first not in NAMES:
+        is_script = first.endswith(".py") or Path(first).exists()
+        hint = f"; did you mean: stepscope run {first}" if is_script else nearest(first, NAMES)
+        top.error(f"there is no command {first!r}{hint}")
+    given, unknown = top.parse_known_args(words)
+    if unknown:
+        _refuse(given, unknown)
+    given.words = words
+    return given
+
+
+def _refuse(given: argparse.Namespace, unknown: list[str]) -> None:
+    command: argparse.ArgumentParser = given.parser
+    option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+    if option is None:
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    known = re.findall(r"^  (?:-\w, )?(--[\w-]+)", command.format_help(), re.MULTILINE)
+    close = get_close_matches(option, known, 1, 0.8)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    if given.command == "run" and not close:
+        hint = "; options of the program go after its name"
+    command.error(f"{given.command} has no option {option}{hint}")
 
 
 def _sentence(error: Exception) -> str:

@@ -27,7 +27,7 @@ examples:
   stepscope merge runs/job1 --window 2 --format hta --out ranks/
   stepscope merge runs/job1 --format tensorboard --out tb/        for tensorboard --logdir tb
 
-Times of all ranks are the collector's. What they may be off stands in the report and in the output.
+All times are by the collector's clock. The report and the output state the possible error.
 
 exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
@@ -41,8 +41,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "merge",
         parents=[common],
-        help="write the streams of all ranks as one trace",
-        description="Merges the streams of a job that a collector took in, also while they grow, with times aligned.\n\n"
+        help="write the traces of all ranks as one trace",
+        usage="stepscope merge DIR ... --out OUT [options]",
+        description="Merges what a collector received from the ranks of a job into one trace, with times on one clock. Ranks may "
+        "still be\nsending.\n\n"
         f"{described}",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -52,14 +54,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         nargs="*",
-        help="a collector's directory, any with journals below, a journal",
+        help="collector directory, any directory containing journals, or one journal",
     )
     parser.add_argument(
         "--sources",
         dest="listed",
         metavar="FILE",
         type=Path,
-        help="a file of further ones, with a zero byte between two",
+        help="file with more DIRs, separated by NUL",
     )
     parser.add_argument("--out", metavar="OUT", type=Path, required=True, help="file or directory to write")
     formats.add_format(parser)
@@ -69,12 +71,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--of",
         metavar="STREAM",
         default="",
-        help="with --window: N is the number that the window has in this stream (its id, 32 hexadecimal digits), which "
-        "counts from 0 again when its rank is started again; default: the job's number",
+        help="with --window: count windows as this stream (32 hexadecimal digits) does, which begins at 0 again when its rank "
+        "is restarted; default: as the job does",
     )
-    what.add_argument("--steps", metavar="A-B", type=_steps, help="only the steps from A to B")
-    parser.add_argument("--job", metavar="NAME", help="which job, if there are several")
-    parser.add_argument("--report", metavar="FILE", type=Path, help="write the report as JSON, too")
+    what.add_argument("--steps", metavar="A-B", type=_steps, help="only steps A to B")
+    parser.add_argument("--job", metavar="NAME", help="the job, if there are several")
+    parser.add_argument("--report", metavar="FILE", type=Path, help="also write the report as JSON")
     parser.set_defaults(function=merge, command="merge", parser=parser)
 
 
@@ -92,14 +94,14 @@ def merge(given: argparse.Namespace) -> int:
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if given.format not in DIRECTORIES:
-        formats.check(given, "out")
+        formats.check(given, "out", DIRECTORIES)
     sources: list[Path] = [*given.sources]
     if given.listed is not None:
         sources += [Path(os.fsdecode(name)) for name in given.listed.read_bytes().split(b"\0") if name]
     if not sources:
-        given.parser.error("name a collector's directory, any with journals below, or a journal")
+        given.parser.error("name a collector directory, any directory containing journals, or one journal")
     if given.of and given.window is None:
-        given.parser.error("--of says whose number of a window it is: it wants --window")
+        given.parser.error("--of goes with --window: it says whose count of windows N is")
     progress = Progress()
     into: Path = absolute(given.out)
     with made_directory(into if given.format in DIRECTORIES else into.parent):

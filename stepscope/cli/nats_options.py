@@ -14,39 +14,39 @@ from stepscope.exporters.nats.limits import NatsLimits
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the options, in a group of their own."""
-    group = parser.add_argument_group("NATS", "how to get in there, and what JetStream is to keep")
+    group = parser.add_argument_group("NATS", "how to log in, and what JetStream keeps")
     for name, what in (
-        ("credentials", "a user's JWT and seed, as nsc writes them"),
-        ("token-file", "a token"),
-        ("password-file", "the password of --nats-user"),
-        ("ca", "certificates to trust, PEM; default: the system's"),
-        ("certificate", "certificate that servers are shown, PEM"),
-        ("key", "its private key, PEM; default: in the certificate's file"),
+        ("credentials", "file with a user's JWT and seed, as nsc writes it"),
+        ("token-file", "file with a token"),
+        ("password-file", "file with the password of --nats-user"),
+        ("ca", "certificates to trust, PEM (default: the system's)"),
+        ("certificate", "certificate to show to servers, PEM"),
+        ("key", "its private key, PEM (default: in the certificate's file)"),
     ):
         group.add_argument(f"--nats-{name}", type=Path, metavar="FILE", help=what)
-    group.add_argument("--nats-user", default="", metavar="NAME", help="of a user who has a password")
-    group.add_argument("--nats-insecure", action="store_true", help="go to other machines without TLS as well")
+    group.add_argument("--nats-user", default="", metavar="NAME", help="user name, with --nats-password-file")
+    group.add_argument("--nats-insecure", action="store_true", help="allow other machines without TLS")
     default = NatsLimits()
     group.add_argument(
         "--nats-max-bytes",
         type=size,
         metavar="SIZE",
         default=default.max_bytes,
-        help="of all streams in JetStream, if this command is the first to use it; 0: as much as the server allows; "
-        f"default {default.max_bytes}",
+        help="bytes that JetStream keeps, if this command is the first to use it; 0: as the server allows "
+        f"(default: {default.max_bytes})",
     )
     group.add_argument(
         "--nats-max-age",
         type=float,
         metavar="SECONDS",
         default=default.max_age,
-        help=f"how long it keeps them, likewise; 0: for ever; default {default.max_age:.0f}",
+        help=f"seconds that it keeps them, likewise; 0: for ever (default: {default.max_age:.0f})",
     )
     group.add_argument(
         "--nats-discard",
         choices=("old", "new"),
         default=default.discard,
-        help="what goes when it is full, likewise: the oldest, or what comes, which exporters keep then; default old",
+        help="when full, likewise: drop old messages, or refuse new ones, which exporters then keep (default: old)",
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ INCOMPLETE = 3
 """Exit code: what could be read was recovered, and something could not."""
 
 DESCRIPTION = """\
-Makes one complete journal of what a run left when its process died: its journal, and what its threads had recorded
-since, which is still in memory. Nothing is lost that had been recorded, as long as the memory lasts that it is in (a
-container's /dev/shm goes with the container); what is missing is said. The traces that the run was writing, wherever
-they are, are then written anew from that journal; no other file is touched.
+Brings back what a run had recorded when its process died. It joins the run's journal with the last moments, which are
+still in memory, in one new journal, and then writes the run's traces anew from it. It changes no other file, and says
+what is missing. The memory must still be there: a container's /dev/shm goes with the container.
 """
 
 EPILOG = """\
@@ -34,8 +32,8 @@ examples:
   stepscope recover runs/exp1
   stepscope recover runs/exp1 --out exp1.journal && stepscope convert exp1.journal trace.json
 
-Each run that was killed in DIR is recovered; without any note of one, the newest journal is. A run that ended in order
-has nothing to recover: convert it.
+Every run that was killed in DIR is recovered. Where DIR has no note of such a run, the newest journal is taken. A run that
+ended normally has nothing to recover: convert it.
 
 exit codes: 0 recovered, 1 nothing to recover, the process still runs, or journal.recovered exists and what it was made
 from does not, 2 wrong usage, 3 recovered what there was, but something is missing that is named
@@ -57,10 +55,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="although the process still runs, or FILE exists and what it was made from is gone",
+        help="go on even if the process still runs, or if FILE exists and what it was made from is gone",
     )
     parser.add_argument(
-        "--remove-session", action="store_true", help="then delete what the run had in memory, which frees it"
+        "--remove-session", action="store_true", help="then delete what the run left in memory, which frees that"
     )
     parser.set_defaults(function=run, command="recover", parser=parser)
 
@@ -75,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     named: Path = arguments.path
     if not named.exists():
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(named))
+        raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
         refuse_trace(named)
     whole = named.is_dir()

@@ -14,12 +14,12 @@ from stepscope.compat.mindspore.env import EnvProfiler
 from stepscope.runtime.ending import after_signal
 
 DESCRIPTION = """\
-Runs a Python program, unchanged, and traces it: torch's operators if it uses torch, and what it records itself with
-stepscope.span() and its like. Each step of the optimizer ends a step.
+Runs a Python program as it is and traces it: torch's operators if it uses torch, and its calls of stepscope.span() and
+the like. Each call of the optimizer's step() ends a step.
 
-Without --active everything is recorded, in one window: right for a short program. For a long one choose steps, as for
-torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active. Or keep the last steps in
-memory and save them when something happens: --keep-last.
+Without --active it records everything in one window, that is, in one piece: right for a short program. For a long one
+choose steps as for torch.profiler.schedule: --skip-first, then --repeat times --wait, --warmup and --active. Or keep the
+last steps in memory, and save them when something goes wrong: --keep-last.
 """
 
 EPILOG = """\
@@ -32,12 +32,10 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
-One process is traced. Of the ranks that a launcher starts each needs the command, as in the last example; others that the
-program starts put their spans into its trace if STEPSCOPE_JOIN=1 is set and they import stepscope.
-Where MS_PROFILER_OPTIONS has "start": true, the program is recorded as stepscope.mindspore does it as well, which needs no
-import of it: docs/mindspore.md.
-A journal is always kept in the output directory. If the program is killed, `stepscope recover DIR` brings back what was
-recorded up to then.
+One process is traced. Each of a launcher's processes (ranks) needs the command, as in the last example. Other processes
+that the program starts add their spans to its trace if they import stepscope and STEPSCOPE_JOIN=1 is set.
+If MS_PROFILER_OPTIONS has "start": true, stepscope.mindspore records the program as well: docs/mindspore.md.
+The run's directory always has a journal, a file that survives a kill: `stepscope recover DIR` brings it back.
 
 exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
@@ -59,10 +57,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     which = parser.add_argument_group("which steps")
     for name, what in (
-        ("wait", "steps at the beginning of each cycle that are not recorded"),
-        ("warmup", "steps after these that are recorded and thrown away"),
-        ("active", "steps after these that are recorded: one window"),
-        ("repeat", "number of cycles; 0, the default, for no limit"),
+        ("wait", "steps that each cycle begins with and does not record"),
+        ("warmup", "steps after these, recorded and thrown away"),
+        ("active", "steps after these, recorded as one window"),
+        ("repeat", "number of cycles (default: 0, no limit)"),
         ("skip-first", "steps before the first cycle"),
     ):
         which.add_argument(f"--{name}", metavar="N", type=int, help=what)
@@ -71,7 +69,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--keep-last",
         metavar="N",
         type=int,
-        help="record always, and save the last N steps when one is slow or hangs, a counter is not finite, memory runs "
+        help="record all steps, and save the last N when a step is slow or hangs, a counter is not finite, memory runs "
         "short, or the program fails",
     )
     which.add_argument(
@@ -85,7 +83,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--exporter", action="append", choices=EXPORTERS, help="what to write; may be repeated (default: chrome)"
     )
-    output.add_argument("--quiet", action="store_true", help="print neither table nor report at the end")
+    output.add_argument(
+        "--quiet", action="store_true", help="at the end print where the trace is, and neither table nor report"
+    )
     torch = parser.add_argument_group("torch")
     torch.add_argument(
         "--mode",
@@ -111,9 +111,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     words: list[str] = arguments.program
     program, *rest = words[1:] if words[0] == "--" and len(words) > 1 else words
-    if not arguments.module and not Path(program).exists():
-        parser: argparse.ArgumentParser = arguments.parser
-        parser.error(f"there is no file {program}")
+    parser: argparse.ArgumentParser = arguments.parser
+    if why := script.why_missing(program, module=arguments.module):
+        parser.error(why)
+    if arguments.out is not None and arguments.out.is_file():
+        parser.error(f"--out {arguments.out} is a file; name a directory")
     traced = TracedProgram.of(arguments, program, rest)
     if traced.ranks:
         message(
@@ -135,7 +137,10 @@ def run(arguments: argparse.Namespace) -> int:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:
             traced.end()
-    outcome.tell()
+    # The program's error comes behind the report, where it is seen.
     if os.getpid() == owner and not arguments.quiet:
-        traced.tell()
+        traced.tell_report()
+    outcome.tell()
+    if os.getpid() == owner:
+        traced.tell_where(only_traces=arguments.quiet, failed=outcome.code != 0)
     return outcome.code

@@ -10,7 +10,8 @@ import pkgutil
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
+from difflib import get_close_matches
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 
@@ -68,9 +69,32 @@ def run(program: str, arguments: Sequence[str], *, module: bool) -> Outcome:
         return Outcome(1, message=str(end.code))
     except KeyboardInterrupt as error:
         return Outcome(130, error)
+    except ImportError as error:
+        if _without_own(error.__traceback__) is None:  # it never began: Python says so in one line as well
+            return Outcome(1, message=f"stepscope run: {error}")
+        return Outcome(1, error)
     except BaseException as error:
         return Outcome(1, error)
     return Outcome(0)
+
+
+def why_missing(program: str, *, module: bool) -> str:
+    """Why there is no such program, before anything of it runs; empty if there is one, as far as that can be known."""
+    if module:
+        name = program.partition(".")[0]
+        if not name:
+            return f"{program!r} is no name of a module"
+        here = PathFinder.find_spec(name, [str(absolute(""))])
+        return "" if here or importlib.util.find_spec(name) else f"there is no module {name}"
+    path = Path(program)
+    if not path.exists():
+        scripts = [script.name for script in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        close = get_close_matches(path.name, scripts, 1)
+        return f"there is no file {program}{f'; did you mean {path.parent / close[0]}?' if close else ''}"
+    importer = pkgutil.get_importer(program)
+    if path.is_dir() and (importer is None or importer.find_spec("__main__") is None):
+        return f"{program} is a directory without __main__.py; name a script in it"
+    return ""
 
 
 def _run_path(program: str) -> None:

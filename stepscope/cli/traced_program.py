@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
 from pathlib import Path
@@ -41,6 +42,7 @@ _TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
     "perfetto": (".pftrace", PerfettoExporter),
 }
 _STDERR = 2
+_SEE = "see it     "
 _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
@@ -92,10 +94,32 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with Progress().during("the program has ended; writing what was recorded"):
             self.profiler.close()
 
-    def tell(self) -> None:
-        """Prints the table, the report and what opens the result."""
-        say = [self.profiler.summary(top=15), str(self.profiler.report()), "", *self._untraced(), *self._opening()]
-        message("\n".join(say))
+    def tell_report(self) -> None:
+        """Prints the table and the report."""
+        message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
+
+    def tell_where(self, *, only_traces: bool, failed: bool) -> None:
+        """Prints what opens the result, and what it lacks.
+
+        Args:
+            only_traces: say where the traces are, and no more.
+            failed: whether the program did, which says enough of what it did not record.
+        """
+        if only_traces:
+            say = [line for line in self._opening() if line.startswith(_SEE)]
+        else:
+            say = [*self._untraced(), *([] if failed else self._empty()), *self._opening()]
+        if say:
+            message("\n".join(say))
+
+    def _empty(self) -> list[str]:
+        """What to do if the program recorded nothing but its steps."""
+        found = self.profiler.aggregates()
+        spans = [row.name for row in found.rows if not row.name.startswith("ProfilerStep")]
+        if spans or found.counters or found.instants or not self.profiler.statistics().windows:
+            return []
+        why = "records nothing itself" if "torch" in sys.modules else "imports no torch, and records nothing itself"
+        return [f"empty      the program {why}: add stepscope.span() to it, or stepscope.instrument(module)"]
 
     def _untraced(self) -> list[str]:
         """That there were other processes, where this one did no step: then they did the work."""
@@ -129,9 +153,9 @@ class TracedProgram(msgspec.Struct, frozen=True):
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
             if exporter in _TRACES and (trace := _latest(path)) is not None:
-                say.append(f"see it     {opening.perfetto(trace)}")
+                say.append(f"{_SEE}{opening.perfetto(trace)}")
             elif exporter == "tensorboard" and path.exists():
-                say.append(f"see it     {opening.tensorboard(path)}")
+                say.append(f"{_SEE}{opening.tensorboard(path)}")
         if self.watch.problem is not None:
             say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
         if profiler.keep_last is None:
@@ -171,7 +195,8 @@ def _schedule(arguments: argparse.Namespace) -> Schedule | None:
     try:
         return schedule(**{"wait": 0, "warmup": 0, **given, "skip_first_wait": arguments.skip_first_wait})
     except ScheduleError as error:
-        parser.error(str(error))
+        name, _, rest = str(error).partition(" ")
+        parser.error(f"--{name.replace('_', '-')} {rest}")
 
 
 def _backend(arguments: argparse.Namespace) -> TorchBackend:

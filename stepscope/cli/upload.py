@@ -14,11 +14,10 @@ if TYPE_CHECKING:
     from stepscope.collector.archive.upload import Uploader
 
 DESCRIPTION = """\
-Copies the streams that a collector keeps to any store that fsspec knows, in parts. What is there already is not copied
-again, so an upload that was interrupted goes on; run it again, or let it follow, for streams that still grow. The
-collector may run meanwhile, and give events up.
+Copies a collector's directory to any store that fsspec knows, in parts. It does not copy again what is there: repeat it
+after an interruption, or use --follow while ranks still send. The collector may run meanwhile.
 
-With --restore they come back: DIR is then as the collector had it, for `stepscope merge DIR` and all other commands.
+With --restore it copies back: DIR is then as the collector had it, for `stepscope merge DIR` and all other commands.
 """
 
 EPILOG = """\
@@ -27,7 +26,7 @@ examples:
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
   stepscope upload --restore runs/job1-again s3://bucket/job1
 
-exit codes: 0 copied, 1 failed; run it again, which goes on where it was, 2 wrong usage
+exit codes: 0 copied, 1 failed (run it again: it goes on where it was), 2 wrong usage
 """
 
 MOST_PAUSE = 600.0
@@ -39,21 +38,21 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "upload",
         parents=[common],
-        help="copy a collector's streams to an object store, or back",
+        help="copy a collector's directory to an object store, or back",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
-    parser.add_argument("url", metavar="URL", help="where to, as fsspec has it")
-    parser.add_argument("--rest", action="store_true", help="also what there is of streams that have not ended")
+    parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")
+    parser.add_argument("--rest", action="store_true", help="include streams that are still being written")
     parser.add_argument(
         "--follow",
         metavar="SECONDS",
         type=float,
-        help="go on, with a look every so many seconds; what fails is said, and tried again",
+        help="go on, and look for more every SECONDS; failures are shown and tried again",
     )
-    parser.add_argument("--restore", action="store_true", help="copy them from URL to DIR, which is made if need be")
+    parser.add_argument("--restore", action="store_true", help="copy from URL to DIR, which is made if missing")
     parser.set_defaults(function=run, command="upload", parser=parser)
 
 

@@ -25,6 +25,7 @@ from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.tracks import TrackKind, new
 from tests.support.basics import require
 from tests.support.journals import write_journal
+from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 SCRIPT = (
@@ -126,20 +127,21 @@ class Faulty(ScriptedBackend):
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("fault", "facts"),
     [
-        ("no watermark", "the watermark must pass the end"),
-        ("records on", "events lie outside of what was recorded, such as 'said'"),
-        ("delivers too late", "was delivered after the watermark"),
-        ("records unasked", "lie outside of what was recorded|though nothing was recorded"),
-        ("closes for ever", "aclose must be done within 0.2 s"),
-        ("no report", r"report\(\) must"),
-        ("work raises", "work given to run_soon raised"),
+        ("no watermark", ["watermark", "0.2 s"]),
+        ("records on", ["said"]),
+        ("delivers too late", ["watermark"]),
+        ("records unasked", []),
+        ("closes for ever", ["aclose", "0.2 s"]),
+        ("no report", ["report()"]),
+        ("work raises", ["run_soon"]),
     ],
 )
-def test_the_suite_finds_a_fault(fault: str, message: str) -> None:
+def test_the_suite_finds_a_fault(fault: str, facts: list[str]) -> None:
     """A suite that accepts everything proves nothing."""
-    with pytest.raises(AssertionError, match=message):
+    # Which fault of a backend shows first, and at which time, depends on its threads.
+    with refused(AssertionError, fault, *facts, snapshot=False):
         check_backend(lambda: Faulty(fault), exercise=lambda: time.sleep(0.002), deadline=0.2)
 
 
@@ -155,7 +157,7 @@ def test_the_suite_lets_exceptions_through() -> None:
 
 def test_a_silent_backend_is_found_out() -> None:
     """Delivering nothing is allowed only to those who say so."""
-    with pytest.raises(AssertionError, match="nothing was delivered of window 0"):
+    with refused(AssertionError, "scripted", "window 0"):
         check_window(Case(ScriptedBackend))
     assert isinstance(ScriptedBackend(), Backend)
 
@@ -168,34 +170,34 @@ def _valid() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value", "fact"),
     [
-        ("kind", 99, "unknown kinds"),
-        ("dur", -1, "negative duration"),
-        ("name", 2**31, "not the id of a name"),
-        ("name", 0, "not the id of a name"),
-        ("category", 1023, "not the id of a category"),
-        ("track", 2**31, "not the id of a track"),
-        ("track", 0, "not the id of a track"),
-        ("args_len", 1, "heap of 0 bytes"),
+        ("kind", 99, "99"),
+        ("dur", -1, "duration"),
+        ("name", 2**31, "name"),
+        ("name", 0, "name"),
+        ("category", 1023, "category"),
+        ("track", 2**31, "track"),
+        ("track", 0, "track"),
+        ("args_len", 1, "0 bytes"),
     ],
 )
-def test_invalid_blocks_are_found(field: str, value: int, message: str) -> None:
+def test_invalid_blocks_are_found(field: str, value: int, fact: str) -> None:
     """Each thing that exporters rely on is looked at."""
     block = _valid()
     check_block(block, b"")
     block[field][1] = value
-    with pytest.raises(AssertionError, match=message):
+    with refused(AssertionError, fact):
         check_block(block, b"")
 
 
 def test_blocks_of_another_shape_are_found() -> None:
     """A wrong dtype, dimension, or key of an inline argument."""
-    with pytest.raises(AssertionError, match="dtype"):
+    with refused(AssertionError, "float64"):
         check_block(np.zeros(3), b"")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-    with pytest.raises(AssertionError, match="one dimension"):
+    with refused(AssertionError, "2"):
         check_block(_valid().reshape(2, 1), b"")
     block = _valid()
     block["flags"], block["args_at"] = Flag.ARG_INLINE, 2**31
-    with pytest.raises(AssertionError, match="not the id of a name"):
+    with refused(AssertionError, "2147483648"):
         check_block(block, b"")

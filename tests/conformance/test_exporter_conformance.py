@@ -30,6 +30,7 @@ from stepscope.runtime.events import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.messages import refused
 
 
 def journal_spans(exporter: Exporter, directory: Path) -> Iterable[str]:
@@ -173,19 +174,19 @@ class Trusting(MemoryExporter):
 
 
 @pytest.mark.parametrize(
-    ("exporter", "complaint"),
+    ("exporter", "fact"),
     [
-        (Careless, "keeps_what_it_was_given: spans that are missing"),
-        (Vandal, "leaves_batches_alone: the events were made writable|WRITEABLE"),
+        (Careless, "keeps_what_it_was_given"),
+        (Vandal, "leaves_batches_alone"),
         (Fragile, "closed twice"),
-        (Chatty, "survives_cancellation: spans that nobody exported"),
-        (Forgetful, "takes_another_run_whole_or_not: spans that are missing: 1 x 'the second run'"),
-        (Trusting, "refuses_unusable_places: open"),
+        (Chatty, "survives_cancellation"),
+        (Forgetful, "takes_another_run_whole_or_not"),
+        (Trusting, "refuses_unusable_places"),
     ],
 )
-async def test_the_suite_finds_what_is_wrong(exporter: Callable[[], Any], complaint: str, tmp_path: Path) -> None:
+async def test_the_suite_finds_what_is_wrong(exporter: Callable[[], Any], fact: str, tmp_path: Path) -> None:
     """An exporter that breaks one promise fails, and the check that failed is named."""
-    with pytest.raises((AssertionError, RuntimeError, ValueError), match=complaint):
+    with refused((AssertionError, RuntimeError, ValueError), fact):
         await check_exporter(lambda directory: exporter(), tmp_path, memory_spans)
 
 
@@ -205,7 +206,7 @@ async def test_places_are_refused_with_an_output_error(tmp_path: Path) -> None:
     obstacle.touch()
     exporter = JournalExporter(obstacle / "journal")
     run = conformance.Case(lambda directory: exporter, tmp_path, None, True).run()
-    with pytest.raises(OutputError, match=r"cannot create the file: Not a directory: .*file/journal"):
+    with refused(OutputError):
         await exporter.open(run)
 
 

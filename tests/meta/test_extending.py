@@ -12,6 +12,7 @@ import stepscope as sc
 from stepscope.exporters.memory import Method
 from stepscope.runtime.events import EVENT_DTYPE
 from tests.support.basics import ROOT
+from tests.support.messages import refused
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -27,19 +28,19 @@ class HalfAnExporter:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "facts"),
     [
-        ({"exporters": [HalfAnExporter()]}, "it lacks close_window, aclose, see stepscope.exporters.Exporter"),
-        ({"exporters": [HalfAnExporter]}, "it is a class; give what calling it makes, HalfAnExporter(...)"),
+        ({"exporters": [HalfAnExporter()]}, ["close_window, aclose", "stepscope.exporters.Exporter"]),
+        ({"exporters": [HalfAnExporter]}, ["HalfAnExporter(...)"]),
         (
             {"backends": [HalfAnExporter()]},
-            "it lacks thread_bound, transition, aclose, report, see stepscope.backends.Backend",
+            ["thread_bound, transition, aclose, report", "stepscope.backends.Backend"],
         ),
     ],
 )
-def test_what_is_missing_is_named(given: dict[str, Any], message: str) -> None:
+def test_what_is_missing_is_named(given: dict[str, Any], facts: list[str]) -> None:
     """Method by method, and where the contract is."""
-    with pytest.raises(TypeError, match=re.escape(message)):
+    with refused(TypeError, *facts):
         sc.trace(**given)
 
 
@@ -49,7 +50,7 @@ def test_errors_are_counted_in_words(fails: tuple[Method, ...], kept: str, outpu
     bad = sc.exporters.MemoryExporter(fail={method: RuntimeError("no luck") for method in fails})
     with sc.trace(exporters=[bad], output_dir=output_dir) as profiler:
         profiler.step()
-    with pytest.raises(ExceptionGroup, match=f"kept {kept}"):
+    with refused(ExceptionGroup, kept):
         profiler.raise_errors()
     assert f"{kept}, first RuntimeError: no luck" in str(profiler.report())
 

@@ -71,3 +71,22 @@ def test_the_first_python_that_runs_is_taken(runs: dict[str, bool], taken: str, 
     """Of those that stepscope is for; where there is none, the shell says which one it has not found."""
     path = interpreters(tmp_path / "bin", runs)
     assert f"{taken} -m venv {tmp_path / 'new'}" in planned("demo", tmp_path / "new", path)
+
+
+def test_another_python_than_that_of_the_environment_is_refused(tmp_path: Path) -> None:
+    """It would be passed over in silence; the same one is none, nor is any where there is no environment yet."""
+    make = shutil.which("make") or missing("make", "Install it (on Debian: apt-get install make).")
+    for place, version in (("venv/bin", "3.11"), ("other", "3.12"), ("same", "3.11")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "python").write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / place / "python").chmod(0o755)
+
+    def made(python: str, venv: str) -> subprocess.CompletedProcess[str]:
+        variables = {**os.environ, "PYTHON": str(tmp_path / python / "python")}
+        command = [make, "--dry-run", f"VENV={tmp_path / venv}", "install"]
+        return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+
+    refused = made("other", "venv")
+    assert refused.returncode == 2 and "has Python 3.11" in refused.stderr and "leave PYTHON out" in refused.stderr
+    assert made("same", "venv").returncode == 0
+    assert made("other", "new").returncode == 0

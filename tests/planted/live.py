@@ -92,7 +92,7 @@ def run(program: Program, arguments: list[str], out: Path) -> None:
     script = HERE / "programs" / Path(program.file).name
     traced = [sys.executable, "-m", "stepscope", "run", "--quiet", "--out", str(out), str(script), *arguments]
     if program.ranks > 1:
-        launch = ["-m", "torch.distributed.run", "--master-addr", "127.0.0.1", "--master-port", "0", "--no-python"]
+        launch = ["-m", "torch.distributed.run", "--standalone", "--no-python"]
         traced = [sys.executable, *launch, "--nproc-per-node", str(program.ranks), *traced]
     done = subprocess.run(traced, cwd=out.parent, capture_output=True, text=True, timeout=300)
     if done.returncode:

@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 import anyio
 import pytest
@@ -97,6 +97,22 @@ def require(module: str) -> ModuleType:
         if error.name is None or error.name.partition(".")[0] != top:
             raise
         missing(f"the module {module}", "`make test` installs it.")
+
+
+class Deferred:
+    """An optional module that `require` imports at its first use, and not where tests are collected.
+
+    Args:
+        name: its full name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_mock_name":  # pytest asks each object in a module of tests for some
+            raise AttributeError(name)
+        return getattr(require(self._name), name)
 
 
 def chromium() -> Path:

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from tests.support.basics import require
+from tests.support.basics import Deferred
 
-torch: Any = require("torch")
+torch: Any = Deferred("torch")
 
 
 class Action(enum.Enum):

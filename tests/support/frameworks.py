@@ -11,7 +11,6 @@ import stepscope as sc
 from stepscope.compat.loop import Traced
 from stepscope.exporters.base import Window
 from stepscope.runtime.events import Kind
-from tests.support.basics import require
 
 
 class Runs:
@@ -73,9 +72,3 @@ def fill(disk: Path) -> None:
     with open(disk / "ballast", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
         while True:
             file.write(bytes(1 << 12))
-
-
-def needs(module: str) -> None:
-    """Ends the collection of a test module without a framework, or torch."""
-    require("torch")
-    require(module)

@@ -8,9 +8,35 @@ import signal
 import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.stress.torture.processes import end_tree
+from tests.support.forked import Forked, request_of
+
+STREAMS = {"stdin", "stdout", "stderr", "text"}
+
+
+Server = Literal["plain", "command", "torch"]
+"""Which of the servers of `tests.support.fork_server` a program starts from: by what it imports."""
+
+
+def start(
+    command: Sequence[str], *, server: Server | None = "plain", cwd: Any = None, env: Any = None, **settings: Any
+) -> subprocess.Popen[Any]:
+    """Starts a program in a session of its own; one of Python as a fork of a server, if that can be.
+
+    Args:
+        command: the program.
+        server: that it starts from. None for programs to which it matters how they start: one that looks at its
+            process, or at what has been imported, or in what order.
+        cwd: its directory.
+        env: its environment.
+        settings: others of `subprocess.Popen`.
+    """
+    request = None if server is None or settings.keys() - STREAMS else request_of(command, cwd, env)
+    if server is None or request is None:
+        return subprocess.Popen(command, start_new_session=True, cwd=cwd, env=env, **settings)
+    return Forked(request, server, **settings)
 
 
 @contextlib.contextmanager
@@ -19,9 +45,9 @@ def launched(command: Sequence[str], **settings: Any) -> Generator[subprocess.Po
 
     Args:
         command: the program.
-        settings: those of `subprocess.Popen`.
+        settings: those of `start`.
     """
-    with subprocess.Popen(command, start_new_session=True, **settings) as process:
+    with start(command, **settings) as process:
         try:
             yield process
         finally:
@@ -35,15 +61,23 @@ def run_to_end(
     command: Sequence[str],
     *,
     timeout: float = 100,
-    cwd: Path | None = None,
+    cwd: Path | str | None = None,
     environment: Mapping[str, str] | None = None,
+    check: bool = False,
+    server: Server | None = "plain",
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program, and returns its status and what it printed.
 
+    Args:
+        server: as for `start`.
+
     Raises:
+        AssertionError: if it is to be checked and did not end with 0.
         subprocess.TimeoutExpired: after `timeout` seconds; it is ended then.
     """
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with launched(command, cwd=cwd, env=environment, **streams) as process:
+    with launched(command, cwd=cwd, env=environment, server=server, **streams) as process:
         out, errors = process.communicate(timeout=timeout)
+    if check and process.returncode:
+        raise AssertionError(f"the program ended with {process.returncode}:\n{errors}{out}")
     return subprocess.CompletedProcess(command, process.returncode, out, errors)

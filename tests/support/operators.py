@@ -10,10 +10,10 @@ from typing import Any
 import stepscope as sc
 from stepscope.backends import torch_arm
 from stepscope.runtime.schedule import ScheduleFunction
-from tests.support.basics import require
+from tests.support.basics import Deferred
 
 ARMED = torch_arm.arm()
-torch: Any = require("torch")
+torch: Any = Deferred("torch")
 """Imported after arming, so that stream mode is there."""
 
 
@@ -32,6 +32,11 @@ def record(
         work(profiler)
     profiler.raise_errors()
     return memory
+
+
+def cpu() -> list[Any]:
+    """Activities of a profile of torch: the CPU's."""
+    return [torch.profiler.ProfilerActivity.CPU]
 
 
 def network() -> Any:

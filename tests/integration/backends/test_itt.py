@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,9 +24,6 @@ from tests.support.basics import ROOT, missing
 from tests.support.operators import ARMED, environment, record, torch
 from tests.support.readings import texts
 
-push: Callable[[str], object] = torch.profiler.itt.range_push
-pop: Callable[[], object] = torch.profiler.itt.range_pop
-
 if not ARMED:
     missing("torch with our ITT collector", f"{torch_arm.reason()}.")
 
@@ -42,6 +38,14 @@ trees: st.SearchStrategy[Tree] = st.recursive(
     ),
     max_leaves=12,
 )
+
+
+def push(name: str) -> None:
+    torch.profiler.itt.range_push(name)
+
+
+def pop() -> None:
+    torch.profiler.itt.range_pop()
 
 
 def range_of(name: str) -> None:

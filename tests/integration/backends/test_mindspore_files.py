@@ -20,6 +20,7 @@ from stepscope.runtime import tracks
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, Kind
+from tests.support.messages import refused
 from tests.support.recording import rows_of
 
 BEGIN = 1_795_175_305_620_000_000
@@ -148,7 +149,7 @@ def test_clocks() -> None:
     assert (wall.to_ours(BEGIN + 7), name[:14]) == (5_000_000_007, "CLOCK_REALTIME")
     ours, name = find_clock(5_000_000_009, (START, STOP))
     assert (ours.to_ours(5_000_000_009), name) == (5_000_000_009, "CLOCK_MONOTONIC")
-    with pytest.raises(ValueError, match="lies in the recording by no clock that is known"):
+    with refused(ValueError, "MindSpore", "5385525916860000000"):
         find_clock(BEGIN * 3, (START, STOP))
     # Somebody set the wall clock meanwhile: what that may have cost is in the error.
     moved = ClockAnchor(STOP.monotonic_ns, STOP.wall_ns + 2_000_000, 30)
@@ -175,11 +176,11 @@ def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> Non
     """MindSpore that is missing, too old or built without its profiler is a clear message, not an attribute error."""
     for name in ("mindspore", "mindspore._c_expression"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(BackendError, match="MindSpore cannot be imported .* install it, or leave its backend out"):
+    with refused(BackendError, "MindSpore"):
         MindSporeBackend().open(CollectingSink())
     for name in ("mindspore", "mindspore._c_expression"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    with pytest.raises(BackendError, match="this version of MindSpore has no profiler that can be driven"):
+    with refused(BackendError, "MindSpore", "Profiler"):
         MindSporeBackend().open(CollectingSink())
 
     class Refusing:
@@ -190,11 +191,11 @@ def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> Non
             raise RuntimeError("not supported when MindSpore is compiled with '-s on'")
 
     setattr(sys.modules["mindspore._c_expression"], "Profiler", Refusing)  # noqa: B010
-    with pytest.raises(BackendError, match="no profiler that can be driven: not supported when MindSpore is compiled"):
+    with refused(BackendError, "MindSpore"):
         MindSporeBackend().open(CollectingSink())
 
 
 def test_a_flight_recorder_is_refused(tmp_path: Path) -> None:
     """It would have no operators, as its window has no end until it is saved."""
-    with pytest.raises(ValueError, match="operators of backend 'mindspore' come when a window ends"):
+    with refused(ValueError, "mindspore"):
         stepscope.trace(keep_last=3, backends=[MindSporeBackend()], output_dir=tmp_path)

@@ -25,6 +25,7 @@ from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block,
 from stepscope.runtime.intervals import ends
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.journals import batch_with_arguments, described, write_journal
+from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 
@@ -247,17 +248,17 @@ def test_one_window_can_be_chosen(tmp_path: Path) -> None:
 
 def test_what_cannot_be_played_is_refused(tmp_path: Path) -> None:
     """A missing file, another file, a bad speed and a recording larger than allowed are named."""
-    with pytest.raises(ValueError, match="speed must be above 0, got 0"):
+    with refused(ValueError, "speed", "0"):
         ReplayBackend(tmp_path / "journal", speed=0)
-    with pytest.raises(ValueError, match="got nan"):
+    with refused(ValueError, "speed", "nan"):
         ReplayBackend(tmp_path / "journal", speed=math.nan)
-    with pytest.raises(BackendError, match="cannot replay .*No such file"):
+    with refused(BackendError, "missing"):
         ReplayBackend(tmp_path / "missing").open(CollectingSink())
     (tmp_path / "other").write_bytes(bytes(100))
-    with pytest.raises(BackendError, match="cannot replay .*not a stepscope journal"):
+    with refused(BackendError, "other"):
         ReplayBackend(tmp_path / "other").open(CollectingSink())
     path = write_journal(tmp_path / "journal", [batch_of(spans(["x"] * 100))])
-    with JournalReader(path) as reader, pytest.raises(BackendError, match="choose one of its windows"):
+    with JournalReader(path) as reader, refused(BackendError, "journal", "max_bytes"):
         Recording.load(reader, None, 1000)
 
 

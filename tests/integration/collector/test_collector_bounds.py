@@ -34,6 +34,7 @@ from tests.support.basics import poll
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
 from tests.support.collectors import answer, collecting, connected, send_frames
+from tests.support.messages import refused, said
 from tests.support.streams import STREAM, SYNC, frames, hello
 
 OTHER = "fedcba9876543210" * 2
@@ -115,7 +116,7 @@ def test_connections_leave_files_for_streams(tmp_path: Path) -> None:
         for made in idle:
             made.close()
         assert "there can be 34 streams and 17 other connections" in collector.stop()[1]
-    with pytest.raises(ValueError, match="cannot work with 70 open files"):
+    with refused(ValueError, "70", "ulimit -n"):
         CollectorSettings(directory=tmp_path).within(70)
     assert CollectorSettings(directory=tmp_path).within(20_000) == CollectorSettings(directory=tmp_path)
 
@@ -159,7 +160,7 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     broken, good = Broken(tmp_path / "a", SYNC), StreamFile(tmp_path / "b", SYNC)
     with Writer(fsync=False) as written:
-        with pytest.raises(OSError, match="MemoryError"):
+        with refused(OSError, "MemoryError"):
             await written.write(broken, broken.check(0, 1, memoryview(frames(0, 1))))
         await written.write(good, good.check(0, 1, memoryview(frames(0, 1))))
     assert good.next == 1
@@ -208,7 +209,7 @@ async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog:
         both = [written.write(file, file.check(0, 1, memoryview(frames(0, 1))), broken) for file in files]
         async with asyncio.timeout(30):
             await asyncio.gather(*both)
-    assert caplog.text.count("LookupError: a fault of ours") == 2
+    assert len(said(caplog.records, "LookupError: a fault of ours")) == 2
     for file in files:
         assert file.next == 1
         file.close()

@@ -19,6 +19,7 @@ from tests.support.certificates import certify
 from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import COMMAND
 from tests.support.launch import run_to_end
+from tests.support.messages import refused
 
 TOKEN = "a-token-of-this-test"
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
@@ -149,7 +150,7 @@ def test_exposure_is_refused_unless_it_is_asked_for(tmp_path: Path) -> None:
         CollectorSettings(directory=tmp_path, host="0.0.0.0", token=TOKEN),
         CollectorSettings(directory=tmp_path, host="0.0.0.0", certificate=tmp_path / "none"),
     ):
-        with pytest.raises(ExposureError, match="--insecure"):
+        with refused(ExposureError, "0.0.0.0", "127.0.0.1", "--insecure"):
             settings.check_exposure()
     with collecting(tmp_path, "--host", "0.0.0.0", "--insecure") as collector:
         job = collector.get("/v1/job")

@@ -22,6 +22,7 @@ from stepscope.exporters.collector import protocol
 from tests.support.basics import children, poll
 from tests.support.collecting import until
 from tests.support.collectors import answer, collecting, connected
+from tests.support.messages import refused
 from tests.support.streams import STREAM, frames, hello
 from tests.support.windowed import run_of, stored
 
@@ -46,22 +47,22 @@ def left(directory: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("program", "bounds", "why"),
+    ("program", "bounds", "facts"),
     [
-        ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), "MemoryError"),
-        ("import time; time.sleep(1000)", Bounds(seconds=5.0), "may take 5 seconds at most"),
+        ("x = bytearray(1 << 30)", Bounds(memory_bytes=256 << 20), ["MemoryError"]),
+        ("import time; time.sleep(1000)", Bounds(seconds=5.0), ["5 seconds"]),
         (
             "open({}, 'wb').write(b'x' * (1 << 20))",
             Bounds(file_bytes=1 << 18),
-            "File too large.* 262,144 bytes at most",
+            ["262,144 bytes", "stepscope merge"],
         ),
     ],
 )
-async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, why: str) -> None:
+async def test_one_that_takes_too_much_is_ended(tmp_path: Path, program: str, bounds: Bounds, facts: list[str]) -> None:
     """It is told why, nothing is left of it, and the next one is made."""
     downloads = Downloads(tmp_path, bounds)
     before = children(os.getpid())
-    with pytest.raises(ProblemError, match=why):
+    with refused(ProblemError, *facts):
         await whole(downloads.send(kind(program, grows=False), [], 0))
     assert not left(tmp_path) and children(os.getpid()) == before
     assert await whole(downloads.send(kind("open({}, 'wb').write(b'fine')"), [], 0)) == b"fine"
@@ -71,7 +72,7 @@ async def test_one_that_takes_too_long_breaks_off(tmp_path: Path) -> None:
     """What was sent of it is no whole file."""
     downloads = Downloads(tmp_path, Bounds(seconds=5.0))
     chunks = downloads.send(kind("import time; open({}, 'wb').write(b'x' * 100_000); time.sleep(1000)"), [], 0)
-    with pytest.raises(RuntimeError, match="broke off: it was ended, as it may take 5 seconds"):
+    with refused(RuntimeError, "5 seconds"):
         await whole(chunks)
     assert not left(tmp_path)
 
@@ -80,7 +81,7 @@ async def test_what_it_says_is_not_kept_but_for_the_end(tmp_path: Path) -> None:
     """A process that writes pages of warnings fills no memory, and does not wait for somebody to read them."""
     downloads = Downloads(tmp_path)
     program = "import sys; [sys.stderr.write('y' * 65536) for _ in range(300)]; sys.exit('the end')"
-    with pytest.raises(ProblemError, match="y+the end$") as told:
+    with refused(ProblemError, "the end") as told:
         await whole(downloads.send(kind(program), [], 0))
     assert len(told.value.detail) < 400
 
@@ -89,7 +90,7 @@ async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
     """Its turn is for others; one that takes what there is at once may wait as long as it takes to be made."""
     program = "open({}, 'wb').write(b'x' * 1_000_000)"
     impatient = Downloads(tmp_path, Bounds(grace=0.0, least_rate=1e15))
-    with pytest.raises(RuntimeError, match="its reader took"):
+    with refused(RuntimeError, "262144", snapshot=False):
         await whole(impatient.send(kind(program), [], 0))
     assert not left(tmp_path)
     assert len(await whole(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000
@@ -159,7 +160,7 @@ async def test_no_more_are_made_than_may_be_at_once(tmp_path: Path) -> None:
     before = children(os.getpid())
     running = [asyncio.create_task(whole(downloads.send(kind(waits), [], 0))) for _ in range(18)]
     await poll(lambda: len(children(os.getpid()) - before) == 2)
-    with pytest.raises(ProblemError, match="too many downloads"):
+    with refused(ProblemError):
         await whole(downloads.send(kind(waits), [], 0))
     assert len(children(os.getpid()) - before) == 2
     go.touch()
@@ -195,7 +196,7 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
         assert disk_use(collector.settings.directory).total <= limit
         go.touch()
         assert [len(data) for data in await asyncio.gather(*made)] == [size, size]
-        with pytest.raises(ProblemError, match=f"may have {size:,} bytes at most, `stepscope merge` makes larger"):
+        with refused(ProblemError, f"{size:,} bytes", "stepscope merge"):
             await whole(
                 collector.downloads.send(kind(f"open({{}}, 'wb').write(bytes({2 * size}))", grows=False), [], 0)
             )

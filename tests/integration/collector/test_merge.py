@@ -41,6 +41,7 @@ from tests.support.basics import ROOT, require
 from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
 from tests.support.journals import HandMade
+from tests.support.messages import refused, said
 from tests.support.ranks.streams import no_room, write_many, write_stream
 from tests.support.viewers.scene import START, Scene, device_work, make_run, make_window, training
 
@@ -92,11 +93,11 @@ def test_jobs_of_one_directory_are_told_apart(tmp_path: Path, capsys: pytest.Cap
     add_rank(tmp_path, 0, job="two")
     add_rank(tmp_path, 1, job="")
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 1
-    assert "choose one with --job: 'one', 'scene x2', 'two'" in capsys.readouterr().err
+    said(capsys.readouterr().err, "--job", "'one', 'scene x2', 'two'")
     _, report = merged(tmp_path, job="two")
     assert [member.rank for member in report.members] == [0]
     assert report.missing_ranks == "1"
-    with pytest.raises(FormatError, match="there is no job 'three'; there is 'one', 'scene x2', 'two'"):
+    with refused(FormatError, "three", "one", "scene x2", "two"):
         merged(tmp_path, job="three")
 
 
@@ -170,9 +171,9 @@ def test_a_directory_without_journals(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_windows_and_steps_that_are_not_there(tmp_path: Path) -> None:
     """The error says what there is."""
     add_rank(tmp_path, 0)
-    with pytest.raises(FormatError, match="has no window 4; it has windows 0 to 0, steps 7 to 9"):
+    with refused(FormatError, "job", "window 4", "0 to 0", "7 to 9"):
         merged(tmp_path, Selection(window=4))
-    with pytest.raises(FormatError, match="has no steps 1-3; it has"):
+    with refused(FormatError, "job", "1-3", "7 to 9"):
         merged(tmp_path, Selection(steps=(1, 3)))
 
 
@@ -412,7 +413,7 @@ def test_an_output_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     target.mkdir()
     (target / "rank_0.json").mkdir()
     (target / "rank_0.json" / "mine").touch()
-    with pytest.raises(OutputError, match=r"rank_0\.json"):
+    with refused(OutputError, "rank_0.json"):
         asyncio.run(write_merged([tmp_path / "in"], target, format="hta"))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in", "out"]
     assert (target / "rank_0.json" / "mine").exists()
@@ -423,7 +424,7 @@ def test_unknown_formats_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     add_rank(tmp_path, 0)
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", str(tmp_path / "x.unknown")])
-    assert ".parquet (parquet)" in capsys.readouterr().err
+    said(capsys.readouterr().err, ".parquet (parquet)")
     with pytest.raises(SystemExit, match="2"):
         main(["merge", str(tmp_path), "--out", "x.json", "--steps", "9-2"])
 

@@ -27,6 +27,7 @@ from stepscope.runtime.run import rank_from_environment
 from tests.support.basics import ROOT
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
+from tests.support.messages import refused
 from tests.support.ranks.streams import write_stream
 from tests.support.streams import RUN, STREAM, SYNC
 
@@ -52,9 +53,9 @@ def test_a_text_names_a_bounded_number_of_ranks() -> None:
     )
     assert f"names 2,000,000 ranks, the limit is {MAX_RANKS:,}" in done.stdout, done.stderr
     assert len(ranks_from(f"0-{MAX_RANKS - 1}") or ()) == MAX_RANKS
-    with pytest.raises(ValueError, match=r"ranks is '1,1,1,1,.*\.\.\.': 'x' is no rank") as refused:
+    with refused(ValueError, "ranks", "'x'", "0,3-5", "all") as caught:
         ranks_from(f"{'1,' * 100_000}x")
-    assert len(str(refused.value)) < 300
+    assert len(str(caught.value)) < 300
 
 
 def test_ranks_with_gaps_come_back() -> None:
@@ -65,10 +66,10 @@ def test_ranks_with_gaps_come_back() -> None:
 
 async def test_an_order_for_too_many_ranks_is_a_bad_request() -> None:
     """The control file says the same."""
-    with pytest.raises(ProblemError, match="the limit is") as refused:
+    with refused(ProblemError, "ranks", "2000000-2999999", "1,048,576", "all") as caught:
         await Orders(Streams(8)).obey(WindowOrder(steps=1, ranks=MANY))
-    assert refused.value.status == 400
-    with pytest.raises(ControlError, match="the limit is"):
+    assert caught.value.status == 400
+    with refused(ControlError, "ranks", "2000000-2999999", "1,048,576", "all"):
         decode_control_file(msgspec.json.encode({"start_step": 1, "steps": 1, "ranks": MANY}))
 
 
@@ -116,9 +117,9 @@ def test_a_world_size_in_the_environment_that_cannot_be_is_ignored(
     (warning,) = caplog.messages
     assert warning.startswith(f"WORLD_SIZE: the world size {text[:20]} is ignored, sizes are 1 to {MAX_RANKS}: ")
     assert "counts as unknown" in warning
-    with pytest.raises(ValueError, match=f"world_size must be {MAX_RANKS:,} at most"):
+    with refused(ValueError, "world_size", f"{MAX_RANKS:,}"):
         sc.trace(world_size=1 << 62)
-    with pytest.raises(ValueError, match=f"rank must be below {MAX_RANKS:,}"):
+    with refused(ValueError, "rank", f"{MAX_RANKS:,}"):
         sc.trace(rank=1 << 62)
 
 

@@ -26,6 +26,7 @@ from stepscope.runtime.run import Run
 from tests.support.basics import poll
 from tests.support.collectors import Running, answer, collecting, connected
 from tests.support.journals import frame_borders
+from tests.support.messages import refused, said
 from tests.support.streams import STREAM, SYNC
 
 OTHER = "fedcba9876543210" * 2
@@ -101,9 +102,9 @@ def test_what_would_take_too_much_is_not_compared(tmp_path: Path) -> None:
     run = run_in(tmp_path)
     path = journal(tmp_path / "journal", run, 3, 3)
     assert Coverage.of(path, windows=2).counts == {0: 3, 1: 3}
-    with pytest.raises(ExcessError, match="more than 1 windows"):
+    with refused(ExcessError, "1"):
         Coverage.of(path, windows=1)
-    with pytest.raises(ExcessError, match="takes more than 0 seconds"):
+    with refused(ExcessError, "0"):
         Coverage.of(path, seconds=0)
     large = by_hand(tmp_path / "large", msgspec.structs.replace(run, name="x" * (1 << 16)))
     for pair, side in (((large, path), "with which it"), ((path, large), "which")):
@@ -154,7 +155,7 @@ async def test_a_stream_that_gives_way_comes_back_with_more(tmp_path: Path, capl
         with caplog.at_level(logging.WARNING):
             await send(running, STREAM, old, begun, whole)
         assert not mark.exists() and STREAM in running.collector.streams.all
-        assert f"{OTHER} does not take the place of" in caplog.text
+        said(caplog.records, OTHER)
 
 
 async def test_a_stream_that_is_not_replaced_stays_on_the_page(tmp_path: Path) -> None:

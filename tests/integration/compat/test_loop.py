@@ -24,6 +24,7 @@ from stepscope.runtime.events import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps
+from tests.support.messages import refused, said
 from tests.support.raised import length
 
 
@@ -178,7 +179,7 @@ def test_a_ready_made_exporter_serves_one_run(tmp_path: Path) -> None:
     run_steps(loop, "fit", 2)
     run_steps(loop, "test", 3)
     assert steps(memory) == [(0, 1)]
-    with pytest.raises(ExceptionGroup, match="kept 1 error") as caught:
+    with refused(ExceptionGroup, "x", "1 error") as caught:
         loop.raise_errors()
     assert "give a function that makes an exporter" in str(caught.value.exceptions[0])
 
@@ -215,8 +216,8 @@ def test_hooks_never_raise(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     for number in range(KEPT + 3):
         hooks.hook(number)
     assert [str(error) for error in hooks.errors] == [f"number {number}" for number in range(KEPT)]
-    assert "tracing of x goes on without: ValueError: number 0" in caplog.text
-    with pytest.raises(ExceptionGroup, match=f"kept {KEPT + 3} errors"):
+    said(caplog.records, "x", "ValueError: number 0")
+    with refused(ExceptionGroup, "x", f"{KEPT + 3} errors"):
         hooks.raise_errors()
 
 
@@ -237,8 +238,8 @@ def test_what_hooks_raise_again_is_kept_once(tmp_path: Path, caplog: pytest.LogC
     for _ in range(20):
         hooks.hook()
     assert hooks.errors == (error,) and length(error) < 4
-    assert caplog.text.count("tracing of x goes on without: ValueError: once") == 1
-    with pytest.raises(ExceptionGroup, match="kept 20 errors"):
+    assert len(said(caplog.records, "x", "ValueError: once")) == 1
+    with refused(ExceptionGroup, "x", "20 errors"):
         hooks.raise_errors()
 
 
@@ -273,24 +274,24 @@ def test_a_callback_that_raises_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "facts"),
     [
-        ({"shedule": None}, "did you mean 'schedule'"),
-        ({"bananas": 1}, "known: backends, control, exporters"),
-        ({"unit": "batch"}, "LoopSettings.unit is 'batch'"),
-        ({"ranks": [-1]}, "ranks must be whole numbers from 0, got -1"),
-        ({"exporters": sc.exporters.MemoryExporter()}, r"write exporters=\[...\]"),
-        ({"exporters": [3]}, "3 is neither an exporter nor a function"),
-        ({"backends": [3]}, "3 is no backend"),
-        ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, "takes no schedule"),
-        ({"keep_last": "five"}, "keep_last must be a number of steps"),
-        ({"overhead_budget": 7.0}, "budget"),
-        ({"control": 3}, "control must be a path or a stepscope.Control, got int: 3"),
+        ({"shedule": None}, ["shedule", "'schedule'"]),
+        ({"bananas": 1}, ["bananas", "backends, control, exporters"]),
+        ({"unit": "batch"}, ["LoopSettings.unit", "batch", "epoch", "step"]),
+        ({"ranks": [-1]}, ["ranks", "-1"]),
+        ({"exporters": sc.exporters.MemoryExporter()}, ["exporters=[...]"]),
+        ({"exporters": [3]}, ["3"]),
+        ({"backends": [3]}, ["3", "stepscope.backends.Backend"]),
+        ({"keep_last": 5, "schedule": sc.schedule(wait=0, warmup=0, active=1)}, ["keep_last", "schedule"]),
+        ({"keep_last": "five"}, ["keep_last", "five"]),
+        ({"overhead_budget": 7.0}, ["overhead_budget", "7.0"]),
+        ({"control": 3}, ["control", "stepscope.Control", "3"]),
     ],
 )
-def test_wrong_settings_are_refused_at_once(given: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_at_once(given: dict[str, Any], facts: list[str]) -> None:
     """When the callback is made, not when training has begun."""
-    with pytest.raises((TypeError, ValueError), match=message):
+    with refused((TypeError, ValueError), *facts):
         LoopSettings.of(given)
 
 
@@ -374,7 +375,7 @@ def test_hooks_in_any_order(tmp_path: Path, calls: list[str], first: int) -> Non
 @pytest.mark.parametrize("wrong", [0, True, "8"])
 def test_a_wrong_world_size_is_refused(wrong: Any) -> None:
     """By `trace` itself, as a rank is."""
-    with pytest.raises(TypeError, match="world_size must be a whole number from 1"):
+    with refused(TypeError, "world_size"):
         sc.trace(world_size=wrong)
 
 

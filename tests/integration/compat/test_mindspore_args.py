@@ -16,6 +16,7 @@ from stepscope.compat.mindspore import wire
 from stepscope.compat.mindspore.errors import ProfilerException, WireError
 from stepscope.mindspore import AicoreMetrics, DynamicProfilerArgs, Profiler, ProfilerActivity, ProfilerLevel
 from stepscope.runtime.errors import ControlError
+from tests.support.messages import refused
 
 DEFAULTS: dict[str, Any] = {
     "start_step": -1,
@@ -97,9 +98,7 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
     assert args.vars[field] == value
     assert args.diagnostics == ()
     assert DynamicProfilerArgs.from_block(args.to_block()).args[field] == meant
-    with pytest.raises(
-        ValueError, match=rf"{field} is .*, for which MindSpore has no number; to_block\(\) holds names"
-    ):
+    with refused(ValueError, field, "to_block()"):
         args.to_bytes()
 
 
@@ -262,7 +261,7 @@ def test_our_format() -> None:
     assert again != DynamicProfilerArgs()
     block = bytearray(args.to_block())
     block[4] = 9
-    with pytest.raises(WireError, match="the block is of version 9; this one reads version 1"):
+    with refused(WireError, "version 9", "version 1"):
         DynamicProfilerArgs.from_block(bytes(block))
     assert issubclass(WireError, ProfilerException) and issubclass(WireError, ValueError)
 
@@ -290,20 +289,20 @@ def test_any_bytes(block: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("content", "facts"),
     [
-        (b"", "it is empty"),
-        (b'{"start_step": 1', "line 1, column"),
-        (b'{\n  "start_step": 1,\n  "stop_step": }', "line 3, column"),
-        (b"[1, 2]", "Expected `object`, got `array`"),
-        (b"null", "Expected `object`, got `null`"),
-        (b'{"a": 1,\n"b": "\xff"}', "line 2: it is no UTF-8: invalid start byte"),
+        (b"", []),
+        (b'{"start_step": 1', ["line 1, column"]),
+        (b'{\n  "start_step": 1,\n  "stop_step": }', ["line 3, column"]),
+        (b"[1, 2]", ["line 1, column"]),
+        (b"null", ["line 1, column"]),
+        (b'{"a": 1,\n"b": "\xff"}', ["line 2", "UTF-8"]),
     ],
 )
 @pytest.mark.checklist("A24", "A25", "F1")
-def test_what_is_no_configuration(content: bytes, text: str) -> None:
+def test_what_is_no_configuration(content: bytes, facts: list[str]) -> None:
     """Text that is no JSON object is refused, with the place."""
-    with pytest.raises(ControlError, match=text):
+    with refused(ControlError, *facts):
         DynamicProfilerArgs.from_json(content)
 
 
@@ -330,7 +329,7 @@ def test_which_steps_and_ranks() -> None:
     assert (args.start_step, args.steps, args.ranks, args.diagnostics) == ("next", 3, (0, 3, 4), ())
     assert DynamicProfilerArgs.from_block(args.to_block()) == args
     assert DynamicProfilerArgs(2, 3, ranks=[1]) != DynamicProfilerArgs(2, 3)
-    with pytest.raises(ValueError, match="format|no number"):
+    with refused(ValueError, "start_step", "next", "to_block()"):
         args.to_bytes()
     make: Any = DynamicProfilerArgs
     wrong: list[tuple[str, Any]] = [("start_step", "nxt"), ("steps", -1), ("steps", "3")]

@@ -30,6 +30,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support.basics import ROOT
+from tests.support.messages import refused, said
 
 BOOLEANS = [name for name, kind in ProfilerOptions.__annotations__.items() if kind == "bool"]
 
@@ -56,17 +57,16 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("value", [1, 0, "true", None, [True]])
 def test_a_bool_must_be_one(name: str, value: Any) -> None:
     """A wrong type raises, and says which option, which value and which type."""
-    with pytest.raises(TypeError, match=rf"Profiler: {name} is .*: it must be a bool, got {type(value).__name__}"):
+    with refused(TypeError, name, "bool", type(value).__name__):
         read(**{name: value})
 
 
 @pytest.mark.checklist("D6", "A11")
 def test_unknown_options_are_warned_of() -> None:
     """An option that does not exist has no effect, and the nearest that does is named."""
-    with pytest.warns(
-        UserWarning, match="'profile_memry' is no option and has no effect; did you mean 'profile_memory'"
-    ):
+    with pytest.warns(UserWarning) as caught:
         assert read(profile_memry=True) == read()
+    said(caught, "'profile_memry'", "'profile_memory'")
 
 
 @pytest.mark.checklist("B9", "C4", "C5", "C12", "C13", "C14")
@@ -74,7 +74,7 @@ def test_unknown_options_are_warned_of() -> None:
 def test_what_needs_op_time(name: str) -> None:
     """Options that need operators are refused without them."""
     value: Any = {"aicore_metrics": 1, "timeline_limit": 100, "profile_framework": "time"}.get(name, True)
-    with pytest.raises(ValueError, match=rf"{name}=.* needs op_time=True, which is False here"):
+    with refused(ValueError, f"{name}=", "op_time=True"):
         read(op_time=False, **{name: value})
     assert getattr(read(op_time=True, **{name: value}), name)
 
@@ -82,7 +82,7 @@ def test_what_needs_op_time(name: str) -> None:
 @pytest.mark.checklist("C14")
 def test_stacks_need_the_framework() -> None:
     """Stacks without any data of the host contradict each other; if nothing is said of these, stacks alone will do."""
-    with pytest.raises(ValueError, match="with_stack=True needs profile_framework"):
+    with refused(ValueError, "with_stack=True", "profile_framework", "all", "time"):
         read(with_stack=True, profile_framework=None)
     assert read(with_stack=True).stacks and read(with_stack=True, profile_framework="time").stacks
 
@@ -102,7 +102,7 @@ def test_levels() -> None:
     ]
     assert read(profiler_level=2) == read(profiler_level="Level2") == read(profiler_level=ProfilerLevel.Level2)
     assert read().operators and not read().shapes
-    with pytest.raises(ValueError, match="'Leve2' is no ProfilerLevel; did you mean 'Level2'"):
+    with refused(ValueError, "profiler_level", "Leve2", "ProfilerLevel", "Level2"):
         read(profiler_level="Leve2")
 
 
@@ -116,9 +116,9 @@ def test_metrics_by_name_and_number() -> None:
     for name in ("MemoryUB", "memoryub", AicoreMetrics.MemoryUB):
         assert read(aicore_metrics=name) == read(aic_metrics=name) == read(aicore_metrics=5)
     assert set(PROFILER_METRICS) == set(DYNAMIC_METRICS) == set(range(-1, 7))
-    with pytest.raises(ValueError, match=r"7 stands for no AicoreMetrics; there are -1 \(AiCoreNone\), 0 "):
+    with refused(ValueError, "aicore_metrics", "7", "-1 (AiCoreNone)", "6 (L2Cache)"):
         read(aicore_metrics=7)
-    with pytest.raises(TypeError, match="a AicoreMetrics is wanted, got bool"):
+    with refused(TypeError, "aicore_metrics", "True", "AicoreMetrics"):
         read(aicore_metrics=True)
 
 
@@ -132,26 +132,26 @@ def test_activities() -> None:
     assert read(activities=[ProfilerActivity.NPU]).activities == read(activities=2).activities
     assert read().operators
     assert not read(activities=["NPU"]).operators
-    with pytest.raises(ValueError, match="'CUP' is no ProfilerActivity; did you mean 'CPU'"):
+    with refused(ValueError, "activities", "CUP", "ProfilerActivity", "CPU"):
         read(activities=["CUP"])
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "error", "text"),
+    ("name", "value", "error", "facts"),
     [
-        ("output_path", 7, TypeError, "output_path is 7: it must be a path, got int"),
-        ("output_path", "a\0b", ProfilerPathErrorException, "it is no path"),
-        ("timeline_limit", 0, ValueError, "timeline_limit is 0: it must be 1 or more"),
-        ("timeline_limit", 1.5, TypeError, "it must be a whole number, got float"),
-        ("profile_framework", "some", ValueError, "it must be 'all', 'time' or None"),
-        ("host_sys", 3, TypeError, "it must be a list of HostSystem, got int"),
-        ("activities", 9, ValueError, "it must be one of 0, 1, 2"),
-        ("mstx_domain_include", "x", TypeError, "it must be a list of str"),
+        ("output_path", 7, TypeError, ["7", "int"]),
+        ("output_path", "a\0b", ProfilerPathErrorException, []),
+        ("timeline_limit", 0, ValueError, ["0", "1"]),
+        ("timeline_limit", 1.5, TypeError, ["1.5", "float"]),
+        ("profile_framework", "some", ValueError, ["some", "all", "time", "None"]),
+        ("host_sys", 3, TypeError, ["HostSystem", "int"]),
+        ("activities", 9, ValueError, ["9", "0, 1, 2"]),
+        ("mstx_domain_include", "x", TypeError, ["x", "str"]),
     ],
 )
-def test_wrong_values(name: str, value: Any, error: type[Exception], text: str) -> None:
+def test_wrong_values(name: str, value: Any, error: type[Exception], facts: list[str]) -> None:
     """Each is named with its value and what it should be."""
-    with pytest.raises(error, match=text):
+    with refused(error, name, *facts):
         read(**{name: value})
 
 
@@ -258,14 +258,14 @@ def test_a_device_that_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         lambda: profile(on_trace_ready=tensorboard_trace_handler(tmp_path)),
         lambda: DynamicProfilerMonitor(tmp_path),
     ]
-    for said, near in (("Ascnd", "did you mean 'Ascend'?"), ("tpu", "known: Ascend, CPU, GPU|did you mean")):
-        context["device_target"] = said
+    for target in ("Ascnd", "tpu"):
+        context["device_target"] = target
         for make in makers:
-            with pytest.raises(RuntimeError, match=f"device_target is '{said}', which no profiler knows; ({near})"):
+            with refused(RuntimeError, "device_target", target, "Ascend"):
                 make()
     assert list(tmp_path.iterdir()) == []
-    for said, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
-        context["device_target"] = said
+    for target, device, number in (("ascend", "Ascend", 3), ("GPU", "GPU", 3), ("CPU", "CPU", 0)):
+        context["device_target"] = target
         found = targets.find()
         assert (found.device, found.device_id, found.mode) == (device, number, "graph")
 
@@ -280,6 +280,6 @@ def test_the_environment_may_say_where(
     assert not caplog.records
     given = Profiler(start_profile=False, output_path=tmp_path / "given")
     assert given.options.output_path == os.fspath(tmp_path / "given")
-    assert "MS_DIAGNOSTIC_DATA_PATH is not used" in caplog.text
+    said(caplog.records, "MS_DIAGNOSTIC_DATA_PATH")
     monkeypatch.delenv("MS_DIAGNOSTIC_DATA_PATH")
     assert Profiler(start_profile=False).options.output_path == "./data"

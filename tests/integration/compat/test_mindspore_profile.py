@@ -18,6 +18,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ControlError, ScheduleError
 from tests.support import mindspore_output as output
 from tests.support.arming import SOCKET, arm_here, say_in_environment
+from tests.support.messages import refused
 
 LETTERS = {
     ProfilerAction.NONE: "-",
@@ -55,13 +56,13 @@ def test_schedule(arguments: tuple[int, ...], steps: str) -> None:
 def test_a_wrong_schedule_raises() -> None:
     """Values that MindSpore replaces by others are errors; defaults are MindSpore's."""
     assert ms.schedule(wait=1, active=2) == ms.Schedule(wait=1, warmup=0, active=2)
-    with pytest.raises(ScheduleError, match="wait must be a whole number, 0 or more, got -1"):
+    with refused(ScheduleError, "wait", "-1"):
         ms.schedule(wait=-1, active=1)
-    with pytest.raises(ScheduleError, match="active must be a whole number, 1 or more, got 0"):
+    with refused(ScheduleError, "active", "0"):
         ms.schedule(wait=0, active=0)
-    with pytest.raises(TypeError, match="warmup must be a whole number"):
+    with refused(TypeError, "warmup", "1.5"):
         ms.schedule(wait=0, active=1, warmup=1.5)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="step must be 0 or more, got -1"):
+    with refused(ValueError, "step", "-1"):
         ms.schedule(wait=0, active=1)(-1)
 
 
@@ -175,31 +176,31 @@ def test_the_programs_own_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise KeyError("mine")
 
     failed = train(1, on_trace_ready=bad)
-    with pytest.raises(ExceptionGroup, match="kept 1 error"):
+    with refused(ExceptionGroup, "mindspore", "1 error"):
         failed.raise_errors()
     after = train(2, on_trace_ready=ms.tensorboard_trace_handler(tmp_path / "after"))
     assert output.steps_of(after.directories[0]) == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "facts"),
     [
-        ({"dir_name": 3}, TypeError, "dir_name must be a path, got int: 3"),
-        ({"worker_name": 3}, TypeError, "worker_name must be a str, got int"),
-        ({"worker_name": "a/b"}, ValueError, "worker_name must be a part of a file's name, got 'a/b'"),
-        ({"analyse_flag": 1}, TypeError, "analyse_flag must be a bool, got int: 1"),
-        ({"async_mode": None}, TypeError, "async_mode must be a bool, got NoneType"),
+        ({"dir_name": 3}, TypeError, ["dir_name", "3"]),
+        ({"worker_name": 3}, TypeError, ["worker_name", "3"]),
+        ({"worker_name": "a/b"}, ValueError, ["worker_name", "a/b"]),
+        ({"analyse_flag": 1}, TypeError, ["analyse_flag", "bool", "1"]),
+        ({"async_mode": None}, TypeError, ["async_mode", "bool", "None"]),
     ],
 )
-def test_wrong_arguments_of_a_handler(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_arguments_of_a_handler(arguments: dict[str, Any], error: type[Exception], facts: list[str]) -> None:
     """Each is named with its value."""
-    with pytest.raises(error, match=text):
+    with refused(error, *facts):
         ms.tensorboard_trace_handler(**arguments)
 
 
 def test_further_options(tmp_path: Path) -> None:
     """They are checked as the others, and which domains of marks are wanted counts for this profiler only."""
-    with pytest.raises(TypeError, match="experimental_config must be a _ExperimentalConfig, got dict"):
+    with refused(TypeError, "experimental_config", "_ExperimentalConfig", "dict"):
         ms.profile(experimental_config={})  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     config = ms._ExperimentalConfig(  # pyright: ignore[reportPrivateUsage]
         mstx=True, mstx_domain_include=["mine"], profiler_level=ms.ProfilerLevel.LevelNone
@@ -221,11 +222,11 @@ def test_further_options(tmp_path: Path) -> None:
 def test_start_is_allowed_again(tmp_path: Path) -> None:
     """Unlike the old class, this one may be started again; what does not fit raises all the same."""
     recording = ms.profile(on_trace_ready=ms.tensorboard_trace_handler(tmp_path))
-    with pytest.raises(RuntimeError, match=r"profile.start\(\): it has started already"):
+    with refused(RuntimeError, "profile.start()", "stop()"):
         recording.start()
     recording.step()
     recording.stop()
-    with pytest.raises(RuntimeError, match=r"profile.stop\(\): it has not started"):
+    with refused(RuntimeError, "profile.stop()", "start()"):
         recording.stop()
     recording.start()
     output.work(0)
@@ -257,7 +258,7 @@ def test_an_operator_has_steps_recorded(tmp_path: Path) -> None:
         (directory,) = recording.directories
         assert output.steps_of(directory) == steps
         assert recording.windows[0].window.metadata["armed"]["trigger"] == "socket"
-    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 3"):
+    with refused(TypeError, "control", "stepscope.Control", "3"):
         ms.profile(control=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -291,9 +292,9 @@ def test_the_environment_has_steps_recorded(tmp_path: Path, monkeypatch: pytest.
 def test_an_environment_that_cannot_be_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before anything is written, with the nearest name."""
     monkeypatch.setenv("STEPSCOPE_OPTIONS", '{"scheduel": 1}')
-    with pytest.raises(ControlError, match="did you mean 'schedule'"):
+    with refused(ControlError, "STEPSCOPE_OPTIONS", "line 1, column 2", "scheduel", "'schedule'"):
         ms.Profiler(output_path=str(tmp_path / "out"))
     monkeypatch.setenv("STEPSCOPE_OPTIONS", '{"keep_last": 3}')
-    with pytest.raises(ControlError, match=r"STEPSCOPE_OPTIONS\.keep_last=3: .* ask by `schedule` or `window`"):
+    with refused(ControlError, "STEPSCOPE_OPTIONS.keep_last=3", "schedule", "window", "stepscope.trace()"):
         ms.Profiler(output_path=str(tmp_path / "out"))
     assert list(tmp_path.rglob("*_ms")) == []

@@ -28,6 +28,7 @@ from stepscope.mindspore import (
     tensorboard_trace_handler,
 )
 from tests.support import mindspore_output as output
+from tests.support.messages import refused, said
 
 
 @pytest.mark.checklist("B1", "B5", "C1", "C7", "C25")
@@ -95,15 +96,15 @@ def test_conditional_any_number_of_times(tmp_path: Path) -> None:
 def test_calls_that_do_not_fit_raise(tmp_path: Path) -> None:
     """The errors that the documents promise reach the caller."""
     profiler = Profiler(output_path=tmp_path, start_profile=False)
-    with pytest.raises(RuntimeError, match=r"Profiler.stop\(\): it has not started; call start\(\) first"):
+    with refused(RuntimeError, "Profiler.stop()", "start()"):
         profiler.stop()
     profiler.start()
-    with pytest.raises(RuntimeError, match=r"Profiler.start\(\): it has started already"):
+    with refused(RuntimeError, "Profiler.start()", "stop()"):
         profiler.start()
-    with pytest.raises(RuntimeError, match="while it records"):
+    with refused(RuntimeError, "step_num", "start()"):
         profiler.step_num = 3
     profiler.stop()
-    with pytest.raises(RuntimeError, match="it has not started"):
+    with refused(RuntimeError, "Profiler.stop()", "start()"):
         profiler.stop()
     profiler.analyse()
 
@@ -114,10 +115,10 @@ def test_one_that_starts_by_itself_is_not_started(tmp_path: Path) -> None:
     cases: list[dict[str, Any]] = [{}, {"start_profile": True}]
     for options in cases:
         profiler = Profiler(output_path=tmp_path, **options)
-        with pytest.raises(RuntimeError, match="starts by itself; make it with start_profile=False|started already"):
+        with refused(RuntimeError, "Profiler.start()"):
             profiler.start()
         profiler.stop()
-        with pytest.raises(RuntimeError, match="starts by itself; make it with start_profile=False"):
+        with refused(RuntimeError, "Profiler.start()", "start_profile=False"):
             profiler.start()
 
 
@@ -198,21 +199,21 @@ def test_some_steps(tmp_path: Path) -> None:
     assert output.steps_of(directory) == [0, 2, 4]
     assert [row["Step"] for row in output.rows(directory, "step_trace_time.csv")] == ["0", "2", "4"]
     wrong: list[tuple[Any, str]] = [
-        ("2", r"got '2'; the nearest is \[2\]"),
-        (7, r"got 7; the nearest is \[7\]"),
-        ([4, 1.5], r"got \[4, 1.5\]; item 1 is 1.5; the nearest is 2"),
-        ([True], r"got \[True\]; item 0 is True; the nearest is 1"),
-        (["1"], r"got \['1'\]; item 0 is '1'; the nearest is 1"),
-        ([[1]], r"got \[\[1\]\]; item 0 is \[1\]; the nearest is 1"),
+        ("2", "[2]"),
+        (7, "[7]"),
+        ([4, 1.5], "2"),
+        ([True], "1"),
+        (["1"], "1"),
+        ([[1]], "1"),
     ]
-    for steps, told in wrong:
-        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
+    for steps, nearest in wrong:
+        with refused(TypeError, "step_list", repr(steps), nearest):
             profiler.analyse(step_list=steps)
-        with pytest.raises(TypeError, match=f"step_list must be a list of whole numbers, {told}"):
+        with refused(TypeError, "step_list", repr(steps), nearest):
             Profiler.offline_analyse(tmp_path, step_list=steps)
-    with pytest.raises(ValueError, match="mode must be 'sync' or 'async', got 'later'"):
+    with refused(ValueError, "mode", "'sync'", "'async'", "later"):
         profiler.analyse(mode="later")
-    with pytest.raises(TypeError, match="pretty must be a bool, got int"):
+    with refused(TypeError, "pretty", "bool", "1"):
         profiler.analyse(pretty=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -231,16 +232,15 @@ def test_steps_that_were_not_recorded(tmp_path: Path, caplog: pytest.LogCaptureF
     caplog.clear()
     assert profiler.analyse(step_list=[7], mode="async") is None
     analyses.wait(60)
-    assert "step_list: 7 was not recorded; the nearest to 7 is 5" in caplog.text
+    said(caplog.records, "step_list", "7", "5")
 
 
 @pytest.mark.checklist("C20", "F12")
 def test_the_steps_to_analyse_are_no_option(tmp_path: Path) -> None:
     """Whoever gives them to the profiler is told where they belong."""
-    with pytest.warns(
-        UserWarning, match=r"'step_list' is no option and has no effect; it is an argument of analyse\(\)"
-    ):
+    with pytest.warns(UserWarning) as caught:
         Profiler(output_path=tmp_path, start_profile=False, step_list=[1])
+    said(caught, "step_list", "analyse()")
 
 
 @pytest.mark.checklist("A5", "C20", "F13")
@@ -339,9 +339,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     """It is said where and why, by an error of its own family that is an OSError as well."""
     (tmp_path / "file").write_text("")
     profiler = Profiler(output_path=tmp_path / "file", start_profile=False)
-    with pytest.raises(
-        ProfilerIOException, match=r"cannot write below .*file: .*; choose another output_path"
-    ) as caught:
+    with refused(ProfilerIOException, "file", "output_path") as caught:
         profiler.start()
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value, ProfilerException)
@@ -389,7 +387,7 @@ def test_metadata(tmp_path: Path) -> None:
         (profiler.add_metadata_json, ("x", 1)),
     ]
     for call, arguments in wrong:
-        with pytest.raises(TypeError, match="of metadata must be a str, got int: 1"):
+        with refused(TypeError, "metadata", "1"):
             call(*arguments)
 
 
@@ -412,7 +410,7 @@ def test_analyse_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [lambda: Profiler(schedule=7), lambda: profile(on_trace_ready="x")])
 def test_what_cannot_be_called(make: Callable[[], object]) -> None:
     """A schedule or handler that is no function is refused when it is given."""
-    with pytest.raises(TypeError, match="must be callable, got"):
+    with refused(TypeError):
         make()
 
 

@@ -17,6 +17,7 @@ import stepscope
 from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
 from tests.support.basics import ROOT
+from tests.support.messages import refused
 from tests.support.mxnets import alone, begin, load, run, slices, statistics
 
 
@@ -110,28 +111,28 @@ def test_every_setting_of_mxnet_is_taken(here: Path) -> None:
 
 @pytest.mark.checklist("E1")
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "facts"),
     [
-        ({"filname": "x"}, "no setting 'filname'; did you mean 'filename'"),
-        ({"zzzzzz": 1}, "no setting 'zzzzzz'; known: aggregate_stats, "),
-        ({"filename": 3}, "filename is 3: Expected `str`"),
-        ({"filename": ""}, "filename is empty"),
-        ({"profile_all": "maybe"}, "profile_all is 'maybe': Expected `bool`"),
-        ({"dump_period": 0}, "dump_period is 0: Expected `float` > 0"),
-        ({"profile_process": "sever"}, "profile_process is 'sever': .*; did you mean 'server'"),
-        ({"backends": [3]}, "backends has 3, which is no Backend"),
-        ({"exporters": [MemoryExporter]}, "which is no Exporter"),
-        ({"options": 3}, "options must be stepscope.Options, got 3"),
-        ({"forward": 3}, "forward must have start, stop and mark, got 3"),
-        ({"control": 3}, "control must be a path or stepscope.Control, got 3"),
-        ({"schedule": 3}, "schedule must be callable, got 3"),
-        ({"metadata": 3}, "metadata must be a mapping, got 3"),
+        ({"filname": "x"}, ["'filname'", "'filename'"]),
+        ({"zzzzzz": 1}, ["aggregate_stats, "]),
+        ({"filename": 3}, ["3"]),
+        ({"filename": ""}, []),
+        ({"profile_all": "maybe"}, ["maybe"]),
+        ({"dump_period": 0}, ["0"]),
+        ({"profile_process": "sever"}, ["sever", "'server'"]),
+        ({"backends": [3]}, ["3", "Backend"]),
+        ({"exporters": [MemoryExporter]}, ["Exporter"]),
+        ({"options": 3}, ["stepscope.Options", "3"]),
+        ({"forward": 3}, ["start, stop and mark", "3"]),
+        ({"control": 3}, ["stepscope.Control", "3"]),
+        ({"schedule": 3}, ["3"]),
+        ({"metadata": 3}, ["3"]),
     ],
 )
-def test_wrong_settings_are_named(settings: Mapping[str, Any], said: str) -> None:
+def test_wrong_settings_are_named(settings: Mapping[str, Any], facts: list[str]) -> None:
     """With the value and what it should be; what was set before stays."""
     mxnet.set_config(filename="kept.json")
-    with pytest.raises(mxnet.MXNetValueError, match=said):
+    with refused(mxnet.MXNetValueError, next(iter(settings)), *facts):
         mxnet.set_config(**settings)
     mxnet.set_state("run")
     assert mxnet.current_file() == Path("kept.json")
@@ -152,9 +153,9 @@ def test_states(here: Path) -> None:
     events = load("profile.json")
     assert slices(events, "first") and slices(events, "second") and not slices(events, "not recorded")
     for wrong in ("foo", "runn", None, 1):
-        with pytest.raises(mxnet.MXNetValueError, match="state must be one of 'run', 'stop', got"):
+        with refused(mxnet.MXNetValueError, "state", "'run'", "'stop'"):
             mxnet.set_state(wrong)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'run'"):
+    with refused(mxnet.MXNetValueError, "state", "runn", "'run'?"):
         mxnet.set_state("runn")
 
 
@@ -218,7 +219,7 @@ def test_what_begins_in_a_pause_is_recorded_from_its_end_on() -> None:
 @pytest.mark.checklist("E4")
 def test_any_number_of_dumps() -> None:
     """Each is a valid file with everything so far, while it goes on, after it has stopped, and after it has gone on."""
-    with pytest.raises(mxnet.MXNetError, match=r"nothing was recorded yet; call set_config\(\) and set_state\('run'\)"):
+    with refused(mxnet.MXNetError, "dump()", "set_config()", "set_state('run')"):
         mxnet.dump()
     begin()
     for number in range(3):
@@ -258,10 +259,10 @@ def test_formats_and_orders_of_statistics() -> None:
     assert mxnet.dumps(format="markdown").splitlines()[2].startswith("| Time | ms | `d` | `long` | 1 | ")
     wrong: dict[str, Any]
     for wrong in ({"format": "xml"}, {"sort_by": "mean"}, {"reset": 2}, {"ascending": "yes"}):
-        with pytest.raises(AssertionError, match=next(iter(wrong))) as raised:
+        with refused(AssertionError, *wrong, *wrong.values()) as raised:
             mxnet.dumps(**wrong)
         assert isinstance(raised.value, ValueError)
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'json'"):
+    with refused(mxnet.MXNetValueError, "format", "jsn", "'json'?"):
         mxnet.dumps(format="jsn")
 
 

@@ -15,12 +15,12 @@ import pytest
 import stepscope as sc
 import stepscope.nvtx as nvtx
 import stepscope.torch as ours
-from tests.support.operators import torch
+from tests.support.basics import require
+from tests.support.operators import cpu
 
 # torch's own of compiling and of what it calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-CPU = [torch.profiler.ProfilerActivity.CPU]
 REGIONS = {
     "record_function": ours.record_function,
     "span": sc.span,
@@ -29,7 +29,16 @@ REGIONS = {
 ALL = pytest.mark.parametrize("region", REGIONS.values(), ids=list(REGIONS))
 FULL = pytest.mark.parametrize("fullgraph", [False, True], ids=["default", "fullgraph"])
 Function = Callable[[Any], Any]
-linear = torch.nn.Linear(4, 4)
+torch: Any = None
+linear: Any = None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """torch itself, and no stand-in: the compiler follows names to what they are."""
+    global torch, linear
+    torch = require("torch")
+    linear = torch.nn.Linear(4, 4)
 
 
 def with_region(region: Any) -> Function:
@@ -133,7 +142,7 @@ def test_in_the_graph_where_torch_puts_its_own(region: Any) -> None:
     with torch._dynamo.config.patch(capture_profiler_record_function=True):
         torch._dynamo.reset()
         compiled = torch.compile(with_region(region), backend="eager", fullgraph=True)
-        with ours.profile(activities=CPU) as prof:
+        with ours.profile(activities=cpu()) as prof:
             for _ in range(3):
                 compiled(torch.randn(2, 4))
     assert [row.count for row in prof.key_averages() if row.key == "inner"] == [3]
@@ -184,16 +193,19 @@ def test_ranges_of_nvtx(fullgraph: bool) -> None:
     assert graphs_of(forward, fullgraph) == [2]
 
 
-class Model(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
-    """A region in `forward`."""
+def model_with(region: Any) -> Any:
+    """A model with a region in `forward`."""
 
-    def __init__(self, region: Any) -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]
-        self.region, self.linear = region, torch.nn.Linear(4, 4)
+    class Model(torch.nn.Module):  # type: ignore[misc, name-defined, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()  # pyright: ignore[reportUnknownMemberType]
+            self.region, self.linear = region, torch.nn.Linear(4, 4)
 
-    def forward(self, x: Any) -> Any:
-        with self.region("inner"):
-            return self.linear(x).relu()
+        def forward(self, x: Any) -> Any:
+            with self.region("inner"):
+                return self.linear(x).relu()
+
+    return Model()
 
 
 @ALL
@@ -201,7 +213,7 @@ def test_other_ways_to_capture_a_model(region: Any) -> None:
     """What torch's own region allows."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    model, x = Model(region), torch.randn(2, 4)
+    model, x = model_with(region), torch.randn(2, 4)
     expected = model(x)
     captured = {
         "export": torch.export.export(model, (x,)).module(),

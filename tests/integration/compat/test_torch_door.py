@@ -15,12 +15,12 @@ import pytest
 
 import stepscope.torch as ours
 from tests.support.basics import hta_python, require
-from tests.support.operators import network, torch
+from tests.support.messages import refused
+from tests.support.operators import cpu, network, torch
 from tests.support.torch_programs import PROGRAMS, by_hand, schedule, tensorboard, tracing
 from tests.support.viewers import perfetto
 from tests.support.viewers.tensorboard import load_run, operators
 
-CPU = torch.profiler.ProfilerActivity.CPU
 Program = Callable[[Any, Path], Any]
 
 
@@ -160,7 +160,7 @@ def test_times_are_torchs_within_reason(mode: Any) -> None:
 
     def work(p: Any) -> Any:
         arguments = {"mode": mode} if p is ours else {}
-        with p.profile(activities=[CPU], **arguments) as prof, p.record_function("region"):
+        with p.profile(activities=cpu(), **arguments) as prof, p.record_function("region"):
             for _ in range(8):
                 torch.mm(a, a)
         return {row.key: row for row in prof.key_averages()}
@@ -176,7 +176,7 @@ def test_times_are_torchs_within_reason(mode: Any) -> None:
 def test_attributes_that_programs_read(tmp_path: Path) -> None:
     """Events and averages are objects of torch's own classes, with parents and children."""
     util = torch.autograd.profiler_util
-    with ours.profile(activities=[CPU], record_shapes=True, output_dir=tmp_path / "run") as prof:
+    with ours.profile(activities=cpu(), record_shapes=True, output_dir=tmp_path / "run") as prof:
         with ours.record_function("region", "some text"):
             torch.nn.functional.linear(torch.ones(2, 3), torch.ones(4, 3))
     events = prof.events()
@@ -194,7 +194,7 @@ def test_attributes_that_programs_read(tmp_path: Path) -> None:
     assert prof.profiler.self_cpu_time_total == pytest.approx(events.self_cpu_time_total, rel=0.001)
     assert prof.profiler.function_events == events
     assert prof.profiler.total_average().count == len(events) and "aten::linear" in prof.profiler.table()
-    assert prof.activities == {CPU} and prof.current_action.name == "RECORD" and prof.record_shapes
+    assert prof.activities == set(cpu()) and prof.current_action.name == "RECORD" and prof.record_shapes
     assert "some text" in json.dumps(exported(prof, tmp_path)["traceEvents"])
 
 
@@ -240,7 +240,7 @@ def test_public_names() -> None:
         assert getattr(ours, name) is not None
     assert ours.ProfilerActivity is torch.profiler.ProfilerActivity
     assert ours.supported_activities() == torch.profiler.supported_activities()
-    with pytest.raises(AttributeError, match="has no attribute 'profil'"):
+    with refused(AttributeError, "stepscope.torch", "profil"):
         getattr(ours, "profil")  # noqa: B009
     lazy = "import sys, stepscope.torch; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", lazy], check=True)

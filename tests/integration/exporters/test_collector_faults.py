@@ -30,6 +30,7 @@ from stepscope.runtime.run import Run
 from tests.support.basics import BUSY, missing, poll
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.messages import refused
 
 QUICK = LinkSettings(timeout=0.3, first_delay=0.01, longest_delay=0.05)
 Handler = Callable[[Reader, Writer], Awaitable[object]]
@@ -399,23 +400,23 @@ async def test_a_token_comes_from_the_environment(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("url", "complaint"),
+    ("url", "fact"),
     [
-        ("localhost:7788", "must be such as"),
-        ("ftp://host", "must be such as"),
-        ("ws://", "must be such as"),
-        ("ws://host:port", "must be such as"),
-        ("ws://[::1", "must be such as"),
-        ("ws://user:hunter2@host", "must not hold a user or a password"),
-        ("wss://host/?token=hunter2", "no .query"),
-        ("ws://other-host:7788", "others can read the traces and the token"),
+        ("localhost:7788", "ws://host:7788"),
+        ("ftp://host", "ws://host:7788"),
+        ("ws://", "ws://host:7788"),
+        ("ws://host:port", "ws://host:7788"),
+        ("ws://[::1", "ws://host:7788"),
+        ("ws://user:hunter2@host", "token="),
+        ("wss://host/?token=hunter2", "query"),
+        ("ws://other-host:7788", "other-host"),
     ],
 )
-def test_urls_that_cannot_work_are_refused_at_once(url: str, complaint: str) -> None:
+def test_urls_that_cannot_work_are_refused_at_once(url: str, fact: str) -> None:
     """Misuse is raised where the exporter is made, and never shows what may be secret."""
-    with pytest.raises(ValueError, match=complaint) as refused:
+    with refused(ValueError, fact) as caught:
         CollectorExporter(url, token="hunter2")
-    assert "hunter2" not in str(refused.value)
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_url_may_be_a_browser_s() -> None:

@@ -21,6 +21,7 @@ from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch, Kind, empty_block
 from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
 from tests.support.journals import batch_with_arguments
+from tests.support.messages import refused
 
 
 async def test_memory_keeps_everything(tmp_path: Path) -> None:
@@ -77,7 +78,7 @@ async def test_memory_fails_where_it_is_told(tmp_path: Path, method: str) -> Non
     }
     for name, call in calls.items():
         if name == method:
-            with pytest.raises(OutputError, match="told to"):
+            with refused(OutputError):
                 await call()
         else:
             await call()
@@ -254,5 +255,5 @@ async def test_console_uses_the_error_stream_of_the_moment(tmp_path: Path, capsy
 
 def test_console_refuses_nonsense() -> None:
     """A negative interval is named."""
-    with pytest.raises(ValueError, match="interval must not be negative, got -1"):
+    with refused(ValueError, "interval", "-1"):
         ConsoleExporter(interval=-1)

@@ -22,6 +22,7 @@ from stepscope.runtime.events import Flag
 from stepscope.runtime.formats import exporter_for
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.messages import refused
 from tests.support.viewers.scene import PID, START, Scene, make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import listing, many, write
 
@@ -149,10 +150,10 @@ async def test_a_full_disk(small_disk: Path) -> None:
         with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
             while True:
                 file.write(os.urandom(4096))
-        with pytest.raises(OutputError, match="No space left"):
+        with refused(OutputError, "No space left", "t.pftrace"):
             await exporter.export(many(small_disk, 5000))
         if not name.endswith(".gz"):  # their ends take next to nothing, compressed
-            with pytest.raises(OutputError, match="No space left"):
+            with refused(OutputError, "No space left", "t.pftrace"):
                 await exporter.export(clipped(small_disk, 3000))
         filler.unlink()
         await exporter.export(many(small_disk, 5000))
@@ -203,14 +204,14 @@ async def test_life_and_misuse(tmp_path: Path) -> None:
     """It is an exporter; before `open` and after `aclose` it takes nothing; wrong arguments and places are named."""
     exporter = PerfettoExporter(tmp_path / "t.pftrace")
     assert isinstance(exporter, Exporter)
-    with pytest.raises(ClosedError, match=r"t\.pftrace is not open"):
+    with refused(ClosedError, "t.pftrace"):
         await exporter.export(many(tmp_path, 1))
-    with pytest.raises(ValueError, match="max_bytes must be at least 65536, got 100"):
+    with refused(ValueError, "max_bytes", "65536", "100"):
         PerfettoExporter("t.pftrace", max_bytes=100)
-    with pytest.raises(ValueError, match="on_full must be"):
+    with refused(ValueError, "on_full", "rotate", "stop", "wrap"):
         PerfettoExporter("t.pftrace", on_full="wrap")  # type: ignore[arg-type]
     (tmp_path / "link.pftrace").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OutputError, match=r"link\.pftrace"):
+    with refused(OutputError, "link.pftrace"):
         await PerfettoExporter(tmp_path / "link.pftrace").open(make_run(tmp_path))
     assert not (tmp_path / "elsewhere").exists()
 

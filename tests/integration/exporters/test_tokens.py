@@ -17,6 +17,7 @@ from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.secret_file import read_secret
 from tests.support.collecting import ask, collecting
 from tests.support.commands import stepscope
+from tests.support.messages import refused, said
 
 TOKEN = "a-token-of-this-test"
 
@@ -42,14 +43,14 @@ def test_a_secret_that_others_can_read_is_a_warning(
         assert [record.getMessage() for record in caplog.records] == ([said] if what else [])
         secret.chmod(0o666)
         read_secret(secret)
-    assert "permissions 0666" in caplog.text and TOKEN not in caplog.text
+    assert said(caplog.records, "0666") and TOKEN not in caplog.text
 
 
 @pytest.mark.parametrize("text", ["", " \n\t\n"])
 def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By all who were given it: each wants a token to be asked for, or shown."""
     empty = file(tmp_path / "token", text, 0o600)
-    with pytest.raises(ValueError, match="is empty"):
+    with refused(ValueError, "token"):
         Address("ws://localhost:7788", empty).headers()
     for command in (
         ("collect", "--dir", tmp_path / "c"),
@@ -57,20 +58,20 @@ def test_a_file_without_a_secret_is_refused(text: str, tmp_path: Path, capsys: p
         ("arm", "--url", "ws://localhost:1", "--steps", "1"),
     ):
         assert main([*map(str, command), "--token-file", str(empty)]) == 1, command
-        assert f"{empty} is empty" in capsys.readouterr().err
+        said(capsys.readouterr().err, empty)
     assert not (tmp_path / "c").exists()
 
 
 def test_a_file_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     """Not when the run is over and nothing was sent; who may not read one, or named its directory, is told as well."""
     url, token = "ws://localhost:7788", tmp_path / "token"
-    with pytest.raises(FileNotFoundError, match=f"{token}, which should hold the secret, .*; write it there, or name"):
+    with refused(FileNotFoundError, token):
         CollectorExporter(url, token=token)
     token.mkdir()
-    with pytest.raises(IsADirectoryError, match="; name the file in it"):
+    with refused(IsADirectoryError, token):
         CollectorExporter(url, token=token)
     token.rmdir()
-    with pytest.raises(ValueError, match=f"{token} is empty"):
+    with refused(ValueError, token):
         CollectorExporter(url, token=file(token, "", 0o600))
     CollectorExporter(url, token=file(token, TOKEN, 0o600))
 
@@ -82,7 +83,7 @@ def test_an_environment_with_nothing_in_it_is_no_token(
     """As where the command failed that should have put it there: who does so wants one."""
     monkeypatch.setenv("STEPSCOPE_TOKEN", text)
     assert main(["collect", "--dir", str(tmp_path / "c")]) == 1
-    assert "STEPSCOPE_TOKEN is set, and there is nothing in it" in capsys.readouterr().err
+    said(capsys.readouterr().err, "STEPSCOPE_TOKEN")
     assert not (tmp_path / "c").exists()
 
 
@@ -92,9 +93,9 @@ def test_a_short_token_lets_nobody_else_in(tmp_path: Path, insecure: bool) -> No
     short = "abc" * 5
     assert len(short) == LEAST_TOKEN - 1
     reached: dict[str, Any] = {"host": "0.0.0.0", "certificate": tmp_path / "chain.pem"}
-    with pytest.raises(ExposureError, match="with a token of 15 characters.* 16 at least.*token_urlsafe") as refused:
+    with refused(ExposureError, "0.0.0.0", "15 characters", "16", "token_urlsafe") as caught:
         CollectorSettings(directory=tmp_path, token=short, insecure=insecure, **reached).check_exposure()
-    assert short not in str(refused.value)
+    assert short not in str(caught.value)
     CollectorSettings(directory=tmp_path, token=f"{short}d", insecure=insecure, **reached).check_exposure()
     CollectorSettings(directory=tmp_path, token="t").check_exposure()
 
@@ -110,7 +111,7 @@ def test_what_a_delivery_lacks_is_said_once(tmp_path: Path) -> None:
     assert refused.stderr.count("token missing or wrong") == 1 == len(refused.stderr.splitlines()), refused.stderr
     away = stepscope("deliver", journal, "--url", collector.url, "--timeout", "2", cwd=tmp_path)
     assert away.returncode == 1 and away.stderr.count("ConnectionRefusedError") == 1, away.stderr
-    assert "does not take" in away.stderr and "nothing was confirmed for 2 s" in away.stderr
+    said(away.stderr, "2 s")
 
 
 def test_a_collector_says_that_nobody_is_asked_for_a_token(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from stepscope.runtime.control.settings import Control as Settings
 from stepscope.runtime.run import rank_from_environment
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
+from tests.support.messages import refused
 
 QUICK = Options(journal=False, drain_interval=0.01)
 
@@ -238,22 +239,15 @@ def test_the_rank_of_torch_distributed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.checklist("A16", "A17")
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     """The message has the field and the value."""
-    for fields, message in (
-        ({"poll": 0}, "Control.poll is 0: "),
-        ({"poll": "2"}, "Control.poll is '2': "),
-        ({"path": ""}, "Control.path is '': "),
-        ({"path": 3}, "Control.path is 3: "),
-        ({"signal_steps": 0}, "Control.signal_steps is 0: "),
-        ({"job": "a b"}, "Control.job is 'a b': "),
-    ):
-        wrong: Any = fields
-        with pytest.raises(ValueError, match=message):
+    for field, value in (("poll", 0), ("poll", "2"), ("path", ""), ("path", 3), ("signal_steps", 0), ("job", "a b")):
+        wrong: Any = {field: value}
+        with refused(ValueError, f"Control.{field}", repr(value)):
             Settings(**wrong)
     unknown: Any = {"pol": 2}
-    with pytest.raises(TypeError, match="pol"):
+    with refused(TypeError, "'pol'", "'poll'"):
         Settings(**unknown)
     nothing: Any = 5
-    with pytest.raises(TypeError, match="control must be a path or a stepscope.Control, got int: 5"):
+    with refused(TypeError, "control", "stepscope.Control", "5"):
         stepscope.trace(control=nothing, output_dir=tmp_path)
 
 
@@ -328,14 +322,14 @@ def test_ranks_as_people_write_them() -> None:
     assert ranks_from(" 7 , 1-2,1") == (1, 2, 7)
     assert ranks_from("all") is None and ranks_from(None) is None
     assert ranks_text((5, 0, 3, 4)) == "0,3-5" and ranks_text(None) == "all"
-    for text, message in (
+    for text, fact in (
         ("", "''"),
         ("1-", "'1-'"),
-        ("5-3", "write 3-5"),
+        ("5-3", "3-5"),
         ("a", "'a'"),
-        ("0-9999999", "names 10,000,000 ranks"),
+        ("0-9999999", "10,000,000"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused(ValueError, "ranks", fact):
             ranks_from(text)
 
 
@@ -348,15 +342,15 @@ def test_directories_of_jobs(tmp_path: Path) -> None:
     one.make()
     assert one.path.stat().st_mode & 0o777 == 0o700
     one.path.chmod(0o755)
-    with pytest.raises(ControlError, match="is open to other users"):
+    with refused(ControlError, "755"):
         one.make()
     two.path.symlink_to(one.path)
-    with pytest.raises(ControlError, match="is no directory"):
+    with refused(ControlError, tmp_path):
         two.make()
     if os.geteuid() == 0:
         elsewhere.path.mkdir(0o700)
         os.chown(elsewhere.path, 12345, -1)
-        with pytest.raises(ControlError, match="belongs to user 12345"):
+        with refused(ControlError, "12345"):
             elsewhere.make()
 
 

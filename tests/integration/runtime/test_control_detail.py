@@ -34,6 +34,7 @@ from stepscope.runtime.schedule import never
 from stepscope.runtime.sink import BackendReport, Sink
 from tests.support.basics import ROOT, require
 from tests.support.launch import run_to_end
+from tests.support.messages import refused
 
 QUICK = sc.Options(journal=False, drain_interval=0.01)
 
@@ -286,9 +287,9 @@ def test_texts_are_read_back() -> None:
         assert detail is not None and detail.text() == text and detail_from(detail) is detail
     assert detail_from(None) is None
     assert detail_from("every=3") == WindowDetail(every=3)
-    for fields, message in (({"every": -1}, "WindowDetail.every is -1"), ({"stacks": 1}, "WindowDetail.stacks is 1")):
-        wrong: Any = fields
-        with pytest.raises(ValueError, match=message):
+    for field, value in (("every", -1), ("stacks", 1)):
+        wrong: Any = {field: value}
+        with refused(ValueError, f"WindowDetail.{field}", value):
             WindowDetail(**wrong)
 
 

@@ -24,6 +24,7 @@ from stepscope.runtime.session import session_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
 from tests.support.looping import QUICK, looping, wait
+from tests.support.messages import refused, said
 
 # over the socket
 
@@ -72,7 +73,7 @@ def test_two_profilers_answer_over_one_socket(output_dir: Path) -> None:
         assert session.stat().st_mode & 0o777 == 0o700
     with (
         looping(output_dir / "c", Control(path=str(output_dir))),
-        pytest.raises(ControlError, match="takes no commands"),
+        refused(ControlError, os.getpid(), "trace(control=Control(socket=True))", "STEPSCOPE_OPTIONS"),
     ):
         ask_process(os.getpid(), Command(command="status"), 30)
 
@@ -109,17 +110,17 @@ def test_nonsense_over_the_socket(output_dir: Path, content: bytes) -> None:
 
 def test_nobody_listens(tmp_path: Path) -> None:
     """The message says what is missing."""
-    with pytest.raises(ControlError, match="process 1 traces nothing here"):
+    with refused(ControlError, "process 1"):
         ask_process(1, Command(command="status"), 1)
     for nobody in (0, (1 << 22) + 1, 1 << 70):  # Linux has no numbers above 1 << 22
-        with pytest.raises(ControlError, match=f"there is no process {nobody} on this machine"):
+        with refused(ControlError, nobody):
             ask_process(nobody, Command(command="status"), 1)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(tmp_path / "s"))
         sock.listen()
-        with pytest.raises(ControlError, match="does not answer in 0.1 s"):
+        with refused(ControlError, "0.1 s"):
             ask_socket(tmp_path / "s", Command(command="status"), 0.1, "it")
-    with pytest.raises(ControlError, match="it takes no commands"):
+    with refused(ControlError, "trace(control=Control(socket=True))", "STEPSCOPE_OPTIONS"):
         ask_socket(tmp_path / "s", Command(command="status"), 1, "it")
 
 
@@ -152,7 +153,7 @@ def test_the_command_line_and_a_process(tmp_path: Path, capsys: pytest.CaptureFi
         assert json.loads(capsys.readouterr().out)[0]["armed"]["run_id"] == "x"
         assert process.communicate(timeout=60)[0] == "[2]\n"
     assert main(["arm", "--pid", pid, "--steps", "2"]) == 1
-    assert f"there is no process {pid}" in capsys.readouterr().err
+    said(capsys.readouterr().err, f"process {pid}")
 
 
 @pytest.mark.parametrize(
@@ -199,13 +200,13 @@ def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["arm", "--list"]) == 0
         assert f"pid {pid}: prog, step " in capsys.readouterr().out
         assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
-        assert f"of its children these take commands: {pid}\n" in capsys.readouterr().err
+        said(capsys.readouterr().err, f": {pid}", snapshot=False)  # other processes of the machine are named, too
         with stepscope.trace(output_dir=tmp_path, options=QUICK):
             assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
             assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (
-                said := capsys.readouterr().err
+                told := capsys.readouterr().err
             )
-            assert str(pid) in said
+            assert str(pid) in told
         assert main(["arm", "--pid", str(pid), "--steps", "2"]) == 0
         assert process.communicate(timeout=60)[0] == "[2]\n"
 

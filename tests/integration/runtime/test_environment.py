@@ -11,6 +11,7 @@ from stepscope import Options, Profiler, Window
 from stepscope.control import WindowRequest
 from stepscope.runtime.schedule import never
 from tests.support.arming import say_in_environment
+from tests.support.messages import refused
 
 
 def work(profiler: Profiler, steps: int) -> None:
@@ -39,7 +40,7 @@ def test_runs_of_one_process_have_directories_of_their_own(tmp_path: Path, monke
     assert paths == [said, said / "two_three-2", said / "two_three-3", tmp_path / "own"]
     assert all((path / "journal").is_file() for path in paths)
     assert recorded == [2, 2, 2, 0]
-    with pytest.raises(ValueError, match="fixed names 'outputdir', which is no field .* the nearest is 'output_dir'"):
+    with refused(ValueError, "fixed", "outputdir", "STEPSCOPE_OPTIONS", "output_dir"):
         stepscope.trace(fixed=["outputdir"])
 
 

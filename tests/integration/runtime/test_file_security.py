@@ -29,6 +29,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
 from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.messages import refused
 
 NASTY = (
     "../../outside", "/etc/outside", "a/b", "..", ".", "nul\0byte", "x" * 5000, "🧪" * 300, "\udcff", "con", "-rf",
@@ -101,7 +102,7 @@ def test_a_directory_that_is_no_name_is_an_error_of_ours(tmp_path: Path) -> None
     """A directory with a NUL, one that is a file, and one that is too long are refused at the start."""
     (tmp_path / "file").write_text("")
     for place in ("nul\0byte", str(tmp_path / "file"), str(tmp_path / ("x" * 300))):
-        with pytest.raises(OutputError, match="cannot write the run"):
+        with refused(OutputError):
             stepscope.trace(output_dir=place).start()
 
 
@@ -111,15 +112,15 @@ async def test_links_and_pipes_are_no_outputs(name: str, tmp_path: Path) -> None
     precious = tmp_path / "precious"
     precious.write_text("precious")
     (tmp_path / name).symlink_to(precious)
-    with pytest.raises(OutputError, match=name):
+    with refused(OutputError, name):
         await ChromeTraceExporter(tmp_path / name).open(run_in(tmp_path))
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    with pytest.raises(OutputError, match=name):
+    with refused(OutputError, name):
         await ChromeTraceExporter(tmp_path / name).open(run_in(tmp_path))
     (tmp_path / name).unlink()
     (tmp_path / name).symlink_to("/dev/null")
-    with pytest.raises(OutputError, match=name):
+    with refused(OutputError, name):
         await ChromeTraceExporter(tmp_path / name).open(run_in(tmp_path))
     assert precious.read_text() == "precious"
 

@@ -20,6 +20,7 @@ from stepscope.runtime.flight.beside import MAX_FINDINGS
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile, When
+from tests.support.messages import refused
 from tests.support.recording import run_program
 
 
@@ -128,7 +129,7 @@ def test_newest_and_slowest_are_kept(output_dir: Path) -> None:
             profiler.save(f"n{number}")
             assert profiler.flush()
         windows = profile.memory.windows
-        with pytest.raises(ProfilerStateError, match="no file any more"):
+        with refused(ProfilerStateError, "window 0"):
             windows[0].export(output_dir / "late.json")
         assert windows[5].export(output_dir / "newest.json").exists()
     saved = sorted(path.name.partition("-")[0] for path in (output_dir / "windows").iterdir())
@@ -326,7 +327,7 @@ def test_a_full_disk_while_saving(small_disk: Path) -> None:
         profile.steps(5)
         profiler.save("again")
         assert len(profile.windows) == 2
-        with pytest.raises(ExceptionGroup, match="kept"):
+        with refused(ExceptionGroup, "stepscope", "3 errors"):
             profiler.raise_errors()
     assert profile.memory.names(0, Kind.INSTANT).count("tick") == 20_000
     (path,) = (output_dir / "windows").glob("*.journal")

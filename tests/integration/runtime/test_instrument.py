@@ -23,6 +23,7 @@ from stepscope.runtime.events import Flag
 from stepscope.runtime.patterns import Patterns
 from tests.support.basics import require
 from tests.support.instrumented import sample
+from tests.support.messages import refused
 from tests.support.recording import Log, recording
 
 HOME = "tests.support.instrumented.sample"
@@ -158,7 +159,7 @@ def test_globs_choose() -> None:
     assert names(log) == ["Base.__init__", "Base.__call__"]
     wrong: Any
     for wrong in ({"include": [3]}, {"exclude": [None]}, {"category": 3}):
-        with pytest.raises(TypeError, match=f"{next(iter(wrong))} .*got "):
+        with refused(TypeError, next(iter(wrong))):
             sc.instrument(sample, **wrong)
 
 
@@ -209,18 +210,18 @@ def test_what_is_written_in_c_is_refused() -> None:
     """With the reason: functions of a module are skipped and told; a class, or a function, is an error."""
     with sc.instrument(math) as made:
         assert not made.names and "written in C" in made.refused["math.sqrt"]
-    for target, said in (
-        (dict, "builtins.dict cannot be instrumented: the class is written in C"),
-        (collections.OrderedDict, "cannot be instrumented: the class is written in C"),
-        (len, r"len is written in C and cannot be instrumented; put a span around its calls: with span\('len'\)"),
-        (io.BytesIO().read, "is written in C"),
-        (sample.add, r"for one function write @span\('add'\)"),
-        (sample.Base().method, r"for one function write @span\('method'\)"),
-        ("sample", r"import sample, then instrument\(sample\)"),
-        (sample.Base(), r"got an object of Base; instrument its class: instrument\(Base\)"),
-        (3, "got an object of int"),
+    for target, fact in (
+        (dict, "builtins.dict"),
+        (collections.OrderedDict, "collections.OrderedDict"),
+        (len, "with span('len')"),
+        (io.BytesIO().read, "BytesIO.read"),
+        (sample.add, "@span('add')"),
+        (sample.Base().method, "@span('method')"),
+        ("sample", "instrument(sample)"),
+        (sample.Base(), "instrument(Base)"),
+        (3, "int"),
     ):
-        with pytest.raises(TypeError, match=said):
+        with refused(TypeError, fact):
             sc.instrument(target)
 
 

@@ -13,6 +13,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.processes import is_running, parent_of, process_identity
 from stepscope.runtime.session import make_session, parts, read_identity, read_options
 from tests.support.families import Family
+from tests.support.messages import refused
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def test_the_owner_does_not_join(family: Family) -> None:
 @pytest.mark.parametrize("name", ["", 3, b"x"])
 def test_names(name: object) -> None:
     """A name that is none is misuse, in any process."""
-    with pytest.raises(TypeError, match="name must be a non-empty str"):
+    with refused(TypeError, "name"):
         sc.join(name)  # type: ignore[arg-type]
 
 
@@ -259,20 +260,20 @@ def test_directories_that_are_no_session(tmp_path: Path) -> None:
     session = make_session(Options(session_dir=str(tmp_path)))
     assert read_identity(session).running
     assert read_options(session) == Options(session_dir=str(tmp_path))
-    with pytest.raises(SessionError, match="cannot be read"):
+    with refused(SessionError, "missing"):
         read_identity(tmp_path / "missing")
     session.chmod(0o755)
-    with pytest.raises(SessionError, match="not a private directory"):
+    with refused(SessionError, tmp_path):
         read_identity(session)
     session.chmod(0o700)
     (tmp_path / "link").symlink_to(session)
-    with pytest.raises(SessionError, match="not a private directory"):
+    with refused(SessionError, "link"):
         read_identity(tmp_path / "link")
     (session / "options").write_text(json.dumps({"ring_slots": 1, "unknown": 2}))
-    with pytest.raises(SessionError, match="cannot be used"):
+    with refused(SessionError, "ring_slots", "64"):
         read_options(session)
     (session / "process.json").write_text("[]")
-    with pytest.raises(SessionError, match="does not say whose it is"):
+    with refused(SessionError, tmp_path):
         read_identity(session)
     (session / "1-2").symlink_to(tmp_path)
     assert parts(session) == []

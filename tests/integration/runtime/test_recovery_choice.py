@@ -26,6 +26,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session_note import SESSION_FILE, SessionNote, new_note, read_note
 from tests.support.basics import ROOT
 from tests.support.crashes import Crash, names
+from tests.support.messages import said
 
 DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
 """A note of an earlier version, of a process that has ended."""
@@ -206,7 +207,7 @@ def test_converting_takes_the_same_journal(crash: Crash, capsys: pytest.CaptureF
     """`stepscope convert DIR` reads the journal that `stepscope recover DIR` would."""
     crash.of(TWO)
     assert main(["convert", str(crash.run), str(crash.run / "trace.json")]) == 0
-    assert "run/journal (not journal-2: name one to convert it)" in capsys.readouterr().err
+    said(capsys.readouterr().err, "run/journal", "journal-2")
 
 
 def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from stepscope.runtime.recovery.recover import recover
 from tests.support.basics import ROOT
 from tests.support.commands import python
 from tests.support.crashes import BODY, MIDWAY, Crash, batches, names
+from tests.support.messages import refused
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
     session.mkdir()
     identity = process_identity()
     (run / "session").write_text(json.dumps({"directory": str(session), **identity}))
-    with pytest.raises(ProfilerStateError, match=f"process {os.getpid()} .* still runs"):
+    with refused(ProfilerStateError, os.getpid(), run):
         recover(run)
     assert recover(run, force=True).from_rings == 0
     (run / "session").write_text(json.dumps({"directory": str(session), **identity, "start_time": 1}))
@@ -59,11 +60,11 @@ def test_a_zombie_does_not_run(tmp_path: Path) -> None:
 
 def test_nothing_to_recover_is_said(tmp_path: Path) -> None:
     """A directory without anything, or with something else, is an error that says so."""
-    with pytest.raises(FormatError, match="nothing to recover"):
+    with refused(FormatError, tmp_path):
         recover(tmp_path)
     (tmp_path / "session").write_text("{not json")
     (tmp_path / "journal").write_text("no journal, but long enough to be one: " * 5)
-    with pytest.raises(FormatError, match=r"nothing to recover.*session cannot be read.*not a stepscope journal"):
+    with refused(FormatError, tmp_path / "session", tmp_path / "journal"):
         recover(tmp_path)
 
 
@@ -86,7 +87,7 @@ def test_a_better_recovery_is_kept(crash: Crash) -> None:
     crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     better = recover(crash.run, remove_session=True).journal
     kept = better.read_bytes()
-    with pytest.raises(FormatError, match="already recovered: .*journal.recovered"):
+    with refused(FormatError, "journal.recovered"):
         recover(crash.run)
     assert better.read_bytes() == kept
     poorer = recover(crash.run, better.with_name("other"))

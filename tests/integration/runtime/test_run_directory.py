@@ -16,6 +16,7 @@ from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.runtime.errors import OutputError
 from tests.support.basics import require
 from tests.support.flights import Profile
+from tests.support.messages import refused, said
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_rank_is_no_link(tmp_path: Path, elsewhere: Path) -> None:
     """Where `rank0` leads elsewhere, the run does not begin; where the user's own directory does, it is followed."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "rank0").symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="rank0 is a symbolic link"):
+    with refused(OutputError, "rank0", "output_dir"):
         sc.trace(output_dir=tmp_path / "run", rank=0).start()
     assert not list(elsewhere.iterdir())
     (tmp_path / "mine").symlink_to(elsewhere)
@@ -59,7 +60,7 @@ async def test_a_link_that_comes_later(tmp_path: Path, elsewhere: Path) -> None:
     exporter = WindowJournalsExporter()
     await exporter.open(run_in(tmp_path))
     (tmp_path / "windows").symlink_to(elsewhere)
-    with pytest.raises(OutputError, match="windows is a symbolic link"):
+    with refused(OutputError, "windows"):
         await exporter.export(batch_of(spans(["x"])))
     await exporter.aclose()
     assert not os.listdir(elsewhere)
@@ -81,7 +82,7 @@ def test_a_note_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "above").write_text("")
     with caplog.at_level(logging.WARNING, "stepscope"):
         profiler.close()
-    assert "session cannot be deleted" in caplog.text and "nothing to recover" in caplog.text
+    said(caplog.records, "session")
     assert "not delivered" not in str(profiler.report())
     assert (tmp_path / "moved" / "run" / "session").exists()
     assert sum(len(batch) for batch in memory.batches)

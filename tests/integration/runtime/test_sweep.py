@@ -26,6 +26,7 @@ from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
 from stepscope.runtime.session import in_use, make_session
 from stepscope.runtime.session_note import SessionNote, new_note, read_note
 from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.messages import refused, said
 
 START = """
 import os, signal, sys
@@ -174,14 +175,14 @@ def test_no_room(
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
     sweep(left.sessions)
     assert not session.exists()
-    assert "killed and not recovered" in caplog.text
+    said(caplog.records, "stepscope recover")
     note = read_note(run / "session", [])
     assert note is not None and note.swept is not None and note.swept.events > 80
     assert main(["recover", str(run)]) == 3
-    said = capsys.readouterr()
-    assert "MISSING: its session was swept by a later run at 20" in said.out
-    assert f"at most {note.swept.events:,} events that no journal has" in said.out
-    assert "not all could be brought back" in said.err
+    told = capsys.readouterr()
+    assert "MISSING: its session was swept by a later run at 20" in told.out
+    assert f"at most {note.swept.events:,} events that no journal has" in told.out
+    assert "not all could be brought back" in told.err
     assert names(run / "journal.recovered")["forward"] == 21
 
 
@@ -255,7 +256,7 @@ signal.pause()
             said = note.read_text().replace(f'"pid":{process.pid}', '"pid":1')
             assert f'"pid":{process.pid}' not in said
             note.write_text(said)  # as another container sees it
-            with pytest.raises(ProfilerStateError, match="still runs"):
+            with refused(ProfilerStateError, "process 1"):
                 recover(tmp_path / "run")
             process.kill()
             process.wait()
@@ -312,5 +313,5 @@ def test_notes_have_names_of_their_own(tmp_path: Path) -> None:
     assert new_note(tmp_path, note).name == "session-3"
     assert (tmp_path / "session-2").read_text() == "another's"
     assert not (tmp_path / "session-3").is_symlink()
-    with pytest.raises(FormatError, match="nothing to recover"):
+    with refused(FormatError, "session-2", "/x", "Options.session_dir"):
         recover(tmp_path)

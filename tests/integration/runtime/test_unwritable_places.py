@@ -14,6 +14,7 @@ import pytest
 
 import stepscope as sc
 from tests.support.basics import ROOT, missing
+from tests.support.messages import said
 
 FIELD = ROOT / "tests" / "support" / "programs"
 STEPSCOPE = [sys.executable, "-P", "-m", "stepscope"]
@@ -54,7 +55,7 @@ def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: P
     runs = temporary / f"stepscope_runs-{os.geteuid()}"
     assert f"RUN {runs}/stepscope-" in ended.stdout
     assert runs.stat().st_mode & 0o777 == 0o700
-    assert ended.stderr.count("the working directory cannot be written, so the run is written to") == 1
+    assert len(said(ended.stderr, "the run is written to")) == 1
     assert not list(read_only.iterdir())
 
 
@@ -77,7 +78,7 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
     program = "import stepscope as sc\nm = sc.exporters.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
     ended = run(unprivileged([sys.executable, "-c", program]), read_only, TMPDIR=str(tmp_path))
     assert ended.returncode == 0 and int(ended.stdout) > 0, ended.stderr
-    assert "cannot write the run to stepscope_runs/" in ended.stderr
+    said(ended.stderr, "stepscope_runs/", snapshot=False)  # the directory has the time in its name
     assert {path.name for path in tmp_path.iterdir()} == {"read-only", planted.name}
 
 
@@ -90,7 +91,7 @@ def test_the_command(read_only: Path, tmp_path: Path) -> None:
     (written,) = (tmp_path / f"stepscope_runs-{os.geteuid()}").glob("program-*/trace.json")
     assert b"work" in written.read_bytes() and str(written.parent) in ended.stderr
     ended = run([*command[:-2], "--out", "named", command[-1]], read_only)
-    assert ended.returncode == 1 and "worked" not in ended.stdout and "choose another" in ended.stderr
+    assert ended.returncode == 1 and "worked" not in ended.stdout and said(ended.stderr, "output_dir")
 
 
 def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:

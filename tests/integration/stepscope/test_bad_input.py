@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.runtime.events import Kind
 from stepscope.runtime.statistics import ProfilerStatistics
+from tests.support.commands import python
+from tests.support.messages import refused
 
 NAMES = {
     "quotes": 'say "x" \\ {}',
@@ -130,7 +133,7 @@ def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp
         offered, exported, errors = accounts[name]
         assert 0 < exported < offered
         assert errors > 0
-    with pytest.raises(ExceptionGroup, match="kept") as caught:
+    with refused(ExceptionGroup, "stepscope", "15 errors") as caught:
         profiler.raise_errors()
     assert any("space" in str(error) for error in caught.value.exceptions)
 
@@ -171,7 +174,7 @@ def test_any_argument_is_kept_or_named(argument: object, output_dir: Path) -> No
 
 def test_wrong_options_name_the_field() -> None:
     """Unknown fields are refused where they are given."""
-    with pytest.raises(TypeError, match="unknown_field"):
+    with refused(TypeError, "unknown_field", "block_seconds", "worker_ring_bytes"):
         sc.Options(unknown_field=1)  # type: ignore[call-arg]
 
 
@@ -184,5 +187,114 @@ def test_wrong_options_name_the_field() -> None:
 )  # fmt: skip
 def test_options_out_of_range_are_named(field: str, value: object) -> None:
     """At construction, with the field and the value."""
-    with pytest.raises(ValueError, match=rf"Options.{field}(\[0\])? is"):
+    with refused(ValueError, f"Options.{field}"):
         sc.Options(**{field: value})  # type: ignore[arg-type]
+
+
+WRONG = {
+    "trace.json given to trace": (lambda: sc.trace("trace.json"), "exporters=[stepscope.ChromeTraceExporter('trace.json')]"),  # type: ignore[call-arg, arg-type]
+    "a schedule given to trace": (lambda: sc.trace(sc.schedule(wait=1, warmup=1, active=1)), "schedule=stepscope.schedule("),  # type: ignore[call-arg]
+    "a number given to schedule": (lambda: sc.schedule(5), "wait, warmup, active"),  # type: ignore[call-arg]
+    "a second path": (lambda: sc.ChromeTraceExporter("a.json", "b.json"), "gzip"),  # type: ignore[call-arg, arg-type]
+    "schedule=5": (lambda: sc.trace(schedule=5), "schedule=stepscope.schedule(wait=..., warmup=..., active=...)"),  # type: ignore[arg-type]
+    "schedule not called": (lambda: sc.trace(schedule=sc.schedule), "schedule=stepscope.schedule("),  # type: ignore[arg-type]
+    "keep_last=0": (lambda: sc.trace(keep_last=0), "keep_last must be 1 to"),
+    "keep_last='20'": (lambda: sc.trace(keep_last="20"), "keep_last must be a number of steps"),  # type: ignore[arg-type]
+    "backends='torch'": (lambda: sc.trace(backends="torch"), "backends=[stepscope.TorchBackend()]"),  # type: ignore[arg-type]
+    "a backend outside a list": (lambda: sc.trace(backends=sc.TorchBackend()), "backends=[TorchBackend(...)]"),  # type: ignore[arg-type]
+    "a backend's name in a list": (lambda: sc.trace(backends=["host"]), "stepscope.backends.HostBackend()"),  # type: ignore[list-item]
+    "an exporter among backends": (lambda: sc.trace(backends=[sc.exporters.MemoryExporter()]), "exporters=[MemoryExporter(...)]"),  # type: ignore[list-item]
+    "a backend among exporters": (lambda: sc.trace(exporters=[sc.TorchBackend()]), "backends=[TorchBackend(...)]"),  # type: ignore[list-item]
+    "a function among exporters": (lambda: sc.trace(exporters=[print]), "on_trace_ready"),  # type: ignore[list-item]
+    "handler not called": (lambda: sc.trace(on_trace_ready=sc.tensorboard_trace_handler), "tensorboard_trace_handler('runs')"),
+    "exporter not called": (lambda: sc.trace(on_trace_ready=sc.ChromeTraceExporter), "ChromeTraceExporter(...)"),
+    "on_trace_ready='runs'": (lambda: sc.trace(on_trace_ready="runs"), "tensorboard_trace_handler"),  # type: ignore[arg-type]
+    "start='no'": (lambda: sc.trace(start="no"), "start must be True or False, got 'no'"),  # type: ignore[arg-type]
+    "control=True": (lambda: sc.trace(control=True), "control=stepscope.Control(socket=True)"),  # type: ignore[arg-type]
+    "control={...}": (lambda: sc.trace(control={"socket": True}), "Control(**{'socket': True})"),  # type: ignore[arg-type]
+    "fixed='name'": (lambda: sc.trace(fixed="name"), "fixed=['name']"),
+    "options=Options": (lambda: sc.trace(options=sc.Options), "options=stepscope.Options(...)"),  # type: ignore[arg-type]
+    "FlightRecorder(5)": (lambda: sc.FlightRecorder(5), "FlightRecorder(steps=5)"),  # type: ignore[call-arg]
+    "Options({...})": (lambda: sc.Options({"linger": 3}), "Options(**{'linger': 3})"),  # type: ignore[call-arg, arg-type]
+    "one trigger": (lambda: sc.FlightRecorder(steps=5, triggers=sc.triggers.SlowStep()), "triggers=(SlowStep(...),)"),  # type: ignore[arg-type]
+    "a trigger not called": (lambda: sc.FlightRecorder(steps=5, triggers=(sc.triggers.Stalled,)), "stepscope.triggers.Stalled()"),  # type: ignore[arg-type]
+    "a trigger's name": (lambda: sc.FlightRecorder(steps=5, triggers=("raised",)), "stepscope.triggers.Raised()"),  # type: ignore[arg-type]
+    "Raised(only=ValueError)": (lambda: sc.triggers.Raised(only=ValueError), "only=(ValueError,)"),  # type: ignore[arg-type]
+    "a path that is a number": (lambda: sc.ChromeTraceExporter(3), "path must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "no path": (lambda: sc.PerfettoExporter(""), "path must not be empty"),
+    "a journal's path": (lambda: sc.exporters.JournalExporter(3), "path must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "a directory's name": (lambda: sc.tensorboard_trace_handler(3), "dir_name must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "a worker's name": (lambda: sc.tensorboard_trace_handler("runs", 3), "worker_name must be a str, got 3"),  # type: ignore[arg-type]
+    "gzip='no'": (lambda: sc.ChromeTraceExporter("a.json", gzip="no"), "gzip must be True or False, got 'no'"),  # type: ignore[arg-type]
+    "max_bytes='5GB'": (lambda: sc.ChromeTraceExporter("a.json", max_bytes="5GB"), "max_bytes must be a whole number of bytes, got '5GB'"),  # type: ignore[arg-type]
+    "max_bytes=-1": (lambda: sc.exporters.MemoryExporter(max_bytes=-1), "max_bytes must be 0 or more, got -1"),
+    "a file's name for a stream": (lambda: sc.exporters.ConsoleExporter("out.txt"), "stream must be an open file, got 'out.txt'"),  # type: ignore[arg-type]
+    "sort_by='sel'": (lambda: sc.exporters.ConsoleExporter(sort_by="sel"), "self, total"),
+    "no scheme": (lambda: sc.CollectorExporter("head:7788"), "did you mean 'ws://head:7788'?"),
+    "a collector's URL": (lambda: sc.CollectorExporter(3), "url must be a str such as ws://host:7788, got 3"),  # type: ignore[arg-type]
+    "tls=True": (lambda: sc.CollectorExporter("ws://127.0.0.1:7788", tls=True), "tls must be an ssl.SSLContext"),  # type: ignore[arg-type]
+    "servers of NATS": (lambda: sc.exporters.NatsExporter(3), "nats://host:4222"),  # type: ignore[arg-type]
+    "no scheme for OTLP": (lambda: sc.exporters.OtlpExporter("localhost:4318"), "did you mean 'http://localhost:4318'?"),
+    "an endpoint": (lambda: sc.exporters.OtlpExporter(3), "endpoint must be a URL"),  # type: ignore[arg-type]
+    "record_shapes='no'": (lambda: sc.TorchBackend(record_shapes="no"), "record_shapes must be True or False, got 'no'"),  # type: ignore[arg-type]
+    "activities='CPU'": (lambda: sc.TorchBackend(activities="CPU"), "activities=["),
+    "interval='x'": (lambda: sc.backends.HostBackend(interval="x"), "interval must be a number of seconds, got 'x'"),  # type: ignore[arg-type]
+    "what=3": (lambda: sc.backends.HostBackend(3), "what must be a list of names, got 3"),  # type: ignore[arg-type]
+    "root=3": (lambda: sc.backends.HostBackend(root=3), "root must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "devices=0": (lambda: sc.backends.NvmlBackend(devices=0), "devices=[0]"),  # type: ignore[arg-type]
+    "speed='x'": (lambda: sc.backends.ReplayBackend("journal", speed="x"), "speed must be a number, got 'x'"),  # type: ignore[arg-type]
+    "streams='x'": (lambda: sc.backends.SimulatedDevice(streams="x"), "streams must be a whole number, got 'x'"),  # type: ignore[arg-type]
+    "a plan of 'x' steps": (lambda: sc.schedule(wait=1, warmup=1, active=1).plan("x"), "steps must be a whole number, got 'x'"),  # type: ignore[arg-type]
+    "include=3": (lambda: sc.instrument(sc, include=3), "include takes globs"),  # type: ignore[arg-type]
+    "propagate(3)": (lambda: sc.propagate(3), "propagate() takes a function, got 3"),  # type: ignore[arg-type]
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], object], str]) -> None:
+    """When the call is made, before anything is recorded: not later, in a report."""
+    make, wanted = call
+    with pytest.raises((TypeError, ValueError)) as caught:
+        make()
+    assert wanted in str(caught.value)
+
+
+def test_an_output_that_is_a_directory_is_refused_with_a_file_in_it(tmp_path: Path) -> None:
+    """By each exporter of a file; so is a run's directory that is a file."""
+    for make, name in (
+        (sc.ChromeTraceExporter, "trace.json"),
+        (sc.PerfettoExporter, "trace.pftrace"),
+        (sc.exporters.JournalExporter, "journal"),
+    ):
+        with pytest.raises(ValueError, match="a directory") as caught:
+            make(tmp_path)
+        assert repr(str(tmp_path / name)) in str(caught.value)
+    (tmp_path / "file").touch()
+    with pytest.raises(sc.errors.OutputError, match="it is a file; name a directory"):
+        sc.trace(output_dir=tmp_path / "file").start()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("conter", "did you mean counter?"),
+        ("profile", "use trace(), or stepscope.torch.profile"),
+        ("start", "use trace(), which starts a profiler"),
+        ("MemoryExporter", "did you mean stepscope.exporters.MemoryExporter?"),
+    ],
+)
+def test_a_name_that_is_not_there_has_one_hint(name: str, hint: str, tmp_path: Path) -> None:
+    """Python, which would add a guess of its own to the traceback, finds ours."""
+    done = python("-c", f"import stepscope; stepscope.{name}", cwd=tmp_path)
+    last = done.stderr.splitlines()[-1]
+    assert hint in last and last.lower().count("did you mean") <= 1
+
+
+def test_a_step_before_start_names_what_is_missing(caplog: pytest.LogCaptureFixture) -> None:
+    """It is ignored, as all that would disturb training, and said once."""
+    with caplog.at_level("WARNING"):
+        profiler = sc.trace()
+        profiler.step()
+        profiler.step()
+    (record,) = caplog.records
+    assert "before start()" in record.getMessage() and "with trace() as" in record.getMessage()

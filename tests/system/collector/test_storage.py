@@ -22,6 +22,7 @@ from stepscope.runtime.journal.discard import discard, free, places
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
+from tests.support.messages import refused
 from tests.support.viewers.browser import open_page
 
 STREAM = "0123456789abcdef" * 2
@@ -240,6 +241,6 @@ def test_a_directory_has_one_name(tmp_path: Path) -> None:
     other = Store(CollectorSettings(directory=tmp_path)).identity()
     assert other != name and (tmp_path / "identity").read_text() == other
     (tmp_path / "identity").write_text("something else")
-    with pytest.raises(OSError, match="names no collector's directory"):
+    with refused(OSError, "identity"):
         Store(CollectorSettings(directory=tmp_path)).identity()
     assert (tmp_path / "identity").read_text() == "something else"

@@ -24,6 +24,7 @@ from stepscope.runtime.journal.discard import discard, places
 from tests.support.archives import HangingStore, borders, restored
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, trained, until
+from tests.support.messages import refused
 from tests.support.windowed import END, run_of, stored, windows
 from tests.system.collector.test_storage import STREAM, read, record
 
@@ -250,7 +251,7 @@ def test_what_is_wrong_with_one_stream_costs_that_one(store: Store, tmp_path: Pa
         (remote / stream / MANIFEST).write_text("{")
     (remote / third).write_text("in the way")
     uploader = Uploader(store, f"file://{remote}", alone=True)
-    with pytest.raises(FormatError, match="no manifest"):
+    with refused(FormatError, "manifest.json"):
         uploader.upload()
     assert uploader.done.complete == len(others)
     assert all(uploader.copied(stream) for stream in others)
@@ -271,8 +272,8 @@ def test_what_is_wrong_with_one_stream_costs_that_one(store: Store, tmp_path: Pa
 
 
 def test_a_wrong_url_is_told_at_once_and_no_password(store: Store, tmp_path: Path, capfd: Any) -> None:
-    with pytest.raises(OutputError, match="must not hold a password") as told:
+    with refused(OutputError) as told:
         Uploading(store, "ftp://me:secret@host/x", every=1.0)
     assert "secret" not in str(told.value)
-    with pytest.raises(OutputError, match="nothing can be uploaded"):
+    with refused(OutputError, "nosuch"):
         Collector(CollectorSettings(directory=tmp_path / "other", upload="nosuch://x"))

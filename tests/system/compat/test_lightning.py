@@ -20,17 +20,15 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.events import Kind
-from tests.support.arming import SOCKET, arm_here, say_in_environment
-from tests.support.basics import ROOT
-from tests.support.frameworks import Runs, check_incomplete, check_well, fill, needs, steps
+from tests.support.arming import SOCKET, say_in_environment
+from tests.support.basics import ROOT, Deferred
+from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
+from tests.support.messages import refused
 
-needs("lightning")
-
-import torch  # noqa: E402
-from lightning.pytorch import LightningModule, Trainer  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-
-from stepscope.lightning import StepscopeCallback, StepscopeProfiler  # noqa: E402
+lightning: Any = Deferred("lightning.pytorch")
+models: Any = Deferred("tests.support.lightning_models")
+ours: Any = Deferred("stepscope.lightning")
+torch: Any = Deferred("torch")
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:The '\w+_dataloader' does not have many workers"),
@@ -43,41 +41,13 @@ pytestmark = [
 CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
 
 
-class Tiny(LightningModule):
-    """A line through random points."""
-
-    def __init__(self, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-        self.fails_at = fails_at
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        if index == self.fails_at:
-            raise ZeroDivisionError("the training fails")
-        with sc.span("forward"):
-            return self.layer(batch[0]).square().mean()
-
-    def validation_step(self, batch: Any, index: int) -> None:
-        self.layer(batch[0])
-
-    def test_step(self, batch: Any, index: int) -> None:
-        if index == self.fails_at:
-            raise ZeroDivisionError("the test fails")
-        self.layer(batch[0])
-
-    def predict_step(self, batch: Any, index: int) -> Any:
-        return self.layer(batch[0])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
-
-
 def data(batches: int) -> Any:
     """So many batches of two points."""
-    return DataLoader(TensorDataset(torch.rand(2 * batches, 4)), batch_size=2)
+    points = torch.utils.data.TensorDataset(torch.rand(2 * batches, 4))
+    return torch.utils.data.DataLoader(points, batch_size=2)
 
 
-def trainer(tmp_path: Path, **given: Any) -> Trainer:
+def trainer(tmp_path: Path, **given: Any) -> Any:
     """A Trainer on the CPU that writes and prints nothing of its own."""
     settings: dict[str, Any] = {
         "max_epochs": 1,
@@ -90,58 +60,57 @@ def trainer(tmp_path: Path, **given: Any) -> Trainer:
         "num_sanity_val_steps": 1,
         "log_every_n_steps": 1,
     }
-    return Trainer(**{**settings, **given})
+    return lightning.Trainer(**{**settings, **given})
 
 
-Kinds = pytest.mark.parametrize("kind", [StepscopeCallback, StepscopeProfiler])
-"""What holds for both."""
+@pytest.fixture(params=["StepscopeCallback", "StepscopeProfiler"])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Either of the two: the test is of what holds for both."""
+    return getattr(ours, request.param)
 
 
-def given_to(tmp_path: Path, traced: Any, **given: Any) -> Trainer:
+def given_to(tmp_path: Path, traced: Any, **given: Any) -> Any:
     """A Trainer with the callback or the profiler."""
-    place = {"callbacks": [traced]} if isinstance(traced, StepscopeCallback) else {"profiler": traced}
+    place = {"callbacks": [traced]} if isinstance(traced, ours.StepscopeCallback) else {"profiler": traced}
     return trainer(tmp_path, **place, **given)
 
 
-@Kinds
 @pytest.mark.checklist("B3")
 def test_steps_are_updates(kind: Any, tmp_path: Path) -> None:
     """Accumulated batches are spans inside a step; operators and spans of the program are recorded in it."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=CYCLE)
-    given_to(tmp_path, traced, accumulate_grad_batches=2).fit(Tiny(), data(16))
+    given_to(tmp_path, traced, accumulate_grad_batches=2).fit(models.Tiny(), data(16))
     check_well(traced)
     assert runs.stages == ["fit"] and runs.steps("fit") == [(2, 3, 4)]
     assert runs.windows("fit")[0].complete
     spans = runs.spans("fit")
     assert spans.count("forward") == 6
-    micro = "micro_step" if kind is StepscopeCallback else "run_training_batch"
+    micro = "micro_step" if kind is ours.StepscopeCallback else "run_training_batch"
     assert spans.count(micro) == 6
     assert {"aten::linear", "ProfilerStep#2", "ProfilerStep#4"} <= set(spans)
     assert (tmp_path / "stepscope" / "fit" / "journal").is_file()
     assert list((tmp_path / "stepscope" / "fit" / "tensorboard").glob("*.pt.trace.json"))
 
 
-@Kinds
 def test_every_cycle_is_recorded(kind: Any, tmp_path: Path) -> None:
     """All repetitions of the schedule, over the ends of epochs."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=sc.schedule(wait=1, warmup=1, active=2, repeat=3))
-    given_to(tmp_path, traced, max_epochs=3).fit(Tiny(), data(5))
+    given_to(tmp_path, traced, max_epochs=3).fit(models.Tiny(), data(5))
     check_well(traced)
     assert runs.steps("fit") == [(2, 3), (6, 7), (10, 11)]
 
 
-@Kinds
 def test_stages_have_steps_of_their_own(kind: Any, tmp_path: Path) -> None:
     """Validation in a training counts for nothing; by itself each stage counts its batches from 0."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=CYCLE)
     using = given_to(tmp_path, traced)
-    using.fit(Tiny(), data(6), data(7))
-    using.validate(Tiny(), data(6), verbose=False)
-    using.test(Tiny(), data(5), verbose=False)
-    using.predict(Tiny(), data(9))
+    using.fit(models.Tiny(), data(6), data(7))
+    using.validate(models.Tiny(), data(6), verbose=False)
+    using.test(models.Tiny(), data(5), verbose=False)
+    using.predict(models.Tiny(), data(9))
     check_well(traced)
     assert runs.stages == ["fit", "validate", "test", "predict"]
     for stage in runs.stages:
@@ -149,73 +118,71 @@ def test_stages_have_steps_of_their_own(kind: Any, tmp_path: Path) -> None:
     assert "aten::linear" in runs.spans("test")
 
 
-@Kinds
 def test_validation_in_a_training_is_a_span_of_its_step(kind: Any, tmp_path: Path) -> None:
     """It is between two updates, and in the trace."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=None)
-    given_to(tmp_path, traced, val_check_interval=2).fit(Tiny(), data(4), data(3))
+    given_to(tmp_path, traced, val_check_interval=2).fit(models.Tiny(), data(4), data(3))
     check_well(traced)
     assert runs.steps("fit")[0][:4] == (0, 1, 2, 3)
     spans = runs.spans("fit")
-    validation = "validation_step" if kind is StepscopeCallback else "[Strategy]SingleDeviceStrategy.validation_step"
+    validation = (
+        "validation_step" if kind is ours.StepscopeCallback else "[Strategy]SingleDeviceStrategy.validation_step"
+    )
     assert spans.count(validation) == 6
-    if kind is StepscopeCallback:
+    if kind is ours.StepscopeCallback:
         assert spans.count("validate") == 2
 
 
-@Kinds
 def test_a_resumed_training_goes_on_counting(kind: Any, tmp_path: Path) -> None:
     """Steps have the numbers of the training, not of the process."""
     first = trainer(tmp_path, max_steps=4)
-    first.fit(Tiny(), data(10))
+    first.fit(models.Tiny(), data(10))
     first.save_checkpoint(tmp_path / "four.ckpt")
     runs = Runs()
     traced = kind(exporters=[runs], schedule=sc.schedule(wait=0, warmup=1, active=2, repeat=1, skip_first=5))
-    given_to(tmp_path, traced, max_steps=10, max_epochs=3).fit(Tiny(), data(10), ckpt_path=tmp_path / "four.ckpt")
+    given_to(tmp_path, traced, max_steps=10, max_epochs=3).fit(
+        models.Tiny(), data(10), ckpt_path=tmp_path / "four.ckpt"
+    )
     check_well(traced)
     assert runs.steps("fit") == [(6, 7)]
 
 
-@Kinds
 @pytest.mark.checklist("B3")
 def test_epochs_can_be_the_unit(kind: Any, tmp_path: Path) -> None:
     """The schedule counts epochs, as where a framework tells of nothing finer."""
     runs = Runs()
     traced = kind(exporters=[runs], unit="epoch", schedule=sc.schedule(wait=1, warmup=0, active=2, repeat=1))
-    given_to(tmp_path, traced, max_epochs=4).fit(Tiny(), data(3))
+    given_to(tmp_path, traced, max_epochs=4).fit(models.Tiny(), data(3))
     check_well(traced)
     assert runs.steps("fit") == [(1, 2)]
     assert runs.spans("fit").count("forward") == 6
-    if kind is StepscopeCallback:
+    if kind is ours.StepscopeCallback:
         assert runs.spans("fit").count("epoch") == 2
 
 
-@Kinds
 def test_an_exception_goes_on_and_the_window_is_incomplete(kind: Any, tmp_path: Path) -> None:
     """The program's exception is what the caller gets, and what was recorded before it is kept."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
     with pytest.raises(ZeroDivisionError):
-        given_to(tmp_path, traced).fit(Tiny(fails_at=4), data(16))
+        given_to(tmp_path, traced).fit(models.Tiny(fails_at=4), data(16))
     traced.raise_errors()
     assert runs.steps("fit") == [(1, 2, 3)]
     check_incomplete(runs, "fit")
 
 
-@Kinds
 def test_an_exception_in_a_test_does_the_same(kind: Any, tmp_path: Path) -> None:
     """Where Lightning has no epoch around the batches."""
     runs = Runs()
     traced = kind(exporters=[runs], schedule=sc.schedule(wait=1, warmup=0, active=9))
     with pytest.raises(ZeroDivisionError):
-        given_to(tmp_path, traced).test(Tiny(fails_at=3), data(16), verbose=False)
+        given_to(tmp_path, traced).test(models.Tiny(fails_at=3), data(16), verbose=False)
     traced.raise_errors()
     assert runs.steps("test") == [(1, 2)]
     check_incomplete(runs, "test")
 
 
-@Kinds
 def test_training_inside_an_except_block_is_no_failure(kind: Any, tmp_path: Path) -> None:
     """An exception that is being handled around the training has nothing to do with it."""
     runs = Runs()
@@ -223,70 +190,66 @@ def test_training_inside_an_except_block_is_no_failure(kind: Any, tmp_path: Path
     try:
         raise KeyError("the first attempt")
     except KeyError:
-        given_to(tmp_path, traced).fit(Tiny(), data(6))
+        given_to(tmp_path, traced).fit(models.Tiny(), data(6))
     check_well(traced)
     assert runs.steps("fit") == [(2, 3, 4)] and runs.windows("fit")[0].complete
 
 
-@Kinds
 def test_a_broken_exporter_costs_the_training_nothing(kind: Any, tmp_path: Path) -> None:
     """Training ends as ever; the error is kept, and the journal is whole."""
     broken = sc.exporters.MemoryExporter(name="broken", fail={"export": RuntimeError("no")})
     runs = Runs()
     traced = kind(exporters=[broken, runs], schedule=CYCLE)
     using = given_to(tmp_path, traced)
-    using.fit(Tiny(), data(8))
+    using.fit(models.Tiny(), data(8))
     assert using.global_step == 8
     assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
     assert runs.steps("fit") == [(2, 3, 4)]
 
 
-@Kinds
 def test_a_full_disk_costs_the_training_nothing(kind: Any, tmp_path: Path, small_disk: Path) -> None:
     """Nothing can be written, training ends as ever."""
     fill(small_disk)
     traced = kind(output_dir=str(small_disk / "runs"))
     using = given_to(tmp_path, traced)
-    using.fit(Tiny(), data(4))
+    using.fit(models.Tiny(), data(4))
     assert using.global_step == 4
     assert {type(error) for error in traced.errors} == {sc.errors.ExporterError}
 
 
-@Kinds
 def test_it_may_be_pickled_before_a_stage_and_holds_nothing(kind: Any, tmp_path: Path) -> None:
     """Strategies that spawn send it to other processes."""
     before = threading.active_count()
     traced = kind(schedule=CYCLE, tensorboard=False, exporters=[sc.tensorboard_trace_handler])
     twin = pickle.loads(pickle.dumps(traced))
     assert threading.active_count() == before and twin.profiler is None
-    given_to(tmp_path, twin).fit(Tiny(), data(6))
+    given_to(tmp_path, twin).fit(models.Tiny(), data(6))
     check_well(twin)
     assert list((tmp_path / "stepscope" / "fit").glob("*.pt.trace.json"))
     again = pickle.loads(pickle.dumps(twin))
     assert again.profiler is None
-    given_to(tmp_path, again).fit(Tiny(), data(6))
+    given_to(tmp_path, again).fit(models.Tiny(), data(6))
     check_well(again)
 
 
-@Kinds
 @pytest.mark.checklist("B4")
 def test_ranks_have_directories_of_their_own(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rank is the environment's where Lightning runs one process; chosen ranks record."""
     monkeypatch.setenv("RANK_ID", "2")
     traced = kind(schedule=CYCLE)
-    given_to(tmp_path, traced).fit(Tiny(), data(6))
+    given_to(tmp_path, traced).fit(models.Tiny(), data(6))
     check_well(traced)
     assert (tmp_path / "stepscope" / "fit" / "rank2" / "journal").is_file()
     other = kind(schedule=CYCLE, ranks=[0])
-    given_to(tmp_path, other).fit(Tiny(), data(6))
+    given_to(tmp_path, other).fit(models.Tiny(), data(6))
     assert other.profiler is None and not other.errors
 
 
 def test_actions_of_the_trainer_are_spans(tmp_path: Path) -> None:
     """With the profiler, whatever Lightning names is in the trace, without a line of code."""
     memory = sc.exporters.MemoryExporter()
-    profiler = StepscopeProfiler(exporters=[memory], schedule=None)
-    trainer(tmp_path, profiler=profiler).fit(Tiny(), data(3))
+    profiler = ours.StepscopeProfiler(exporters=[memory], schedule=None)
+    trainer(tmp_path, profiler=profiler).fit(models.Tiny(), data(3))
     check_well(profiler)
     spans = set(memory.names(kind=Kind.SPAN))
     assert {
@@ -301,10 +264,10 @@ def test_actions_of_the_trainer_are_spans(tmp_path: Path) -> None:
 def test_the_table_is_logged_or_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As Lightning's own profilers do it."""
     with caplog.at_level(logging.INFO, "lightning.pytorch"):
-        trainer(tmp_path, profiler=StepscopeProfiler(schedule=CYCLE)).fit(Tiny(), data(6))
+        trainer(tmp_path, profiler=ours.StepscopeProfiler(schedule=CYCLE)).fit(models.Tiny(), data(6))
     assert "FIT profile of stepscope" in caplog.text and "forward" in caplog.text
-    named = StepscopeProfiler(tmp_path / "named", "table", schedule=CYCLE)
-    trainer(tmp_path, profiler=named).fit(Tiny(), data(6))
+    named = ours.StepscopeProfiler(tmp_path / "named", "table", schedule=CYCLE)
+    trainer(tmp_path, profiler=named).fit(models.Tiny(), data(6))
     named.raise_errors()
     text = (tmp_path / "named" / "fit-table.txt").read_text()
     assert "run_training_batch" in text
@@ -313,8 +276,8 @@ def test_the_table_is_logged_or_written(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_wrong_settings_are_refused_before_training() -> None:
     """By name, and without a warning from an object that was only half made."""
-    for kind in (StepscopeCallback, StepscopeProfiler):
-        with pytest.raises(TypeError, match="did you mean 'schedule'"):
+    for kind in (ours.StepscopeCallback, ours.StepscopeProfiler):
+        with refused(TypeError, "shedule", "schedule"):
             kind(shedule=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
 
 
@@ -324,7 +287,8 @@ import stepscope
 from pathlib import Path
 from lightning.pytorch import Trainer
 from stepscope.lightning import StepscopeProfiler
-from tests.system.compat.test_lightning import CYCLE, Tiny, data, trainer
+from tests.support.lightning_models import Tiny
+from tests.system.compat.test_lightning import CYCLE, data, trainer
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     profiler = StepscopeProfiler(schedule=CYCLE)
@@ -364,32 +328,21 @@ assert issubclass(StepscopeCallback, old.Callback) and issubclass(StepscopeProfi
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT, timeout=100)
 
 
-class Ordered(Tiny):
-    """An operator asks for two steps while its fourth batch is trained."""
-
-    def training_step(self, batch: Any, index: int) -> Any:
-        if index == 3:
-            assert arm_here(2)
-        return super().training_step(batch, index)
-
-
-@Kinds
 def test_an_operator_has_steps_recorded(kind: Any, tmp_path: Path) -> None:
     """Those that were asked for, with operators, and by default no others; each run listens anew."""
     runs = Runs()
     traced = kind(exporters=[runs], control=SOCKET)
     using = given_to(tmp_path, traced)
-    using.fit(Ordered(), data(8))
+    using.fit(models.Ordered(), data(8))
     check_well(traced)
     assert runs.steps("fit") == [(4, 5)]
     assert runs.windows("fit")[0].metadata["armed"]["trigger"] == "socket"
     assert {"forward", "aten::linear"} <= set(runs.spans("fit"))
-    using.test(Tiny(), data(3), verbose=False)
+    using.test(models.Tiny(), data(3), verbose=False)
     check_well(traced)
     assert runs.steps("test") == []
 
 
-@Kinds
 @pytest.mark.checklist("B6")
 def test_the_environment_has_steps_recorded(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a training that goes on where it ended, too; in a directory for each stage where it says."""
@@ -397,13 +350,13 @@ def test_the_environment_has_steps_recorded(kind: Any, tmp_path: Path, monkeypat
     runs = Runs()
     traced = kind(exporters=[runs], output_dir=str(tmp_path / "programs"))
     using = given_to(tmp_path, traced)
-    using.fit(Tiny(), data(4))
+    using.fit(models.Tiny(), data(4))
     using.save_checkpoint(tmp_path / "after.ckpt")
     again = Runs()
     further = kind(exporters=[again])
     using = given_to(tmp_path, further, max_epochs=2)
-    using.fit(Tiny(), data(4), ckpt_path=tmp_path / "after.ckpt")
-    using.test(Tiny(), data(3), verbose=False)
+    using.fit(models.Tiny(), data(4), ckpt_path=tmp_path / "after.ckpt")
+    using.test(models.Tiny(), data(3), verbose=False)
     check_well(traced)
     check_well(further)
     assert runs.steps("fit") == [(0, 1)] and again.steps("fit") == [(4, 5)] and again.steps("test") == [(0, 1)]

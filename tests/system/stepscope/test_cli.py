@@ -17,6 +17,7 @@ from stepscope.cli.main import main
 from stepscope.cli.progress import Progress
 from stepscope.cli.sizes import size
 from tests.support.commands import python, stepscope
+from tests.support.messages import refused, said
 
 COMMANDS = ("demo", "run", "arm", "recover", "convert", "analyse", "collect", "deliver", "upload", "merge")
 
@@ -101,6 +102,52 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (("train.py",), "did you mean: stepscope run train.py"),
+        (("conver", "a", "b"), "did you mean 'convert'?"),
+        (
+            ("run", "--epochs", "3", "p.py"),
+            "stepscope run: error: run has no option --epochs; options of the program go after",
+        ),
+        (("run", "--actve", "3", "p.py"), "stepscope run: error: run has no option --actve; did you mean --active?"),
+        (("convert", "a", "b.json", "c"), "stepscope convert: error: unrecognized arguments: c"),
+        (("convert", "a", "b.json", "--windw", "1"), "did you mean --window?"),
+        (("convert", "a", "b", "--format", "chrom"), "did you mean 'chrome'?"),
+        (("merge", "a", "--out", "b", "--format", "ht"), "did you mean 'hta'?"),
+        (("run", "--active", "0", "p.py"), "--active must be"),
+        (("run", "--active", "1", "--skip-first", "-1", "p.py"), "--skip-first must be"),
+        (("arm", "--pid", "1"), "--steps N, --stop N or --seconds S"),
+        (("arm", "--pid", "1", "--steps", "0"), "--steps is 0"),
+        (("arm", "--pid", "1", "--steps", "1", "--start", "-3"), "'-3' is no step: write next"),
+    ],
+)
+def test_wrong_usage_names_the_likely_word(
+    arguments: tuple[str, ...],
+    wanted: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In one line, by the command that it is about, under a usage of two lines at most."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").touch()
+    assert usage_error(*arguments) == 2
+    *usage, error = capsys.readouterr().err.splitlines()
+    assert wanted in error and len(usage) <= 2
+
+
+def test_the_command_alone_and_help_show_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of all commands, or of the one that is named; without a command it is wrong usage all the same."""
+    assert usage_error() == 2
+    assert "trace an unchanged program" in capsys.readouterr().err
+    assert usage_error("help") == 0
+    assert "trace an unchanged program" in capsys.readouterr().out
+    assert usage_error("help", "run") == 0
+    assert "--keep-last" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("option", "value", "wanted"),
     [
         ("--port", "99999", "--port is 99999: Expected `int` <= 65535"),
@@ -135,7 +182,7 @@ def test_sizes_have_units() -> None:
     said = ("0", "-5", "7B", "10GB", "10 gb", "1.5KiB", "2MiB", "3TiB")
     assert [size(text) for text in said] == [0, -5, 7, 10**10, 10**10, 1536, 2 << 20, 3 << 40]
     for wrong in ("", "GB", "1.5", "1e9", "5 xB", "1,000"):
-        with pytest.raises(argparse.ArgumentTypeError, match="is no size"):
+        with refused(argparse.ArgumentTypeError, "KB", "GiB", "50GB"):
             size(wrong)
 
 
@@ -143,7 +190,7 @@ def test_an_error_is_one_line(tmp_path: Path) -> None:
     """A failure says what and where; where it was raised is said on demand."""
     short = stepscope("convert", "missing", "out.journal", cwd=tmp_path)
     assert (short.returncode, short.stdout) == (1, "")
-    assert short.stderr == "stepscope convert: No such file or directory: missing\n"
+    assert short.stderr == "stepscope convert: there is no run or journal at missing\n"
     long = stepscope("convert", "--traceback", "missing", "out.journal", cwd=tmp_path)
     assert long.returncode == 1
     assert long.stderr.startswith("Traceback") and long.stderr.endswith(short.stderr)
@@ -207,7 +254,7 @@ def test_convert_one_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "out.json"), "--window", "1"]) == 0
     assert spans(tmp_path / "out.json") == ["work 1"]
     assert main(["convert", str(tmp_path / "run"), str(tmp_path / "none.json"), "--window", "9"]) == 4
-    assert "no window 9" in capsys.readouterr().err
+    said(capsys.readouterr().err, "window 9")
 
 
 def test_convert_says_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +271,7 @@ def test_convert_refuses_what_makes_no_sense(tmp_path: Path, capsys: pytest.Capt
     journal = record(tmp_path / "run")
     kept = journal.read_bytes()
     assert usage_error("convert", journal, tmp_path / "out.doc") == 2
-    assert "no format has the ending" in capsys.readouterr().err
+    said(capsys.readouterr().err, ".json (chrome)")
     assert usage_error("convert", journal, journal, "--format", "journal") == 2
     assert journal.read_bytes() == kept
     (tmp_path / "text").write_text("this is no journal, " * 100)
@@ -249,7 +296,7 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
     assert "run/journal.recovered" in capsys.readouterr().err
     record(run, 3)
     assert main(["convert", str(run), str(tmp_path / "third.json")]) == 0
-    assert "run/journal-3 (not journal-2, journal:" in capsys.readouterr().err
+    said(capsys.readouterr().err, "run/journal-3", "journal-2, journal")
 
 
 def test_convert_names_directories_with_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +370,7 @@ def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.Captu
             pass
         profiler.flush()
         assert main(["recover", str(tmp_path / "run")]) == 1
-        assert "--force" in capsys.readouterr().err
+        said(capsys.readouterr().err, "--force")
         assert main(["recover", str(tmp_path / "run"), "--force", "--out", str(tmp_path / "copy.journal")]) == 0
     assert (tmp_path / "copy.journal").exists()
 
@@ -331,16 +378,16 @@ def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.Captu
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
-    assert "nothing to recover" in capsys.readouterr().err
+    said(capsys.readouterr().err, "recover")
     assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
-    assert capsys.readouterr().err.count("No such file or directory") == 2
+    assert capsys.readouterr().err.count("there is no run or journal at") == 2
 
 
 def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A whole journal is not written a second time."""
     record(tmp_path / "run")
     assert main(["recover", str(tmp_path / "run")]) == 1
-    assert "nothing to recover" in capsys.readouterr().err
+    said(capsys.readouterr().err, "recover")
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
 
 

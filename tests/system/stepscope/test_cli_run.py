@@ -42,6 +42,12 @@ def complete(path: Path, name: str) -> list[tuple[float, float]]:
     return sorted((e["ts"], e["ts"] + e["dur"]) for e in events(path) if e["ph"] == "X" and e["name"].startswith(name))
 
 
+def of_program(errors: str) -> str:
+    """Standard error without the one line that `--quiet` leaves: where the trace is."""
+    (line,) = [line for line in errors.splitlines(keepends=True) if line.startswith("see it ")]
+    return errors.replace(line, "")
+
+
 # the program
 
 
@@ -75,7 +81,11 @@ def test_a_script_runs_as_without_us(name: str, tmp_path: Path) -> None:
     (script.parent / "neighbour.py").touch()
     plain = python(script, "a", "--wait", "--", "-h", cwd=tmp_path)
     traced = stepscope("run", "--quiet", "--out", "run", script, "a", "--wait", "--", "-h", cwd=tmp_path)
-    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
 
 
 @pytest.mark.parametrize("typed", ["program.py", "./program.py", "../here/program.py"])
@@ -89,7 +99,11 @@ def test_a_relative_path_is_shown_as_without_us(typed: str, tmp_path: Path) -> N
     )
     plain = python(typed, cwd=here)
     traced = stepscope("run", "--quiet", "--out", "run", typed, cwd=here)
-    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
 
 
 @pytest.mark.parametrize("module", ["package", "package.part"])
@@ -104,7 +118,11 @@ def test_a_module_runs_as_without_us(module: str, tmp_path: Path) -> None:
         )
     plain = python("-m", module, "-x", cwd=tmp_path)
     traced = stepscope("run", "--quiet", "--out", "run", "-m", module, "-x", cwd=tmp_path)
-    assert (traced.returncode, traced.stdout, traced.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    assert (traced.returncode, traced.stdout, of_program(traced.stderr)) == (
+        plain.returncode,
+        plain.stdout,
+        plain.stderr,
+    )
 
 
 def test_a_directory_runs(tmp_path: Path) -> None:
@@ -236,6 +254,8 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "Trust report of mine" in done.stderr and "drag run/trace.json into it" in done.stderr
     assert "the program did not import torch" in done.stderr
+    *_, error, see, convert = done.stderr.splitlines()
+    assert error == "ValueError: mine" and see.startswith("see it ") and convert.startswith("convert it ")
     assert len(complete(tmp_path / "run" / "trace.json", "work")) == 1
     assert not (tmp_path / "run" / "session").exists()
 
@@ -274,6 +294,10 @@ def test_ranks_write_apart(tmp_path: Path) -> None:
     ("arguments", "code", "said"),
     [
         (("missing.py",), 2, "there is no file missing.py"),
+        (("q.py",), 2, "did you mean p.py?"),
+        (("folder",), 2, "folder is a directory without __main__.py"),
+        (("-m", "missing.part"), 2, "there is no module missing"),
+        (("--out", "p.py", "p.py"), 2, "--out p.py is a file; name a directory"),
         (("--active", "0", "p.py"), 2, "active must be"),
         (("--wait", "1", "p.py"), 2, "--active is missing"),
         (("--mode", "stream", "--with-stack", "p.py"), 2, "use mode='kineto'"),
@@ -283,9 +307,25 @@ def test_ranks_write_apart(tmp_path: Path) -> None:
 def test_a_program_is_not_begun_in_vain(arguments: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
     """What cannot work is said before the program runs."""
     (tmp_path / "p.py").write_text("print('it ran')")
+    (tmp_path / "folder").mkdir()
     done = stepscope("run", *arguments, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (code, "")
+    assert not (tmp_path / "stepscope_runs").exists()
     assert said in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_program_that_records_nothing_is_told_how(tmp_path: Path) -> None:
+    """Behind the report, which says that its window is empty; of one that failed, the error says enough."""
+    for program, told in (("pass", True), ("1 / 0", False), ("import stepscope; stepscope.instant('x')", False)):
+        (tmp_path / "p.py").write_text(program)
+        done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+        assert ("imports no torch, and records nothing itself: add stepscope.span()" in done.stderr) is told, program
+
+
+def test_a_module_that_is_not_in_its_package_is_one_line(tmp_path: Path) -> None:
+    """As Python says it; the package runs before anybody can know."""
+    done = stepscope("run", "--quiet", "--out", "run", "-m", "json.missing", cwd=tmp_path)
+    assert (done.returncode, of_program(done.stderr)) == (1, "stepscope run: No module named json.missing\n")
 
 
 # torch
@@ -316,6 +356,9 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     done = stepscope("run", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
     assert "closed, 12 steps, 1 window" in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
+    assert not complete(tmp_path / "run" / "trace.json", "stepscope"), (
+        "what showed that operators arrive is in the trace"
+    )
 
 
 def test_steps_without_operators(tmp_path: Path) -> None:

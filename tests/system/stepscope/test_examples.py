@@ -95,7 +95,8 @@ def test_readme_has_no_python_that_is_not_run() -> None:
     assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
     assert len(PROGRAMS) == 5
     for language, text in BLOCKS:
-        begins = ("-from ", "+from ") if language == "diff" else ("make ", "pip install ", "stepscope ", "torchrun ")
+        commands = ("make ", "pip install ", "stepscope ", "torchrun ", "python3 -m venv ", ". ~/")
+        begins = ("-from ", "+from ", "+import stepscope", " import torch") if language == "diff" else commands
         assert language in ("python", "text") or all(line.startswith(begins) for line in text.splitlines())
 
 
@@ -106,12 +107,13 @@ def test_the_readme_can_be_read_in_minutes() -> None:
 
 def test_lines_that_take_the_place_of_others_work() -> None:
     """What the README would have changed in a program can be imported, and has the same names as what it replaces."""
-    text, *_ = (text for language, text in BLOCKS if language == "diff")
-    removed, added = text.splitlines()
-    names: dict[str, Any] = {}
-    exec(added.removeprefix("+"), names)
-    assert removed.partition(" import ")[2] == added.partition(" import ")[2]
-    assert set(added.partition(" import ")[2].split(", ")) <= set(names)
+    for text in (text for language, text in BLOCKS if language == "diff"):
+        first, torch, removed, added = text.splitlines()
+        names: dict[str, Any] = {}
+        exec(f"{first.removeprefix('+')}\n{added.removeprefix('+')}", names)
+        assert torch == " import torch" and "stepscope" in names
+        assert removed.partition(" import ")[2] == added.partition(" import ")[2]
+        assert set(added.partition(" import ")[2].split(", ")) <= set(names)
 
 
 def test_readme_names_every_extra() -> None:
@@ -147,8 +149,14 @@ def test_links_of_the_documents_lead_somewhere() -> None:
         *ROOT.glob("*.md"),
     ]
     for page in pages:
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} leads to {target}"
+        for target, place in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            led = page.parent / target if target else page
+            assert led.exists(), f"{page.name} leads to {target}"
+            if place:
+                headings = re.findall(r"^#+ (.*)", led.read_text(encoding="utf-8"), re.MULTILINE)
+                # As GitHub makes them of headings.
+                names = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+                assert place in names, f"{page.name} leads to {target}#{place}"
 
 
 def test_quickstart(tmp_path: Path) -> None:

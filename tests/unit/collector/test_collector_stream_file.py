@@ -15,6 +15,7 @@ from stepscope.collector.files import checkpoint, stream_file
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from tests.support.messages import refused
 from tests.support.streams import RUN, SYNC, frames, run_frame
 
 HEADER = fmt.encode_file_header(SYNC)
@@ -110,25 +111,25 @@ def test_numbers_are_counted_on_where_they_wrap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "count", "data", "complaint"),
+    ("first", "count", "data", "facts"),
     [
-        (5, 1, frames(5, 1), "frame 3 is missing, 5 came"),
-        (3, 2, frames(3, 1), "2 frames were announced, 1 came"),
-        (3, 1, frames(3, 2) + b"not looked at", "1 frames were announced, more came"),
-        (3, 2, frames(4, 2), "frame 3 was announced, 4 came"),
-        (3, 1, frames(3, 1)[:-1], "damaged, or not whole"),
-        (3, 1, frames(3, 1)[:10], "no frame of this journal"),
-        (3, 1, frames(3, 1, sync=b"\xf5xyz"), "no frame of this journal"),
-        (3, 1, frames(3, 1)[:-1] + b"?", "damaged"),
-        (3, 1, b"", "1 frames were announced, 0 came"),
-        (3, 0, frames(3, 1), "0 frames were announced"),
+        (5, 1, frames(5, 1), ["3", "5"]),
+        (3, 2, frames(3, 1), ["2", "1"]),
+        (3, 1, frames(3, 2) + b"not looked at", ["1"]),
+        (3, 2, frames(4, 2), ["3", "4"]),
+        (3, 1, frames(3, 1)[:-1], []),
+        (3, 1, frames(3, 1)[:10], []),
+        (3, 1, frames(3, 1, sync=b"\xf5xyz"), []),
+        (3, 1, frames(3, 1)[:-1] + b"?", []),
+        (3, 1, b"", ["1", "0"]),
+        (3, 0, frames(3, 1), ["0"]),
     ],
 )
-def test_other_data_are_refused_whole(tmp_path: Path, first: int, count: int, data: bytes, complaint: str) -> None:
+def test_other_data_are_refused_whole(tmp_path: Path, first: int, count: int, data: bytes, facts: list[str]) -> None:
     """Nothing of a message is taken if not all of it is what it claims."""
     file = StreamFile(tmp_path, SYNC)
     take(file, 0, 3)
-    with pytest.raises(FormatError, match=complaint):
+    with refused(FormatError, *facts):
         file.check(first, count, memoryview(data))
     assert take(file, 3, 2) == 2
     file.close()
@@ -193,11 +194,11 @@ def test_another_stream_or_no_journal_is_not_touched(tmp_path: Path) -> None:
     """A file that cannot be this stream's stays as it is."""
     StreamFile(tmp_path, b"\xf5xyz").close()
     before = (tmp_path / "journal").read_bytes()
-    with pytest.raises(FormatError, match="another stream"):
+    with refused(FormatError):
         StreamFile(tmp_path, SYNC)
     assert (tmp_path / "journal").read_bytes() == before
     (tmp_path / "journal").write_bytes(b"something else, rather long, of somebody")
-    with pytest.raises(FormatError, match="not a stepscope journal"):
+    with refused(FormatError, "journal"):
         StreamFile(tmp_path, SYNC)
     assert (tmp_path / "journal").read_bytes().startswith(b"something")
 

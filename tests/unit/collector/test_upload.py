@@ -15,6 +15,7 @@ from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal.discard import discard, places
 from tests.integration.collector.test_storage_limits import kept
 from tests.support.archives import borders, parts_of, restored
+from tests.support.messages import refused
 from tests.support.streams import STREAM
 from tests.support.windowed import END, run_of, stored, windows
 
@@ -63,7 +64,7 @@ def test_an_interrupted_upload_goes_on(store: Store, url: str, monkeypatch: pyte
 
         before = len(uploader.archive.manifest(STREAM).parts)
         monkeypatch.setattr(files, "open", failing)
-        with pytest.raises(OutputError, match="network"):
+        with refused(OutputError, "journal.", "the network is gone", snapshot=False):
             uploader.upload()
         monkeypatch.setattr(files, "open", opened)
         assert len(uploader.archive.manifest(STREAM).parts) == before + fails_at
@@ -119,13 +120,13 @@ def test_a_part_that_was_removed_or_damaged(store: Store, url: str) -> None:
     assert len(archive.manifest(STREAM).parts) == 1
     assert uploader.upload().complete == 1
     archive.files.pipe_file(f"{archive.root}/{STREAM}/{second.name}", b"x" * second.size)
-    with pytest.raises(FormatError, match="damaged"):
+    with refused(FormatError, "journal.000000000008236-000000000016529", "0123456789abcdef0123456789abcdef"):
         restored(archive, STREAM)
     archive.files.pipe_file(f"{archive.root}/{STREAM}/manifest.json", b"{")
-    with pytest.raises(FormatError, match="no manifest"):
+    with refused(FormatError, "manifest.json"):
         uploader.upload()
 
 
 def test_a_url_that_nothing_handles(store: Store) -> None:
-    with pytest.raises(OutputError, match="nothing can be uploaded"):
+    with refused(OutputError, "nosuch"):
         Uploader(store, "nosuch://bucket/x")

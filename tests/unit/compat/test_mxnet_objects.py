@@ -17,6 +17,7 @@ from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.events import Kind
 from tests.support.basics import require
+from tests.support.messages import refused
 from tests.support.mxnets import alone, begin, durations, load, slices, statistics
 
 
@@ -51,12 +52,12 @@ def test_objects_are_made_without_recording() -> None:
     wrong: Any
     for wrong in ("d", None, 3):
         for kind in (mxnet.Task, mxnet.Frame, mxnet.Counter, mxnet.Marker):
-            with pytest.raises(TypeError, match=r"domain must be a Domain, got .*; write Domain\('name'\)"):
+            with refused(TypeError, "domain", "Domain('name')"):
                 kind(wrong, "name")
     for wrong in (None, 3, b"name"):
-        with pytest.raises(TypeError, match="must be a str, got"):
+        with refused(TypeError):
             mxnet.Event(wrong)
-        with pytest.raises(TypeError, match="must be a str, got"):
+        with refused(TypeError):
             mxnet.Domain(wrong)
 
 
@@ -130,7 +131,7 @@ def test_frames_have_numbers_and_a_rate() -> None:
     mxnet.dump()
     drawn = slices(load("profile.json"), "picture")
     assert [event["args"] for event in drawn] == [{"source": "camera", "frame": number} for number in range(5)]
-    with pytest.raises(TypeError, match="takes a Frame, got Event"):
+    with refused(TypeError, "passes()", "Frame", "Event('e')"):
         mxnet.passes(mxnet.Event("e"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
@@ -196,10 +197,10 @@ def test_counters() -> None:
     assert other.value == 3.5
     wrong: Any
     for wrong in ("3", None, [1]):
-        with pytest.raises(TypeError, match="a counter takes numbers, got"):
+        with refused(TypeError):
             other.increment(wrong)
         if wrong is not None:
-            with pytest.raises(TypeError, match="a counter takes numbers, got"):
+            with refused(TypeError):
                 domain.new_counter("wrong", wrong)
     found = statistics()["Counter"]["d"]
     assert found["load"] == {"Count": 3, "Total": 2.0, "Min": -1.25, "Max": 1.75, "Avg": pytest.approx(2 / 3)}
@@ -249,9 +250,9 @@ def test_markers() -> None:
     marker = mxnet.Domain("d").new_marker("here")
     marker.mark()
     marker.mark("thread", batch=3, note="late")
-    with pytest.raises(mxnet.MXNetValueError, match="scope must be one of .*, got 'bogus'"):
+    with refused(mxnet.MXNetValueError, "scope", "'global'", "'marker'", "bogus"):
         marker.mark("bogus")
-    with pytest.raises(mxnet.MXNetValueError, match="did you mean 'global'"):
+    with refused(mxnet.MXNetValueError, "scope", "'globl'", "'global'?"):
         marker.mark("globl")
     assert statistics()["Marker"]["d,instant_marker"]["here"] == {"Count": 2}
     mxnet.dump()

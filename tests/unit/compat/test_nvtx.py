@@ -12,6 +12,7 @@ import pytest
 from stepscope import nvtx
 from stepscope.runtime.events import Flag, Kind
 from tests.support.basics import require
+from tests.support.messages import refused
 from tests.support.recording import Log, recording
 
 
@@ -90,11 +91,11 @@ def test_misuse_is_an_error() -> None:
     wrong: Any
     for wrong in (3, b"x", len):
         for call in (nvtx.annotate, nvtx.mark, nvtx.push_range, nvtx.start_range):
-            with pytest.raises(TypeError, match="a name must be a str"):
+            with refused(TypeError):
                 call(wrong)
-    with pytest.raises(TypeError, match="str"):
+    with refused(TypeError, "category", "3"):
         nvtx.annotate("x", domain=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TypeError, match=r"end_range\(\) takes what start_range\(\) has returned, got 3"):
+    with refused(TypeError, "end_range()", "start_range()", "3"):
         nvtx.end_range(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

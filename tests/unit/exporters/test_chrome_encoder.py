@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.events import Flag, Kind, empty_block
 from stepscope.runtime.tracks import TrackKind
+from tests.support.messages import refused
 from tests.support.viewers.scene import START, Scene, make_run
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -315,7 +316,7 @@ def test_large_blocks_grow_the_output(scene: Scene) -> None:
 
 def test_misuse_is_named() -> None:
     """A block that is not whole and an unknown dialect are refused."""
-    with pytest.raises(ValueError, match="63 bytes"):
+    with refused(ValueError, "63", "64"):
         _core.encode_chrome(bytes(63), b"", 0, "kineto")
-    with pytest.raises(ValueError, match="'chrome'"):
+    with refused(ValueError, "dialect", "kineto", "tensorboard", "chrome"):
         _core.encode_chrome(b"", b"", 0, "chrome")

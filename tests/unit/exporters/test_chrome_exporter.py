@@ -18,6 +18,7 @@ from stepscope.exporters.output import OutputFile
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events import EventBatch, Kind
 from tests.support.blocks import instant_block
+from tests.support.messages import refused
 from tests.support.viewers.scene import PID, Scene, make_run, make_window, training
 
 
@@ -203,7 +204,7 @@ async def test_full_disk(small_disk: Path) -> None:
     path = small_disk / "t.json"
     exporter = ChromeTraceExporter(path)
     await exporter.open(make_run(small_disk))
-    with pytest.raises(OutputError, match=r"cannot write: No space left on device: '.*t\.json'") as caught:
+    with refused(OutputError, "No space left on device", "t.json") as caught:
         for _ in range(100):
             await exporter.export(many(small_disk, 5000))
     assert caught.value.errno == 28
@@ -242,7 +243,7 @@ async def test_refusal_that_nobody_heard(small_disk: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await output.write(b"whole\n")
-    with pytest.raises(OutputError, match="No space left"):
+    with refused(OutputError, "No space left"):
         await output.close()
     assert (small_disk / "t").read_bytes() == b"whole\n"
 
@@ -252,7 +253,7 @@ async def test_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("t.json", "t{window}.json"):
         exporter = ChromeTraceExporter(tmp_path / "file" / name)
-        with pytest.raises(OutputError, match="Not a directory: .*file"):
+        with refused(OutputError, "Not a directory", "file"):
             await exporter.open(make_run(tmp_path))
         await exporter.aclose()
 
@@ -261,7 +262,7 @@ async def test_life(tmp_path: Path) -> None:
     """It is an exporter; before `open` and after `aclose` it takes nothing, and closing twice is nothing."""
     exporter = ChromeTraceExporter(tmp_path / "t.json")
     assert isinstance(exporter, Exporter)
-    with pytest.raises(ClosedError, match=r"t\.json is not open"):
+    with refused(ClosedError, "t.json"):
         await exporter.export(many(tmp_path, 1))
     await write(exporter, tmp_path)
     await exporter.aclose()
@@ -287,17 +288,17 @@ async def test_cancelled_close(tmp_path: Path, form: Literal["array", "object"])
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "facts"),
     [
-        ({"dialect": "chrome"}, "dialect must be 'kineto' or 'tensorboard', got 'chrome'"),
-        ({"form": "list"}, "form must be"),
-        ({"on_full": "wrap"}, "on_full must be"),
-        ({"max_bytes": 100}, "max_bytes must be at least 65536, got 100"),
+        ({"dialect": "chrome"}, ["dialect", "kineto", "tensorboard", "chrome"]),
+        ({"form": "list"}, ["form", "array", "object", "list"]),
+        ({"on_full": "wrap"}, ["on_full", "rotate", "stop", "wrap"]),
+        ({"max_bytes": 100}, ["max_bytes", "65536", "100"]),
     ],
 )
-def test_misuse_is_named(arguments: dict[str, Any], message: str) -> None:
+def test_misuse_is_named(arguments: dict[str, Any], facts: list[str]) -> None:
     """A wrong argument is named."""
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, *facts):
         ChromeTraceExporter("t.json", **arguments)
 
 
@@ -342,7 +343,7 @@ async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
     batch = EventBatch("recorder", 0, instant_block(1, 2), b"")
     await first.open(make_run(tmp_path))
     await first.export(batch)
-    with pytest.raises(OutputError, match="another exporter"):
+    with refused(OutputError, "t.json"):
         await second.open(make_run(tmp_path))
     await first.aclose()
     third = ChromeTraceExporter(tmp_path / "t.json")

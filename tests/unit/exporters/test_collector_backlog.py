@@ -7,7 +7,6 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -20,6 +19,7 @@ from stepscope.exporters.specimens import run_in
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import run_record
+from tests.support.messages import refused
 from tests.support.streams import STREAM, SYNC, frames
 
 MEMORY, DISK = 4 << 10, 64 << 10
@@ -182,12 +182,12 @@ def test_files_are_private_and_belong_to_one_stream(tmp_path: Path) -> None:
     spool.append(piece(0, 1, 40))
     for path in (tmp_path / "run").rglob("*"):
         assert path.stat().st_mode & 0o77 == 0
-    with pytest.raises(OutputError, match="File exists"):
+    with refused(OutputError, "unsent"):
         Spool(tmp_path / "run", DISK, note())
     spool.close()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / DIRECTORY).symlink_to(tmp_path)
-    with pytest.raises(OutputError, match="below a link"):
+    with refused(OutputError, "other"):
         Spool(tmp_path / "other", DISK, note())
 
 

@@ -13,6 +13,7 @@ from stepscope.exporters.otlp.resource import resource
 from stepscope.exporters.otlp.target import Target
 from stepscope.exporters.specimens import run_in
 from tests.support.basics import ROOT
+from tests.support.messages import refused
 
 
 @pytest.fixture(autouse=True)
@@ -47,21 +48,21 @@ def test_an_endpoint_is_what_receivers_are_below(endpoint: str, url: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "why"),
+    ("endpoint", "fact"),
     [
-        ("localhost:4318", "must be a URL"),
-        ("ftp://host", "must be a URL"),
-        ("http://", "must be a URL"),
-        ("http://host:99999", "must be a URL"),
-        ("http://ho st", "must be a URL"),
-        ("http://host\r\nX: y", "must be a URL"),
-        ("", "must be a URL"),
-        ("http://user:passw0rd@host", "use the header Authorization"),
+        ("localhost:4318", "http://localhost:4318"),
+        ("ftp://host", "http://localhost:4318"),
+        ("http://", "http://localhost:4318"),
+        ("http://host:99999", "http://localhost:4318"),
+        ("http://ho st", "http://localhost:4318"),
+        ("http://host\r\nX: y", "http://localhost:4318"),
+        ("", "http://localhost:4318"),
+        ("http://user:passw0rd@host", "Authorization"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(endpoint: str, why: str) -> None:
+def test_what_is_no_endpoint_is_refused(endpoint: str, fact: str) -> None:
     """The error names the remedy, and no password."""
-    with pytest.raises(ValueError, match=why) as caught:
+    with refused(ValueError, "endpoint", fact) as caught:
         target("traces", endpoint)
     assert "passw0rd" not in str(caught.value)
 
@@ -83,7 +84,7 @@ def test_variables_for_another_protocol_are_not_taken(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert target().url == "http://localhost:4318/v1/traces"
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
-    with pytest.raises(ValueError, match="speaks http/protobuf: pass endpoint="):
+    with refused(ValueError, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "endpoint=", "http://localhost:4318"):
         target()
     assert target("traces", "http://collector:4318").url.endswith(":4318/v1/traces")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
@@ -105,7 +106,7 @@ def test_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_headers_that_would_break_the_request_are_refused(headers: dict[str, str]) -> None:
     """Without repeating a value, which may be a secret."""
-    with pytest.raises(ValueError, match="header") as caught:
+    with refused(ValueError, "header") as caught:
         sc.exporters.OtlpExporter("http://host", headers=headers)
     assert "injected" not in str(caught.value)
 
@@ -115,11 +116,11 @@ def test_malformed_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     for name, value, why in (
         ("OTEL_EXPORTER_OTLP_HEADERS", "s3cret", "name=value"),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s", "milliseconds"),
-        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip or none"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd", "gzip"),
     ):
         with monkeypatch.context() as patch:
             patch.setenv(name, value)
-            with pytest.raises(ValueError, match=f"(?s){name}.*{why}") as caught:
+            with refused(ValueError, name, why) as caught:
                 target()
             assert "s3cret" not in str(caught.value)
 
@@ -137,11 +138,11 @@ def test_other_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_name_what_is_wrong() -> None:
     """Field, value and what it should be."""
-    with pytest.raises(ValueError, match="OtlpOptions.batch_spans is 0"):
+    with refused(ValueError, "OtlpOptions.batch_spans", "0", "1"):
         OtlpOptions(batch_spans=0)
-    with pytest.raises(ValueError, match="OtlpOptions.compression is 'zstd'"):
+    with refused(ValueError, "OtlpOptions.compression", "zstd"):
         OtlpOptions(compression="zstd")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="colour"):
+    with refused(TypeError, "OtlpOptions", "colour"):
         OtlpOptions(colour=1)  # type: ignore[call-arg]
 
 
@@ -169,5 +170,5 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("aiohttp", "opentelemetry.proto.trace.v1.trace_pb2"):
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, module, None)
-            with pytest.raises(ImportError, match=r"pip install 'stepscope\[otlp\]'"):
+            with refused(ImportError, "pip install 'stepscope[otlp]'"):
                 sc.exporters.OtlpExporter("http://host")

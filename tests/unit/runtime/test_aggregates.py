@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from tests.support.messages import refused
 
 ERROR = 1 / 128
 FIRST = strings.FIRST_NAME
@@ -258,11 +259,11 @@ def test_blocks_of_any_layout_are_taken() -> None:
     aggregates.update(events[::2])
     assert rows(aggregates)[FIRST, 0].total == 100
     core = _core.Aggregates()
-    with pytest.raises(ValueError, match="65 bytes"):
+    with refused(ValueError, "64", "65"):
         core.update(bytes(65))
     with pytest.raises(TypeError, match="int"):
         core.update(5)
-    with pytest.raises(TypeError, match="merge Aggregates only, got list"):
+    with refused(TypeError, "Aggregates", "list"):
         core.merge([])  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     assert core.rows() == []
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core, strings
 from stepscope.runtime._core import instant, span
+from tests.support.messages import refused
 from tests.support.recording import recording, run_program
 
 MAX_VALUE = 4096
@@ -80,7 +81,7 @@ def test_circles_are_collected() -> None:
 def test_damaged_arguments_do_no_harm(heap: bytes, at: int, length: int) -> None:
     """Any bytes decode to something, or raise ValueError if they are not there."""
     if at + length > len(heap):
-        with pytest.raises(ValueError, match="lie outside a heap"):
+        with refused(ValueError, snapshot=False):
             _core.decode_arguments(heap, at, length)
     else:
         assert isinstance(_core.decode_arguments(heap, at, length), dict)

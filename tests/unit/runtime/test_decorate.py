@@ -13,6 +13,7 @@ import pytest
 
 from stepscope.runtime._core import span
 from stepscope.runtime.events import Flag
+from tests.support.messages import refused
 from tests.support.recording import Log, check_self_times, recording
 
 
@@ -108,13 +109,13 @@ def test_other_callables() -> None:
         assert span("class")(dict)(a=1) == {"a": 1}
     assert [row.name for row in log.spans] == ["partial", "built in", "class"]
     wrong: Any = 3
-    with pytest.raises(TypeError, match=r"span\('wrong'\) can decorate a function, got 3"):
+    with refused(TypeError, "wrong", "3"):
         span("wrong")(wrong)
     decorator: Any = span("wrong")
     for arguments in ((), (len, len)):
-        with pytest.raises(TypeError, match="called with the one function"):
+        with refused(TypeError):
             decorator(*arguments)
-    with pytest.raises(TypeError, match="called with the one function"):
+    with refused(TypeError):
         decorator(function=len)
 
 

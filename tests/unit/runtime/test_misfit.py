@@ -25,6 +25,7 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.environment import EnvironmentOptions, ScheduleOptions
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.nearest import nearest_value
+from tests.support.messages import refused
 
 STRANGE = object()
 """A value that fits no annotation."""
@@ -96,7 +97,7 @@ def test_a_value_of_a_strange_type() -> None:
 
 def test_what_must_be_given() -> None:
     """It is named, with the settings that it belongs to."""
-    with pytest.raises(TypeError, match=r"^FlightRecorder: steps must be given$"):
+    with refused(TypeError, "FlightRecorder", "steps"):
         sc.FlightRecorder()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
 
 
@@ -199,13 +200,11 @@ def test_values_of_any_size() -> None:
     with pytest.raises(ControlError) as refused:
         decode_json(b'{"window": {"steps": [%s]}}' % b",".join([b"1"] * 100_000), EnvironmentOptions)
     assert len(str(refused.value)) < 300
-    with pytest.raises(
-        ValueError, match="Options.linger is <int, which cannot be shown: ValueError>: Number out of range"
-    ):
+    with refused(ValueError, "Options.linger", "int", "ValueError", "5.0"):
         sc.Options(linger=10**5000)
-    with pytest.raises(ValueError, match=r"Options.session_dir is <int, .*the default is None"):
+    with refused(ValueError, "Options.session_dir", "int", "None"):
         sc.Options(session_dir=10**5000)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="Options.ring_slots is <int, .*the nearest is 16777216"):
+    with refused(ValueError, "Options.ring_slots", "int", "16777216"):
         sc.Options(ring_slots=10**5000)
 
 
@@ -216,9 +215,7 @@ def test_a_value_that_does_not_show_itself() -> None:
         def __repr__(self) -> str:
             raise RuntimeError("no words")
 
-    with pytest.raises(
-        ValueError, match="Options.linger is <Silent, which cannot be shown: RuntimeError>: Expected `float`"
-    ):
+    with refused(ValueError, "Options.linger", "RuntimeError", "Silent", "5.0"):
         sc.Options(linger=Silent())  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
@@ -255,9 +252,9 @@ def test_names_that_are_no_fields_for_a_reason() -> None:
         __fixed__ = {"wheels": "they are mounted in the factory"}
         teeth: int = 12
 
-    with pytest.raises(TypeError, match="Gear: wheels cannot be changed at run time: they are mounted in the factory"):
+    with refused(TypeError, "Gear", "wheels", "factory"):
         Gear(wheels=3)  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
-    with pytest.raises(ControlError, match="wheels cannot be changed at run time: they are mounted in the factory"):
+    with refused(ControlError, "wheels", "factory"):
         decode_json(b'{"wheels": 3}', Gear)
 
 

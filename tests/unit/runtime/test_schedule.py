@@ -17,6 +17,7 @@ from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.plan import plan_of
 from stepscope.runtime.schedule import NEVER, PlannedSchedule, Schedule, always, schedule
 from tests.support.basics import require
+from tests.support.messages import refused
 
 counts = st.integers(min_value=0, max_value=7)
 schedules = st.fixed_dictionaries(
@@ -170,14 +171,14 @@ def test_wrong_values_are_named(values: dict[str, Any], error: type[Exception], 
 
 def test_schedule_errors_are_value_errors() -> None:
     """Code that catches ValueError, as for any wrong argument, catches a wrong schedule."""
-    with pytest.raises(ValueError, match="active must be"):
+    with refused(ValueError, "active", "0"):
         schedule(wait=0, warmup=0, active=0)
 
 
 def test_unknown_and_missing_arguments_are_refused() -> None:
     """A misspelt argument is an error, and so is a missing one."""
     values: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 1, "skip_frist": 1}
-    with pytest.raises(TypeError, match="skip_frist"):
+    with refused(TypeError, "schedule()", "skip_frist", "skip_first"):
         schedule(**values)
     with pytest.raises(TypeError, match="active"):
         schedule(**{name: values[name] for name in ("wait", "warmup")})
@@ -187,7 +188,7 @@ def test_negative_steps_are_refused() -> None:
     """There is no step before the first."""
     ours = schedule(wait=1, warmup=1, active=1)
     for call in (ours, ours.next_change, ours.next_record, ours.plan):
-        with pytest.raises(ScheduleError, match="must be 0 or more, got -1"):
+        with refused(ScheduleError, "step", "-1"):
             call(-1)
 
 
@@ -210,7 +211,7 @@ def test_schedules_are_values() -> None:
     with pytest.raises(AttributeError):
         one.wait = 2  # type: ignore[misc]
     assert msgspec.json.decode(msgspec.json.encode(one), type=Schedule) == one
-    with pytest.raises(msgspec.ValidationError, match="active must be"):
+    with refused(msgspec.ValidationError, "active", "0"):
         msgspec.json.decode('{"wait": 1, "warmup": 0, "active": 0}', type=Schedule)
 
 
@@ -375,7 +376,7 @@ def test_unknown_actions_are_named(value: object) -> None:
     assert repr(value) in message
     assert "step 5 (step_num 4)" in message
     assert "NONE (0), WARMUP (1), RECORD (2), RECORD_AND_SAVE (3)" in message
-    with pytest.raises(ScheduleError, match="unknown action"):
+    with refused(ScheduleError, "step 1", "step_num 0", "RECORD_AND_SAVE (3)"):
         plan_of(lambda step: value, 1)
 
 
@@ -383,7 +384,7 @@ def test_unknown_actions_are_named(value: object) -> None:
 def test_plan_of_rejects_a_plan_that_cannot_be(step: int) -> None:
     """A negative length or beginning is refused."""
     assume(step > 0)
-    with pytest.raises(ScheduleError, match="steps must be 0 or more"):
+    with refused(ScheduleError, "steps", snapshot=False):
         plan_of(always, -step)
-    with pytest.raises(ScheduleError, match="first must be 0 or more"):
+    with refused(ScheduleError, "first", snapshot=False):
         plan_of(always, 1, first=-step)

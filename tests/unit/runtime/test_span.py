@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.events import Flag
+from tests.support.messages import refused
 from tests.support.recording import Row, check_self_times, recording
 
 KEPT_FRAMES = 126
@@ -121,15 +122,15 @@ def test_misuse_is_named_at_construction() -> None:
     """A name that is no str, or an argument too many, raises; nothing else does."""
     wrong: Any = 3
     for make in (span, instant):
-        with pytest.raises(TypeError, match="a name must be a str, got int: 3"):
+        with refused(TypeError, "name", "3"):
             make(wrong)
-        with pytest.raises(TypeError, match="category must be a str, got int: 3"):
+        with refused(TypeError, "category", "3"):
             make("x", category=wrong)
-        with pytest.raises(TypeError, match="takes one name, got 0 positional"):
+        with refused(TypeError, "0"):
             make()  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
-    with pytest.raises(TypeError, match="a name must be a str"):
+    with refused(TypeError, "name", "3"):
         counter(wrong, 1)
-    with pytest.raises(TypeError, match="a name must be a str"):
+    with refused(TypeError, "name", "3"):
         flow(wrong, 1, "start")
 
 

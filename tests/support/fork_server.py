@@ -1,0 +1,142 @@
+"""Runs Python programs in forks of a process that has imported most of what they import, so that they start in no time.
+
+This is the program of that process; `tests.support.forked` asks it. It has one thread, no session of stepscope's and no
+event loop. A fork runs its program as `__main__` on the main thread, and Python ends in it as in any process.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import runpy
+import select
+import socket
+import sys
+import types
+import warnings
+from typing import Any
+
+PLAIN = (
+    "stepscope anyio._backends._asyncio aiofiles.os asyncio msgspec.json numpy tempfile textwrap uvloop "
+    "stepscope.backends.base stepscope.build stepscope.errors stepscope.exporters.chrome stepscope.exporters.memory "
+    "stepscope.exporters.tensorboard stepscope.exporters.window_journals stepscope.runtime.exit "
+    "stepscope.runtime.flight.flight stepscope.runtime.join stepscope.runtime.profiler stepscope.runtime.recovery.recover"
+)
+IMPORTED = {
+    "plain": PLAIN,
+    "command": f"{PLAIN} stepscope.cli.main stepscope.cli.collect stepscope.collector.app uvicorn websockets",
+    "torch": f"{PLAIN} torch torch.utils.data stepscope.torch stepscope.backends.torch",
+}
+"""What each kind of server has imported: `stepscope` before torch, so that operators can arrive live."""
+
+
+def serve(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """Forks for each request and tells how the forks ended; ends the process when nobody can ask any more.
+
+    Returns:
+        In each fork: the request, and descriptors for the standard streams.
+    """
+    running: dict[int, tuple[int, socket.socket]] = {}
+    poll = select.poll()
+    poll.register(control, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor in running:
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                pid, reply = running.pop(descriptor)
+                _say(reply, os.waitpid(pid, 0)[1])
+                reply.close()
+                continue
+            message, descriptors, _, _ = socket.recv_fds(control, 1 << 20, 4)
+            if not message:
+                os._exit(0)
+            if (pid := os.fork()) == 0:
+                return json.loads(message), descriptors[:3]
+            for each in descriptors[:3]:
+                os.close(each)
+            reply = socket.socket(fileno=descriptors[3])
+            _say(reply, pid)
+            ended = os.pidfd_open(pid)
+            running[ended] = pid, reply
+            poll.register(ended, select.POLLIN)
+
+
+def _say(reply: socket.socket, number: int) -> None:
+    with contextlib.suppress(ConnectionError):  # who asked has ended
+        reply.send(str(number).encode())
+
+
+def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
+    """Makes a fork what a Python is that was started with this command line, directory and environment.
+
+    Args:
+        request: as `tests.support.forked` makes them.
+        streams: descriptors for the standard streams.
+        filters: how many filters of warnings Python began with.
+    """
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+    os.closerange(3, 1 << 20)
+    os.chdir(request["cwd"])
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        buffering = 1 if name == "stderr" or os.isatty(number) else -1
+        new = open(number, old.mode, buffering, old.encoding, old.errors, newline="\n", closefd=False)
+        new.buffer.raw.name = f"<{name}>"
+        vars(sys)[name] = vars(sys)[f"__{name}__"] = new
+    del sys.path[: len(_path_of_environment())]
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.path[:0] = request["path"] + _path_of_environment()
+    sys.argv, sys.orig_argv = request["argv"], request["command"]
+    # Filters of the command line come before Python's own; modules have put theirs before both.
+    given: Any = warnings
+    modules = given.filters[:-filters]
+    del given.filters[:-filters]
+    sys.warnoptions += request["warnings"]
+    given._processoptions(request["warnings"])
+    given.filters[:0] = modules
+    given._filters_mutated()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # as Python does it for `random`
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
+
+
+def _path_of_environment() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+
+
+def run(kind: str, program: str) -> int:
+    """Runs a source text (`-c`) or a file as Python does it; -1 after an exception, which has been printed."""
+    python = ctypes.pythonapi
+    if kind == "-c":
+        return python.PyRun_SimpleString(program.encode())
+    library = ctypes.CDLL(None)
+    library.fopen.restype = ctypes.c_void_p
+    opened = ctypes.c_void_p(library.fopen(os.fsencode(program), b"rb"))
+    return python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.abspath(program)), 1, None)
+
+
+if __name__ == "__main__":
+    BEGAN_WITH = len(warnings.filters)
+    del sys.path[0]
+    for module in IMPORTED[sys.argv[1]].split():
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # else collecting would write to all pages, and so copy them
+    REQUEST, STREAMS = serve(socket.socket(fileno=int(sys.argv[2])))
+    become(REQUEST, STREAMS, BEGAN_WITH)
+    if REQUEST["kind"] == "-m":
+        runpy._run_module_as_main(REQUEST["program"])  # type: ignore[attr-defined]
+    elif run(REQUEST["kind"], REQUEST["program"]):
+        sys.excepthook = lambda *_: None
+        raise RuntimeError  # not SystemExit, after which Python would not tell that it was interrupted

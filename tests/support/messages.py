@@ -1,0 +1,234 @@
+"""Messages of errors, warnings and commands: a test checks the type and the data, tests/messages.json holds the wording.
+
+`make messages` writes that file anew. It is a plugin of pytest, with the options `--update-messages` and `--messages`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import json
+import logging
+import re
+import socket
+import sys
+import tempfile
+import warnings
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import pytest
+
+from tests.support.basics import ROOT
+
+E = TypeVar("E", bound=BaseException)
+
+SNAPSHOT = ROOT / "tests" / "messages.json"
+"""`{"module::test[parameters]": [message, ...]}`."""
+
+# From run to run, and from machine to machine, these differ. The first that fits comes first.
+_VARYING = [
+    (re.compile(pattern), name)
+    for pattern, name in (
+        (r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\":;,)]+", "<tmp>"),
+        (r"/dev/shm/stepscope-[\w.-]+", "<session>"),
+        (re.escape(tempfile.gettempdir()) + r"/tmp[\w]{8}", "<tmp>"),
+        (re.escape(sys.executable), "<python>"),
+        (re.escape(str(ROOT)), "<root>"),
+        (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
+        (r"(?<=localhost:)\d+", "<port>"),
+        (r"(?<=\bpid )\d{2,}|(?<=\bprocess )\d{2,}", "<pid>"),
+        (r"\b0x[0-9a-f]{6,}", "<address>"),
+        (rf"\b{re.escape(socket.gethostname())}\b", "<host>"),
+        (rf"(?<=user ){re.escape(getpass.getuser())}\b", "<user>"),
+    )
+]
+_LOOP = re.compile(r"\[(?:asyncio|uvloop)(?:\]|-)")
+
+
+class refused(Generic[E]):  # noqa: N801
+    """In place of `pytest.raises(..., match=...)`: the error has the facts, and the wording of the snapshot.
+
+    Gives what `pytest.raises` gives.
+
+    Args:
+        error_type: as `pytest.raises` takes it.
+        facts: data that the message must have however it is worded: a field, the value, the nearest name, a command.
+        snapshot: False if the wording differs from run to run.
+    """
+
+    def __init__(self, error_type: type[E] | tuple[type[E], ...], *facts: object, snapshot: bool = True) -> None:
+        self._raises = pytest.raises(error_type)
+        self._facts = facts
+        self._snapshot = snapshot
+
+    def __enter__(self) -> pytest.ExceptionInfo[E]:
+        self._caught = self._raises.__enter__()
+        return self._caught
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        __tracebackhide__ = True
+        if not self._raises.__exit__(kind, error, traceback):
+            return False
+        value = self._caught.value
+        text = "\n".join([str(value), *getattr(value, "__notes__", ())])
+        for fact in self._facts:
+            assert str(fact) in text, f"the message has no {str(fact)!r}: {text}"
+        if self._snapshot:
+            _compare([text])
+        return True
+
+
+def said(
+    source: str | Iterable[str | logging.LogRecord | warnings.WarningMessage], *facts: object, snapshot: bool = True
+) -> list[str]:
+    """Lines or messages that have all the facts: there is one at least, and they have the wording of the snapshot.
+
+    Args:
+        source: what a program printed, of which each line counts, or records of logging, of which those of our loggers do.
+        facts: data that the message must have however it is worded. Without any, all count.
+        snapshot: False if the wording differs from run to run.
+    """
+    __tracebackhide__ = True
+    texts = source.splitlines() if isinstance(source, str) else [text for one in source for text in _text(one)]
+    found = [text for text in texts if text.strip() and all(str(fact) in text for fact in facts)]
+    assert found, f"no message has {', '.join(map(repr, map(str, facts)))}: {texts}"
+    if snapshot:
+        _compare(found)
+    return found
+
+
+def _text(one: str | logging.LogRecord | warnings.WarningMessage) -> list[str]:
+    if isinstance(one, str):
+        return [one]
+    if isinstance(one, logging.LogRecord):
+        return [one.getMessage()] if one.name.partition(".")[0] == "stepscope" else []
+    return [str(one.message)]
+
+
+def constant(text: str) -> str:
+    """A message without what differs from run to run."""
+    for pattern, name in _VARYING:
+        text = pattern.sub(name, text)
+    return text
+
+
+def key_of(nodeid: str) -> str:
+    """The key of a test: its module without folders, its name and parameters, the same for all event loops."""
+    path, _, name = nodeid.partition("::")
+    return f"{Path(path).stem}::" + _LOOP.sub(lambda loop: "[" if loop[0].endswith("-") else "", name, count=1)
+
+
+class _Running:
+    """What the test that runs has said so far."""
+
+    key = ""
+    told: list[str] = []
+    kept: Mapping[str, list[str]] = {}
+    updating = False
+
+
+def _compare(texts: list[str]) -> None:
+    __tracebackhide__ = True
+    for text in dict.fromkeys(map(constant, texts)):  # how often it was said is the test's to check
+        place = len(_Running.told)
+        _Running.told.append(text)
+        if _Running.updating:
+            continue
+        kept = _Running.kept.get(_Running.key, [])
+        assert place < len(kept), f"a new message; `make messages` takes it over: {text}"
+        if text != kept[place]:
+            lines = "\n".join(difflib.ndiff(kept[place].splitlines(), text.splitlines()))
+            raise AssertionError(f"a message has changed; `make messages` takes the new one over:\n{lines}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--update-messages` takes messages over, `--messages` names another snapshot."""
+    parser.addoption("--update-messages", action="store_true", help=f"write messages of tests that pass to {SNAPSHOT}")
+    parser.addoption("--messages", type=Path, default=SNAPSHOT, help="the snapshot of messages")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Reads the snapshot."""
+    path: Path = config.getoption("messages")
+    _Running.kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    _Running.updating = config.getoption("update_messages")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test begins, and has said nothing."""
+    _Running.key = key_of(item.nodeid)
+    _Running.told = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """A test that passes has said all that the snapshot has of it."""
+    result = yield
+    missing = _Running.kept.get(_Running.key, [])[len(_Running.told) :]
+    if _Running.updating:
+        item.user_properties.append(("messages", _Running.told))
+    elif missing:
+        pytest.fail(f"messages that are not there any more; `make messages` removes them: {missing}", pytrace=False)
+    return result
+
+
+_seen: set[str] = set()
+_passed: dict[str, list[str]] = {}
+_summary: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collects what tests have said, of all processes that run them."""
+    key = key_of(report.nodeid)
+    _seen.add(key)
+    if report.when == "call" and report.passed:
+        _passed.update((key, told) for kind, told in report.user_properties if kind == "messages")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Writes the snapshot."""
+    config = session.config
+    if not config.getoption("update_messages") or hasattr(config, "workerinput"):
+        return
+    path: Path = config.getoption("messages")
+    kept = dict(_Running.kept)
+    # Of a test that ran with some of its parameters only, the others stay.
+    partly = bool(config.option.keyword or session.shouldstop or any("::" in part for part in config.args))
+    ran = set() if partly else {_function(key) for key in _seen}
+    gone = left_over(kept, path.parent) | {key for key in kept if _function(key) in ran and key not in _seen}
+    gone |= {key for key, told in _passed.items() if not told}
+    new = {key: kept[key] for key in kept if key not in gone} | {key: told for key, told in _passed.items() if told}
+    path.write_text(json.dumps(new, indent=1, ensure_ascii=False, sort_keys=True) + "\n", encoding="utf-8")
+    for word, keys in (
+        ("new", new.keys() - kept.keys()),
+        ("changed", {key for key in new.keys() & kept.keys() if new[key] != kept[key]}),
+        ("removed", kept.keys() - new.keys()),
+    ):
+        _summary.extend(f"{word}: {key}" for key in sorted(keys))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tells which tests have other messages now."""
+    for line in _summary:
+        terminalreporter.write_line(f"messages {line}")
+
+
+def left_over(keys: Iterable[str], tests: Path) -> set[str]:
+    """Those keys whose tests are nowhere below a directory."""
+    pattern = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
+    there = {
+        f"{path.stem}::{name}"
+        for path in tests.rglob("test_*.py")
+        for name in pattern.findall(path.read_text(encoding="utf-8"))
+    }
+    return {key for key in keys if _function(key) not in there}
+
+
+def _function(key: str) -> str:
+    return key.partition("[")[0]
