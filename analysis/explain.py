@@ -46,7 +46,12 @@ def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
     tasks = sum(len(summary.tasks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
         return Answer(
-            path=path, verdict="There is not enough to judge.", refused=_refusal(steps, summaries), ranks=ranks, unknown=unknown, trust=trust
+            path=path,
+            verdict="There is not enough to judge.",
+            refused=_refusal(steps, summaries),
+            ranks=ranks,
+            unknown=unknown,
+            trust=trust,
         )
     job = Job(summaries)
     findings = without_echoes(sorted((found for rule in RULES for found in rule.look(job)), key=_order))
@@ -75,13 +80,9 @@ def _order(one: Finding) -> tuple[bool, float]:
 
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Two causes: both, in order of cost; one cause that two rules see: once."""
-    kept: list[Finding] = []
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
-    for one in findings:
-        if one.id not in hidden:
-            kept.append(one)
-    return tuple(kept)
+    return tuple(one for one in findings if one.id not in hidden)
 
 
 def _refusal(steps: int, summaries: list[RankSummary]) -> str:

@@ -14,7 +14,7 @@ from stepscope.analysis.recording import Rank, finished
 from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, strings
 from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind
+from stepscope.runtime.events import EventBatch, Flag, Kind
 from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
 
 MOST_SAMPLES = 200_000

@@ -89,7 +89,9 @@ class Rank:
         """
         import pyarrow
 
-        columns: dict[str, list[Any]] = {name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")}
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")
+        }
         for batch in self.batches(window):
             events = batch.events
             columns["window"].append(np.full(len(events), batch.window, np.int64))

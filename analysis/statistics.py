@@ -80,7 +80,10 @@ def shares(summary: RankSummary) -> tuple[Share, ...]:
     usual = took <= np.quantile(took, 0.95)
     total = float(took[usual].sum()) or 1.0
     median = float(np.median(took))
-    made = [Share(name, float(column[usual].sum()) / total * median, float(column[usual].sum()) / total) for name, column in parts(summary).items()]
+    made = [
+        Share(name, float(column[usual].sum()) / total * median, float(column[usual].sum()) / total)
+        for name, column in parts(summary).items()
+    ]
     return tuple(sorted(made, key=lambda share: (share.name == UNCOVERED, -share.ns)))
 
 
@@ -93,4 +96,8 @@ def difference(summary: RankSummary, index: int) -> str:
     name = max(more, key=lambda each: more[each])
     if more[name] < 0.5 * excess:
         return "no single part"
-    return f"{human_time(more[name])} more in {name}" if name != UNCOVERED else f"{human_time(more[name])} more in nothing that was recorded"
+    return (
+        f"{human_time(more[name])} more in {name}"
+        if name != UNCOVERED
+        else f"{human_time(more[name])} more in nothing that was recorded"
+    )

@@ -80,5 +80,3 @@ def _bars(shares: tuple) -> Text:  # type: ignore[type-arg]
         text.append("█" * round(BAR * share.ns / widest), "blue")
         text.append("  ")
     return text
-
-

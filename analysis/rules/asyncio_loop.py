@@ -58,11 +58,7 @@ def look_blocked(job: Job) -> list[Finding]:
     if cost < LOOP_BLOCKED:
         return []
     who, count = Counter(names[at] for at in long.tolist()).most_common(1)[0]
-    samples = [
-        sample
-        for sample in rank.samples
-        if any(begin[at] <= sample.ts < end[at] for at in long.tolist())
-    ]
+    samples = [sample for sample in rank.samples if any(begin[at] <= sample.ts < end[at] for at in long.tolist())]
     place = hottest(samples) if samples else None
     longest = int(took[long].max())
     at = int(long[np.argmax(took[long])])
@@ -136,7 +132,9 @@ def look_queue(job: Job) -> list[Finding]:
                         title=f"A queue grows: {name.removeprefix('queue ')} from {values[0]:,.0f} to {values[-1]:,.0f}.",
                         cost=0.5,
                         cost_ns=0.0,
-                        evidence=(f"its length rose in every third of the run: {', '.join(f'{each:,.0f}' for each in thirds)}",),
+                        evidence=(
+                            f"its length rose in every third of the run: {', '.join(f'{each:,.0f}' for each in thirds)}",
+                        ),
                         action="more consumers, quicker ones, or asyncio.Queue(maxsize=...) so that producers wait",
                         gain="answers that do not get later and later, memory that does not grow",
                         certainty="certain",

@@ -33,8 +33,12 @@ def look(job: Job) -> list[Finding]:
             title=f"Garbage collection takes {cost:.0%} of the time.",
             cost=cost,
             cost_ns=cost * rank.step_ns,
-            evidence=(f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",),
-            action="leave out gc.collect() in the loop" if regular else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
+            evidence=(
+                f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",
+            ),
+            action="leave out gc.collect() in the loop"
+            if regular
+            else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
             gain=f"{cost:.0%} of the run",
             certainty="certain",
             steps=tuple(rank.steady["step"][np.argsort(spent)[-3:]].tolist()),

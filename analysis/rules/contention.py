@@ -35,7 +35,9 @@ def look_processors(job: Job) -> list[Finding]:
         f"it is preempted {preempted:,.0f} times"
     ]
     if busy:
-        evidence.append("threads of this process: " + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4]))
+        evidence.append(
+            "threads of this process: " + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4])
+        )
     return [
         Finding(
             id="processors-contended",

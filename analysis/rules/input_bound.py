@@ -35,7 +35,9 @@ def look(job: Job) -> list[Finding]:
     place = hottest(samples) if len(samples) >= SAMPLES else None
     steps = int((data > FINDING * step).sum())
     rest = float(np.median(step - data))
-    evidence = [f"{human_time(cost)} of {human_time(rank.step_ns)} in DataLoader.__next__, in {steps} of {len(step)} steps"]
+    evidence = [
+        f"{human_time(cost)} of {human_time(rank.step_ns)} in DataLoader.__next__, in {steps} of {len(step)} steps"
+    ]
     gain = f"a step would take about {human_time(rest)}, {rank.step_ns / rest:.1f} times as fast" if rest > 0 else ""
     if workers == 0:
         kind = "input-bound-in-process"

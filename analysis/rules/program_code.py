@@ -27,7 +27,9 @@ def in_own_code(sample: Sample) -> bool:
     """Whether the innermost function is the program's own, or of Python's library called by it; not torch's."""
     innermost = sample.stack.rpartition(";")[2]
     frame = parse_frame(innermost)
-    return frame is not None and (not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file)
+    return frame is not None and (
+        not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file
+    )
 
 
 def _steps_of(rank: RankSummary, chosen: Callable[[Sample], bool]) -> tuple[list[Sample], int]:

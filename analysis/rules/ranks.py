@@ -70,7 +70,10 @@ def look(job: Job) -> list[Finding]:
             cost_ns=float(np.mean(waits)),
             evidence=(
                 "the last at collectives changes: "
-                + ", ".join(f"rank {rank.rank if rank.rank is not None else at} in {counts[at]}" for at, rank in enumerate(ranks))
+                + ", ".join(
+                    f"rank {rank.rank if rank.rank is not None else at} in {counts[at]}"
+                    for at, rank in enumerate(ranks)
+                )
                 + f" of {len(common)} steps",
                 f"the last has {human_time(within)} more to do than the median rank of the same step; over all steps no rank is slower",
             ),

@@ -35,7 +35,10 @@ def look(job: Job) -> list[Finding]:
     else:
         where = f"{more[cause] / excess:.0%} of the excess is {cause}" if excess else ""
     each = human_time(excess / len(slow))
-    evidence = [f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: {each} longer than the median of {human_time(median)}", where]
+    evidence = [
+        f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: {each} longer than the median of {human_time(median)}",
+        where,
+    ]
     written = rank.steady["written_bytes"][slow]
     if np.isfinite(written).any() and float(np.nanmedian(written)) > 1 << 20:
         evidence.append(f"{float(np.nanmedian(written)) / 1e6:,.0f} MB are written in each of them")

@@ -30,7 +30,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="a run's directory, its journal, a directory of several ranks' runs, or a collector's"
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.set_defaults(function=explain, command="explain", parser=parser)

@@ -1,6 +1,6 @@
 """Runs planted programs under `stepscope run`, and compares what `explain` finds first with what was planted.
 
-    python -m tests.planted.live [NAME ...] [--times N] [--out DIR] [--markdown FILE]
+python -m tests.planted.live [NAME ...] [--times N] [--out DIR] [--markdown FILE]
 """
 
 from __future__ import annotations
@@ -140,7 +140,10 @@ def main() -> int:
                     try:
                         outcome = judge(program, out.absolute(), cured=cured)
                     except Exception as error:
-                        print(f"| {program.name} | {program.fault} | failed: {' '.join(str(error).split())[-300:]} |", flush=True)
+                        print(
+                            f"| {program.name} | {program.fault} | failed: {' '.join(str(error).split())[-300:]} |",
+                            flush=True,
+                        )
                         wrong += 1
                         continue
                     wrong += not outcome.right
