@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
@@ -22,6 +23,23 @@ def show(answer: Answer, console: Console) -> None:
     """Writes the answer."""
     for line, indent in lines(answer):
         console.print(Padding(line, (0, 0, 0, indent)))
+
+
+MOST_LINES = 12
+"""Lines of the answer at the end of a run."""
+
+
+def ending(answer: Answer, console: Console) -> None:
+    """Writes the beginning of the answer, for the end of a run: the verdict, its evidence, where the time goes, and trust."""
+    short = msgspec.structs.replace(answer, findings=answer.findings[:1])
+    written = [each for each in lines(short) if each[0].plain]
+    for line, indent in written[1:] if len(written) <= MOST_LINES else [*written[1 : MOST_LINES - 1], written[-1]]:
+        console.print(Padding(line, (0, 0, 0, indent)))
+    if len(answer.findings) > 1:
+        others = ", ".join(finding.id for finding in answer.findings[1:])
+        console.print(
+            Padding(Text(f"More       {others}: stepscope explain {printable(answer.path)}", "dim"), (0, 0, 0, 2))
+        )
 
 
 def lines(answer: Answer) -> Iterator[tuple[Text, int]]:

@@ -83,8 +83,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--exporter", action="append", choices=EXPORTERS, help="what to write; may be repeated (default: chrome)"
     )
+    output.add_argument("--quiet", action="store_true", help="at the end print where the trace is, and nothing else")
     output.add_argument(
-        "--quiet", action="store_true", help="at the end print where the trace is, and neither table nor report"
+        "--report", action="store_true", help="at the end print also the table of spans and the trust report"
     )
     torch = parser.add_argument_group("torch")
     torch.add_argument(
@@ -139,7 +140,9 @@ def run(arguments: argparse.Namespace) -> int:
             traced.end()
     # The program's error comes behind the report, where it is seen.
     if os.getpid() == owner and not arguments.quiet:
-        traced.tell_report()
+        if arguments.report:
+            traced.tell_report()
+        traced.tell_answer()
     outcome.tell()
     if os.getpid() == owner:
         traced.tell_where(only_traces=arguments.quiet, failed=outcome.code != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
@@ -94,8 +95,12 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with Progress().during("the program has ended; writing what was recorded"):
             self.profiler.close()
 
+    def tell_answer(self) -> None:
+        """Prints what is slow, why, and what to try."""
+        message(f"\n{_answer(self.profiler.output.path)}\n")
+
     def tell_report(self) -> None:
-        """Prints the table and the report."""
+        """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
 
     def tell_where(self, *, only_traces: bool, failed: bool) -> None:
@@ -163,6 +168,27 @@ class TracedProgram(msgspec.Struct, frozen=True):
         else:
             say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
         return say
+
+
+def _answer(path: Path) -> str:
+    """The answer as text, as wide as the terminal; why there is none, if something goes wrong: the program's own end goes before."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    from stepscope.analysis.explain import explain
+    from stepscope.analysis.terminal import ending
+
+    text = StringIO()
+    colour = sys.stderr is not None and sys.stderr.isatty()
+    console = Console(
+        file=text, force_terminal=colour, highlight=False, width=shutil.get_terminal_size((120, 24)).columns
+    )
+    try:
+        ending(explain(path), console)
+    except Exception as error:
+        return f"no answer  {type(error).__name__}: {error}"
+    return text.getvalue().rstrip()
 
 
 def _write(text: str) -> None:
