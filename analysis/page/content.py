@@ -243,7 +243,11 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         samples=icicle.samples[0] if icicle is not None else 0,
         samples_of=of,
         memory=memory is not None,
-        data={"chart": chart, "memory": memory, "icicle": _icicle_data(icicle, summary.step_ns if of != "the whole run" else 0.0)},
+        data={
+            "chart": chart,
+            "memory": memory,
+            "icicle": _icicle_data(icicle, summary.step_ns if of != "the whole run" else 0.0),
+        },
     )
 
 
@@ -257,14 +261,24 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
     yield "Rate", f"{human_number(facts.rate, 3)}/s", "steps a second"
     if facts.steps < 2:
         return
-    yield "Slowest step", human_time(facts.slowest_ns), f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}"
+    yield (
+        "Slowest step",
+        human_time(facts.slowest_ns),
+        f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}",
+    )
     if answer.startup_ns and facts.steady < facts.steps:
         yield "First step", human_time(answer.startup_ns), "with what came before it; not judged"
 
 
 def _span_row(row: Row) -> SpanRow:
     return SpanRow(
-        shortened(row.name, 300) or NAMELESS, shortened(row.category, 60), row.count, row.total, row.self, row.total / max(row.count, 1), row.p50
+        shortened(row.name, 300) or NAMELESS,
+        shortened(row.category, 60),
+        row.count,
+        row.total,
+        row.self,
+        row.total / max(row.count, 1),
+        row.p50,
     )
 
 
@@ -338,7 +352,10 @@ def _memory(facts: Facts, most: int) -> dict[str, Any] | None:
     if len(known) < 2:
         return None
     starts = _starts(len(known), most)
-    return {"step": known["step"][starts].tolist(), "bytes": _ints(np.maximum.reduceat(known["resident_bytes"], starts))}
+    return {
+        "step": known["step"][starts].tolist(),
+        "bytes": _ints(np.maximum.reduceat(known["resident_bytes"], starts)),
+    }
 
 
 def _icicle_data(icicle: Icicle | None, step_ns: float) -> dict[str, Any] | None:

@@ -60,7 +60,9 @@ def icicle_of(samples: Sequence[Sample], most_nodes: int) -> Icicle | None:
     if not stacks:
         return None
     frames: dict[str, Place] = {}
-    paths = [([_frame(text, frames) for text in stack.split(";") if text], waits, n) for (stack, waits), n in stacks.items()]
+    paths = [
+        ([_frame(text, frames) for text in stack.split(";") if text], waits, n) for (stack, waits), n in stacks.items()
+    ]
     root = _Node()
     for path, waits, count in paths:
         node = root
@@ -119,7 +121,8 @@ def _flat(root: _Node, most_nodes: int) -> Icicle:
     return Icicle(
         names=tuple(printable(function)[:MOST_TEXT] for function, _ in keys),
         places=tuple(
-            f"{printable(file)[-MOST_TEXT:]}:{of.most_common(1)[0][0]}" if file else "" for (_, file), of in zip(keys, lines, strict=True)
+            f"{printable(file)[-MOST_TEXT:]}:{of.most_common(1)[0][0]}" if file else ""
+            for (_, file), of in zip(keys, lines, strict=True)
         ),
         kinds=tuple(kind_of(file) for _, file in keys),
         name=tuple(name),

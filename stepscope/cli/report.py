@@ -32,10 +32,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "path", metavar="PATH", type=Path, help="a run's directory, its journal, a directory of several ranks' runs, or a collector's"
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
     )
     parser.add_argument(
-        "-o", "--out", metavar="FILE", type=Path, default=Path("report.html"), help="file to write (default: report.html)"
+        "-o",
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="file to write (default: report.html)",
     )
     parser.set_defaults(function=report, command="report", parser=parser)
 
