@@ -22,7 +22,7 @@ from stepscope.runtime.step_facts import Device, Facts
 from stepscope.runtime.table import human_count, human_number, human_time, printable
 
 MOST_STEPS = 2_000
-"""Bars of the chart of steps; of more steps, neighbours share one."""
+"""Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
 MOST_ROWS = 500
 """Rows of the table of spans."""
 MOST_NODES = 3_000
@@ -305,7 +305,7 @@ def _devices(summary: RankSummary) -> Parts | None:
 
 def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Where bins of about one size begin."""
-    return np.linspace(0, count, min(count, max(most, 1)), endpoint=False).astype(np.int64)
+    return np.linspace(0, count, count if count <= most else max(most // 2, 1), endpoint=False).astype(np.int64)
 
 
 def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -49,7 +50,7 @@ class _Node:
 def icicle_of(samples: Sequence[Sample], most_nodes: int) -> Icicle | None:
     """The tree of stacks, outermost function first, or `None` if there are no samples.
 
-    Frames that all samples begin with are left out as long as they are of Python or a package: how the program was started.
+    The first frames are left out as long as they are of how the program was started.
 
     Args:
         samples: stacks.
@@ -62,12 +63,11 @@ def icicle_of(samples: Sequence[Sample], most_nodes: int) -> Icicle | None:
     paths = [
         ([_frame(text, frames) for text in stack.split(";") if text], waits, n) for (stack, waits), n in stacks.items()
     ]
-    skip = _start(path for path, _, _ in paths)
     root = _Node()
     for path, waits, count in paths:
         node = root
         _count(node, count, waits, 0)
-        for frame in path[skip:]:
+        for frame in itertools.dropwhile(lambda frame: _launches(frame.file), path):
             node = node.below.setdefault((frame.function, frame.file), _Node())
             _count(node, count, waits, frame.line)
     return _flat(root, most_nodes)
@@ -80,22 +80,8 @@ def _frame(text: str, known: dict[str, Place]) -> Place:
     return found
 
 
-def _start(paths: object) -> int:
-    first: list[Place] | None = None
-    length = 0
-    for path in paths:  # type: ignore[attr-defined]
-        if first is None:
-            first, length = path, len(path)
-        same = 0
-        for mine, other in zip(first[:length], path, strict=False):
-            if (mine.function, mine.file) != (other.function, other.file):
-                break
-            same += 1
-        length = same
-    skip = 0
-    while skip < length and first is not None and kind_of(first[skip].file) != 0:
-        skip += 1
-    return skip
+def _launches(file: str) -> bool:
+    return file == "<frozen runpy>" or file.endswith(("stepscope/__main__.py", "/stepscope"))
 
 
 def _count(node: _Node, count: int, waits: bool, line: int) -> None:
@@ -150,5 +136,5 @@ def _flat(root: _Node, most_nodes: int) -> Icicle:
 def kind_of(file: str) -> int:
     """0 the program's own, 1 of an installed package, 2 of Python itself."""
     if not in_library(file):
-        return 1 if file.endswith("stepscope/__main__.py") else 0
+        return 0
     return 1 if "-packages" in file else 2

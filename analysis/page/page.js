@@ -35,7 +35,7 @@
 
   /* A chart over steps: axes, what `draw` draws, and a cursor that the pointer and the arrow keys move. */
   function plot(figure, { count, first, low, high, format, draw, describe, legend, height }) {
-    const left = 62, right = 8, top = 8, bottom = 22;
+    const left = 62, right = 8, top = 12, bottom = 22;
     if (legend.length) {
       const list = make("ul", { class: "legend" });
       for (const [kind, text] of legend) {
@@ -163,12 +163,14 @@
             });
             svg.append(make("svg:path", { class: `part c-${chart.colours[part]}`, d: path }));
           });
-          let whiskers = "", marks = "", cuts = "";
+          let whiskers = "", marks = "", cuts = "", marked = -Infinity;
           chart.longest.forEach((ns, index) => {
             const middle = x(index + 0.5);
             if (several && ns > below[index] * 1.02) whiskers += `M${middle} ${y(below[index])}V${y(ns)}`;
             if (ns > high) cuts += `M${middle - slot / 2 - 2} ${top + 7}l${slot / 2 + 2} -3l${slot / 2 + 2} 3`;
-            if (chart.slow[index]) marks += `M${middle - 3.5} ${Math.max(y(ns) - 7, top - 7)}h7l-3.5 5z`;
+            if (!chart.slow[index] || middle - marked < 6) return; // marks that would lie on each other say nothing
+            marked = middle;
+            marks += `M${middle - 3.5} ${y(ns) - 7}h7l-3.5 5z`;
           });
           svg.append(make("svg:path", { class: "whisker", d: whiskers }));
           svg.append(make("svg:path", { class: "cut", d: cuts }));
@@ -261,7 +263,7 @@
         const button = make("button", {
           type: "button", tabindex: node === focused ? "0" : "-1", "data-node": node,
           class: `${kind}${alternate}${above.includes(node) ? " above" : ""}${hits(node) ? " hit" : ""}`,
-          style: `left:${x.toFixed(2)}px;top:${depth * ROW}px;width:${Math.max(wide - 1, 1).toFixed(2)}px`,
+          style: `left:${((100 * x) / width).toFixed(3)}%;top:${depth * ROW}px;width:calc(${((100 * wide) / width).toFixed(3)}% - ${wide > 3 ? 1 : 0}px)`,
           "aria-label": `${tree.names[name]}, ${percent(tree.samples[node])}`,
         }, wide > 34 ? tree.names[name] : "");
         if (wide <= 34) button.style.padding = "0";
