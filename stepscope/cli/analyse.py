@@ -22,7 +22,7 @@ examples:
   stepscope analyse ./dyn_profile_data/rank0_start10_stop20 --pretty
   stepscope analyse ./data --rank 3 --steps 10 12 14 --keep-raw
 
-A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside the first.
+A recording that was analysed before is skipped, unless its raw data were kept: then a second result is put beside it.
 
 exit codes: 0 everything was analysed, 1 something failed or there is nothing to analyse, 2 wrong usage
 """

@@ -124,13 +124,13 @@ def watching(url: str, path: Path | None) -> Generator[Callable[[], None]]:
         browser.close()
 
 
-def _launch(place: Path, url: str, attempt: int) -> list[subprocess.Popen[bytes]]:
+def _launch(place: Path, url: str, attempt: int, steps: int) -> list[subprocess.Popen[bytes]]:
     """Starts all ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = {
-        "DEMO_PLACE": place, "DEMO_URL": url, "DEMO_STEPS": STEPS, "DEMO_SLOW": SLOW, "DEMO_KILLED": KILLED,
+        "DEMO_PLACE": place, "DEMO_URL": url, "DEMO_STEPS": steps, "DEMO_SLOW": SLOW, "DEMO_KILLED": KILLED,
         "DEMO_ATTEMPT": attempt, "OMP_NUM_THREADS": 1, "WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
     }  # fmt: skip
     environment = {**os.environ, **{name: str(value) for name, value in shared.items()}}
@@ -138,14 +138,15 @@ def _launch(place: Path, url: str, attempt: int) -> list[subprocess.Popen[bytes]
     return [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(RANKS)]
 
 
-def _train(place: Path, collector: _Collector, take_picture: Callable[[], None]) -> int:
-    """Trains to the end, as a launcher does: when a rank dies all are started again, once.
+def _train(place: Path, collector: _Collector, steps: int, take_picture: Callable[[], None]) -> int:
+    """Trains to the end, as a launcher does: when a rank dies all are started again, once. The picture is taken before anything
+    is killed.
 
     Returns:
         0, or how it failed: a rank did, or the page did not name the slow one.
     """
-    attempt, told, killed, worst = 0, False, False, 0
-    ranks = _launch(place, collector.url, attempt)
+    attempt, told, taken, killed, worst = 0, False, False, False, 0
+    ranks = _launch(place, collector.url, attempt, steps)
     while any(rank.poll() is None for rank in ranks) or any(rank.returncode for rank in ranks):
         if any(rank.poll() for rank in ranks):
             for rank in ranks:
@@ -155,19 +156,21 @@ def _train(place: Path, collector: _Collector, take_picture: Callable[[], None])
                 return max(map(abs, statuses))
             print(f"a rank has died: {statuses}; all go on from the checkpoint", flush=True)
             attempt += 1
-            ranks = _launch(place, collector.url, attempt)
+            ranks = _launch(place, collector.url, attempt, steps)
         done = sum(noted(place).values())
-        if not killed and done > RANKS * STEPS // 4:
+        if not taken and done > RANKS * steps // 5:
+            taken = True
+            take_picture()
+        if not killed and done > RANKS * steps // 4:
             print("the collector is killed, and started again", flush=True)
             collector.kill()
             killed = True
-        if not told and done > RANKS * STEPS * 9 // 10:
+        if not told and done > RANKS * steps * 9 // 10:
             told = True
             slow = [found["rank"] for found in collector.ask("/v1/job").get("slowest", [])]
             print(f"slow, as the page has it: ranks {slow}", flush=True)
             if SLOW not in slow:
                 worst = 1
-            take_picture()
         time.sleep(0.1)
     return worst
 
@@ -183,19 +186,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--dir", type=Path, metavar="DIR", help="where to leave everything; default: nothing stays if all goes well"
     )
     parser.add_argument("--picture", type=Path, metavar="FILE", help="a picture of the page, taken in Chromium")
+    parser.add_argument("--steps", type=int, metavar="N", default=STEPS, help=f"steps of each rank; default: {STEPS}")
     given = parser.parse_args(arguments)
     with place_for(given.dir, "cluster") as place:
-        status = _demonstrate(place, given.picture)
+        status = _demonstrate(place, given.steps, given.picture)
         place.succeeded = not status
     return status
 
 
-def _demonstrate(to: Place, picture: Path | None) -> int:
+def _demonstrate(to: Place, steps: int, picture: Path | None) -> int:
     place = to.path
     collector = _Collector(place / "collected")
     print(f"the collector's page: {collector.url}", flush=True)
     with watching(collector.url, picture) as take_picture:
-        status = _train(place, collector, take_picture)
+        status = _train(place, collector, steps, take_picture)
     for note in sorted((place / "runs").glob("*/*/session")):
         print(f"{note.parent.parent.name} was killed: what it left is delivered", flush=True)
         command = [sys.executable, "-m", "stepscope", "deliver", str(note.parent), "--url", collector.url]
