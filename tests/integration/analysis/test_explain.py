@@ -13,7 +13,7 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import NOTHING, explain
 from stepscope.analysis.findings import Answer
-from stepscope.errors import FormatError
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.step_facts import Phase
 from tests.support.commands import stepscope
 
@@ -121,7 +121,9 @@ def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:
     screen = stepscope("explain", tmp_path / "run", cwd=tmp_path)
     assert "Input-bound" in screen.stdout and "Try" in screen.stdout and len(screen.stdout.splitlines()) < 24
     answer = json.loads(stepscope("explain", "--json", tmp_path / "run", cwd=tmp_path).stdout)
-    assert answer["findings"][0]["id"] == "input-bound-in-process" and answer["verdict"] == answer["findings"][0]["title"]
+    assert (
+        answer["findings"][0]["id"] == "input-bound-in-process" and answer["verdict"] == answer["findings"][0]["title"]
+    )
 
 
 def test_what_was_recorded_as_arrays(tmp_path: Path) -> None:
