@@ -68,7 +68,8 @@ def why_not(what: str, item: object) -> str:
     contract = Backend if what == "backend" else Exporter
     other = "exporter" if what == "backend" else "backend"
     if isinstance(item, str | os.PathLike):
-        return f"it is a {'path' if '.' in str(cast(Any, item)) else 'str'}; write {likely_item(what, item)}"
+        text = str(cast(Any, item))
+        return f"it is a {'path' if '.' in text else 'str'}; write {likely_item(what, text)}"
     if isinstance(item, type):
         return f"it is a class; give what calling it makes, {item.__name__}(...)"
     if likely_item(other, item) != "...":

@@ -55,8 +55,9 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return cls(path=os.fspath(given))
         if given is None or isinstance(given, Control):
             return given
-        likely = f"**{given!r}" if isinstance(given, Mapping) else "socket=True"
+        kind, shown = type(given).__name__, repr(given)
+        likely = f"**{shown}" if isinstance(given, Mapping) else "socket=True"
         raise TypeError(
-            f"control must be a path or a stepscope.Control, got {type(given).__name__}: {given!r}; write "
+            f"control must be a path or a stepscope.Control, got {kind}: {shown}; write "
             f"control=stepscope.Control({likely})"
         )

@@ -38,9 +38,12 @@ _VARYING = [
         (re.escape(sys.executable), "<python>"),
         (re.escape(str(ROOT)), "<root>"),
         (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
-        (r"(?<=localhost:)\d+", "<port>"),
         (r"(?<=\bpid )\d{2,}|(?<=\bprocess )\d{2,}", "<pid>"),
+        (r"(?<=; )(?:no process of this user takes|(?:of its children )?these take) commands.*", "<processes>"),
         (r"\b0x[0-9a-f]{6,}", "<address>"),
+        (r"\b(?=[0-9]*[a-f])[0-9a-f]{16,}\b", "<id>"),
+        (r"[\w.-]+_\d+_\d{17}(?=_)", "<run>"),
+        (r"\b\d{8}-\d{6}(?:-\d+)?\b", "<time>"),
         (rf"\b{re.escape(socket.gethostname())}\b", "<host>"),
         (rf"(?<=user ){re.escape(getpass.getuser())}\b", "<user>"),
     )

@@ -90,7 +90,7 @@ async def test_a_reader_that_is_too_slow_is_given_up(tmp_path: Path) -> None:
     """Its turn is for others; one that takes what there is at once may wait as long as it takes to be made."""
     program = "open({}, 'wb').write(b'x' * 1_000_000)"
     impatient = Downloads(tmp_path, Bounds(grace=0.0, least_rate=1e15))
-    with refused(RuntimeError, "262144", snapshot=False):
+    with refused(RuntimeError, "262144", snapshot=False):  # it has the time that it took
         await whole(impatient.send(kind(program), [], 0))
     assert not left(tmp_path)
     assert len(await whole(Downloads(tmp_path).send(kind(program), [], 0))) == 1_000_000

@@ -266,7 +266,7 @@ def test_a_bad_file(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         job.config.write_text(bad)
         wait(lambda: json.loads(status.read_text()).get("state") == "bad")
         time.sleep(0.1)
-        assert len(said(caplog.records, "cannot be followed")) == 1
+        assert len(said(caplog.records, "profiler_config.json")) == 1
         assert monitor.config is good
         job.config.write_text(json.dumps({"start_step": 4, "stop_step": 5, "analyse_mode": 0}))
         wait(lambda: json.loads(status.read_text()).get("state") == "ok")

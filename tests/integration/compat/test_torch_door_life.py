@@ -216,7 +216,7 @@ def test_toggling(mode: Any, caplog: pytest.LogCaptureFixture) -> None:
         thread.start()
         thread.join()
         torch.ones(2).tanh()
-    said(caplog.records, "changed nothing")
+    said(caplog.records)
     assert tanh(prof) == 3 and "aten::sigmoid" not in {row.key for row in prof.key_averages()}
 
 

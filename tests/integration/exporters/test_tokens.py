@@ -39,8 +39,8 @@ def test_a_secret_that_others_can_read_is_a_warning(
     secret = file(tmp_path / "secret", f" {TOKEN}\n", mode)
     with caplog.at_level(logging.WARNING):
         assert [read_secret(secret), read_secret(secret)] == [TOKEN] * 2
-        said = f"permissions {mode:04o} of {secret} are too open: others than its owner can {what} this secret; chmod 600 {secret}"
-        assert [record.getMessage() for record in caplog.records] == ([said] if what else [])
+        text = f"permissions {mode:04o} of {secret} are too open: others than its owner can {what} this secret; chmod 600 {secret}"
+        assert [record.getMessage() for record in caplog.records] == ([text] if what else [])
         secret.chmod(0o666)
         read_secret(secret)
     assert said(caplog.records, "0666") and TOKEN not in caplog.text

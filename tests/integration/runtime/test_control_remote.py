@@ -200,7 +200,7 @@ def test_who_can_be_asked_is_listed(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["arm", "--list"]) == 0
         assert f"pid {pid}: prog, step " in capsys.readouterr().out
         assert main(["arm", "--pid", str(process.pid), "--steps", "2"]) == 1
-        said(capsys.readouterr().err, f": {pid}", snapshot=False)  # other processes of the machine are named, too
+        said(capsys.readouterr().err, f": {pid}", snapshot=False)  # others may be named, too
         with stepscope.trace(output_dir=tmp_path, options=QUICK):
             assert main(["arm", "--pid", str(os.getpid()), "--steps", "2"]) == 1
             assert "needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS; " in (

@@ -82,7 +82,7 @@ def test_a_note_that_cannot_be_deleted(tmp_path: Path, caplog: pytest.LogCapture
     (tmp_path / "above").write_text("")
     with caplog.at_level(logging.WARNING, "stepscope"):
         profiler.close()
-    said(caplog.records, "session")
+    said(caplog.records, "/session")
     assert "not delivered" not in str(profiler.report())
     assert (tmp_path / "moved" / "run" / "session").exists()
     assert sum(len(batch) for batch in memory.batches)

@@ -55,7 +55,7 @@ def test_a_working_directory_that_cannot_be_written(read_only: Path, tmp_path: P
     runs = temporary / f"stepscope_runs-{os.geteuid()}"
     assert f"RUN {runs}/stepscope-" in ended.stdout
     assert runs.stat().st_mode & 0o777 == 0o700
-    assert len(said(ended.stderr, "the run is written to")) == 1
+    assert len(said(ended.stderr, "output_dir")) == 1
     assert not list(read_only.iterdir())
 
 
@@ -78,7 +78,7 @@ def test_a_planted_directory_is_not_used(read_only: Path, tmp_path: Path) -> Non
     program = "import stepscope as sc\nm = sc.exporters.MemoryExporter()\nwith sc.trace(exporters=[m]) as p, sc.span('x'): pass\nprint(len(m.batches))"
     ended = run(unprivileged([sys.executable, "-c", program]), read_only, TMPDIR=str(tmp_path))
     assert ended.returncode == 0 and int(ended.stdout) > 0, ended.stderr
-    said(ended.stderr, "stepscope_runs/", snapshot=False)  # the directory has the time in its name
+    said(ended.stderr, "stepscope_runs/")
     assert {path.name for path in tmp_path.iterdir()} == {"read-only", planted.name}
 
 

@@ -133,7 +133,8 @@ def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp
         offered, exported, errors = accounts[name]
         assert 0 < exported < offered
         assert errors > 0
-    with refused(ExceptionGroup, "stepscope", "15 errors") as caught:
+    # How many errors there are depends on when the disk is full.
+    with refused(ExceptionGroup, "stepscope", snapshot=False) as caught:
         profiler.raise_errors()
     assert any("space" in str(error) for error in caught.value.exceptions)
 

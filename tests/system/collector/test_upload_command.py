@@ -95,7 +95,7 @@ def test_one_that_is_damaged_there_costs_itself(job: Path, tmp_path: Path, capsy
     part = min(remote.glob("*/journal.*"))
     part.write_bytes(bytes(part.stat().st_size))
     assert main(["upload", "--restore", str(back), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, part.parent.name, snapshot=False)  # which is made for each run
+    said(capsys.readouterr().err, part.parent.name)
     assert [path.parent.name for path in back.glob("streams/*/journal*")] == [max(remote.glob("*/*")).parent.name]
 
 
@@ -103,12 +103,12 @@ def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.Captu
     """Where nothing is; and not into the files of a collector that runs."""
     remote = tmp_path / "remote"
     assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, "URL")
+    said(capsys.readouterr().err, "stepscope upload", "URL")
     assert not (tmp_path / "back").exists()
     assert main(["upload", str(job), f"file://{remote}"]) == 0
     with collecting(tmp_path / "back"):
         assert main(["upload", "--restore", str(tmp_path / "back"), f"file://{remote}"]) == 1
-        said(capsys.readouterr().err, "collector")
+        said(capsys.readouterr().err, "stepscope upload", "/back")
     assert not list(tmp_path.glob("back/streams/*/journal"))
 
 

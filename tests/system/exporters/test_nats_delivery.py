@@ -69,7 +69,7 @@ def test_the_rest_of_a_run_that_ended(server: NatsServer, tmp_path: Path) -> Non
     done = deliver(tmp_path / "run", server.url)
     assert done.returncode == 0, done.stderr
     again = deliver(tmp_path / "run", server.url)
-    assert again.returncode == 1 and said(again.stderr, "deliver")
+    assert again.returncode == 1 and said(again.stderr, "stepscope deliver", "unsent/*/stream")
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
         (journal,) = taken(collector, 1)
     assert {name: count for name, count in spans_of(journal).items() if name in SPANS} == SPANS

@@ -290,8 +290,8 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
     newest = run / "journal-2"
     newest.write_bytes(newest.read_bytes()[:-10])
     assert main(["recover", str(run)]) == 0
-    said = capsys.readouterr().out
-    assert f"from {newest}" in said and "not used, name one to recover it: journal\n" in said
+    told = capsys.readouterr().out
+    assert f"from {newest}" in told and "not used, name one to recover it: journal\n" in told
     assert main(["convert", str(run), str(tmp_path / "again.json")]) == 0
     assert "run/journal.recovered" in capsys.readouterr().err
     record(run, 3)
@@ -378,7 +378,7 @@ def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.Captu
 def test_recover_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty directory is a failure, and so is one that is not there, as it is for `convert`."""
     assert main(["recover", str(tmp_path)]) == 1
-    said(capsys.readouterr().err, "recover")
+    said(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert main(["recover", str(tmp_path / "missing")]) == main(["convert", str(tmp_path / "missing"), "x.json"]) == 1
     assert capsys.readouterr().err.count("there is no run or journal at") == 2
 
@@ -387,7 +387,7 @@ def test_a_run_that_ended_has_nothing_to_recover(tmp_path: Path, capsys: pytest.
     """A whole journal is not written a second time."""
     record(tmp_path / "run")
     assert main(["recover", str(tmp_path / "run")]) == 1
-    said(capsys.readouterr().err, "recover")
+    said(capsys.readouterr().err, "stepscope recover", tmp_path)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["journal"]
 
 

@@ -82,7 +82,7 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     before = sorted(demo.directory.rglob("*"))
     done = stepscope("demo", "--out", demo.directory, cwd=demo.directory)
     assert done.returncode == 1
-    said(done.stderr, "not empty")
+    said(done.stderr, "--out")
     assert sorted(demo.directory.rglob("*")) == before
 
 
