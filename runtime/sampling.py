@@ -138,7 +138,9 @@ def _comm(tid: int) -> str:
 def processor_time(tid: int) -> int:
     """ns for which a thread of this process was on processors; 0 if there is no such thread."""
     try:
-        return time.clock_gettime_ns((~tid << 3) | 6)  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
+        return time.clock_gettime_ns(
+            (~tid << 3) | 6
+        )  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
     except OSError:
         return 0
 
