@@ -32,8 +32,9 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
-One process is traced. Of the ranks that a launcher starts each needs the command, as in the last example; others that the
-program starts put their spans into its trace if STEPSCOPE_JOIN=1 is set and they import stepscope.
+One process is traced, and the workers of its DataLoaders. Of the ranks that a launcher starts each needs the command, as in the
+last example; others that the program starts put their spans into its trace if STEPSCOPE_JOIN=1 is set and they import stepscope.
+STEPSCOPE_SIGNALS=none leaves out what is recorded beside operators and spans, such as stacks: stepscope.Options.signals.
 Where MS_PROFILER_OPTIONS has "start": true, the program is recorded as stepscope.mindspore does it as well, which needs no
 import of it: docs/mindspore.md.
 A journal is always kept in the output directory. If the program is killed, `stepscope recover DIR` brings back what was

@@ -83,6 +83,7 @@ def work(seconds: float) -> int:
 
 def test_each_step_begins_with_readings(tmp_path: Path) -> None:
     """They have the time of the step's mark, and tell what the step took."""
+    held = np.ones(1)
     with traced(tmp_path, "steps") as found:
         for step in range(6):
             work(0.01)
