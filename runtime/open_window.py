@@ -29,7 +29,7 @@ _QUIET = np.array([strings.category(name) for name in QUIET], np.uint16)
 
 def is_quiet(events: Block) -> Mask:
     """Which are of the categories of `QUIET`."""
-    return np.isin(events["category"], _QUIET)  # type: ignore[no-any-return]
+    return np.isin(events["category"], _QUIET)
 
 
 class OpenWindow:

@@ -17,8 +17,11 @@ def short_file(path: str) -> str:
 def place_of(what: object) -> str:
     """`file:line` of a function, a method, a class's `__call__`, or what such a thing is a partial of; empty if it has none."""
     for _ in range(8):
-        what = getattr(what, "__wrapped__", None) or getattr(what, "func", None) or getattr(what, "__func__", None) or what
-    code = getattr(what, "__code__", None) or getattr(getattr(type(what), "__call__", None), "__code__", None)
+        what = (
+            getattr(what, "__wrapped__", None) or getattr(what, "func", None) or getattr(what, "__func__", None) or what
+        )
+    called = getattr(type(what), "__call__", None)  # noqa: B004 - its code is meant
+    code = getattr(what, "__code__", None) or getattr(called, "__code__", None)
     return f"{short_file(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
 
 

@@ -138,16 +138,21 @@ def _comm(tid: int) -> str:
 def processor_time(tid: int) -> int:
     """ns for which a thread of this process was on processors; 0 if there is no such thread."""
     try:
-        return time.clock_gettime_ns((~tid << 3) | 6)  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
+        return time.clock_gettime_ns(
+            (~tid << 3) | 6
+        )  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
     except OSError:
         return 0
 
 
 def python_threads() -> dict[int, threading.Thread]:
     """Threads that Python knows, by their numbers in the system. No lock is taken, which gevent may have replaced."""
-    active: dict[int, threading.Thread] = threading._active  # type: ignore[attr-defined]  # pyright: ignore
-    found = [(getattr(thread, "native_id", None), thread) for thread in list(active.values())]
+    found = [(getattr(thread, "native_id", None), thread) for thread in list(_active().values())]
     return {tid: thread for tid, thread in found if tid is not None}
+
+
+def _active() -> dict[int, threading.Thread]:
+    return vars(threading)["_active"]  # type: ignore[no-any-return]
 
 
 def _target(profiler: Stepping) -> Target | None:
@@ -162,7 +167,7 @@ def _target(profiler: Stepping) -> Target | None:
         row = tracks.get(row.parent)
     if row is None or not ident:
         return None
-    thread = threading._active.get(ident)  # type: ignore[attr-defined]  # pyright: ignore
+    thread = _active().get(ident)
     return Target(ident, getattr(thread, "native_id", None) or row.tid, row.id)
 
 

@@ -164,8 +164,9 @@ def with_signals(options: Options) -> Options:
     text = os.environ.get(SIGNALS_VARIABLE, "").strip()
     if not text:
         return options
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    chosen = {("none",): (), ("all",): SIGNALS}.get(names, names)
+    chosen: tuple[str, ...] = tuple(name.strip() for name in text.split(",") if name.strip())
+    if text in ("none", "all"):
+        chosen = SIGNALS if text == "all" else ()
     unknown = [name for name in chosen if name not in SIGNALS]
     if unknown:
         hint = nearest(unknown[0], (*SIGNALS, "all", "none"))
