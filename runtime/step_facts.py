@@ -201,7 +201,9 @@ class StepFactsBuilder:
         unique, inverse = np.unique(keys, return_inverse=True)
         table = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))
         classes = table[inverse]
-        stepping = np.isin(spans["track"], np.unique(self._steps["track"])) if len(self._steps) else np.zeros(len(spans), bool)
+        stepping = (
+            np.isin(spans["track"], np.unique(self._steps["track"])) if len(self._steps) else np.zeros(len(spans), bool)
+        )
         begin = spans["ts"].astype(np.int64)
         end = begin + spans["dur"]
         for number in np.unique(classes).tolist():

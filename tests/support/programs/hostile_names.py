@@ -1,7 +1,6 @@
 """Records steps whose spans, functions, counters and metadata have names of any kind, in the directory that is named first."""
 
 import sys
-import time
 
 import stepscope as sc
 
