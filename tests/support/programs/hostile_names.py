@@ -35,7 +35,7 @@ functions = [named(name) for name in NAMES]
 metadata = {name: [name] for name in NAMES}
 with sc.trace(name=NAMES[0], output_dir=sys.argv[1], metadata=metadata) as profiler:
     for _ in range(30):
-        for name, function in zip(NAMES, functions):
+        for name, function in zip(NAMES, functions, strict=True):
             with sc.span(name, category=NAMES[1]):
                 function()
         sc.counter(NAMES[0], 1.0)
