@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
@@ -34,6 +35,23 @@ def _stepscope(**schedule: int) -> Probe:
     return probe
 
 
+@contextmanager
+def _with_signals(scale: Scale) -> Generator[Round]:
+    before = os.environ["STEPSCOPE_SIGNALS"]
+    os.environ["STEPSCOPE_SIGNALS"] = "all"
+    try:
+        with session() as profiler:
+            loop = loops.calls(profiler.step)
+
+            def once() -> Sample:
+                profiler.flush()
+                return per_turn(loop, max(scale.calls // 10, 1))
+
+            yield once
+    finally:
+        os.environ["STEPSCOPE_SIGNALS"] = before
+
+
 def _torch(**schedule: int) -> Probe:
     @contextmanager
     def probe(scale: Scale) -> Generator[Round]:
@@ -57,6 +75,13 @@ ROWS = (
             Contender(Tool.STEPSCOPE, "step", _stepscope(wait=0, warmup=0, active=FOR_EVER)),
             Contender(Tool.TORCH, "profile.step", _torch(wait=0, warmup=0, active=FOR_EVER)),
         ),
+    ),
+    Row(
+        key="step.signals",
+        what="`step()` between transitions, recording, with all signals",
+        unit="ns",
+        budget=10_000,
+        contenders=(Contender(Tool.STEPSCOPE, "step", _with_signals),),
     ),
     Row(
         key="step.waiting",

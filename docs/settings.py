@@ -82,6 +82,7 @@ in JSON. Commands list theirs with `stepscope <command> --help`.
 | `STEPSCOPE_JOIN=1` | a process that imports stepscope takes part in the session of the one that it descends from |
 | `RANK`, `WORLD_SIZE`, and as SLURM and MPI name them | of the run, where `trace(rank=...)` says nothing; a rank that is not below 1,048,576, and a size that is not from 1 to that, are ignored with a warning |
 | `STEPSCOPE_OPTIONS` | a JSON object that takes the place of what the program gives to `trace()`: docs/control.md |
+| `STEPSCOPE_SIGNALS` | which signals profilers record, whatever `Options.signals` says: `none`, `all`, or names with commas |
 | `STEPSCOPE_JOB` | names the job that ranks are part of, where no launcher does |
 | `STEPSCOPE_SESSION`, `INTEL_LIBITTNOTIFY64` | set by stepscope, for joined processes and for torch |
 """

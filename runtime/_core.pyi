@@ -22,6 +22,9 @@ def strings_missing(events: Any, args: bytes, known: Any, /) -> list[tuple[int, 
 def strings_since(serial: int, /) -> tuple[int, list[tuple[int, str]]]: ...
 def track(kind: int, pid: int, tid: int, name: str, parent: int, /) -> int: ...
 def process_track() -> int: ...
+def thread_track() -> int:
+    """Id of the track of the calling thread, which is made if there is none; 0 without a session."""
+
 def tracks(first: int, most: int = ..., /) -> list[tuple[int, int, int, int, int, str]]: ...
 
 # recorder
@@ -164,6 +167,10 @@ def adopt(task: Any, base: type, runs: bool, /) -> Coroutine | None:
         What it has now; `None` if that cannot be done with it, and nothing was changed.
     """
 
+def record_tasks(on: bool, /) -> None:
+    """Whether each watched task is a span from the first step on that is recorded, named as its coroutine, of category
+    `task run`."""
+
 def set_task_lookup(lookup: Callable[[], tuple[str, int, Coroutine | None] | None | Literal[False]], /) -> None:
     """Who answers what task is running: its name, a number of its own, and the coroutine that it has. It is asked once
     per task, when that records for the first time. False: it cannot be had, and is counted. What a handler of a signal
@@ -197,6 +204,42 @@ def copy_span(span: span, /) -> span: ...
 def instant(name: str, /, *, category: str = ..., **arguments: object) -> None: ...
 def counter(name: str, value: float, /, *, category: str = ...) -> None: ...
 def flow(name: str, id: int, phase: str, /, *, category: str = ...) -> None: ...
+def collection(phase: str, info: dict[str, int], /) -> None:
+    """For `gc.callbacks`: records collections, but for those of generation 0 that take less than 20 µs."""
+
+def put(counter: bool, name: int, category: int, track: int, at: int, value: float, arguments: bytes, /) -> None:
+    """Records a counter, or else an instant, on any track, at a time in ns. The arguments are encoded."""
+
+def sample(
+    fd: int,
+    seconds: float,
+    looks: int,
+    ident: int,
+    tid: int,
+    track: int,
+    on_main: bool,
+    others: list[tuple[int, int, str]],
+    /,
+) -> bool:
+    """Waits until something is recorded, and so long; then records where a thread is, as an instant. For one thread of ours.
+
+    Args:
+        fd: a descriptor that ends it when it is readable.
+        seconds: to wait before each look; varied by a third.
+        looks: how many.
+        ident: of the thread, as Python knows it; 0: it only waits.
+        tid: its number in the system.
+        track: its row.
+        on_main: it is the main thread.
+        others: (ident, tid, name) of threads of which the busiest is named.
+
+    Returns:
+        False if the descriptor is readable.
+    """
+
+def set_standard_modules(names: frozenset[str], /) -> None:
+    """Names of the modules of Python's library, whose frames are ours where stepscope called them."""
+
 def changing(by: int, /) -> int:
     """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
 
@@ -275,6 +318,19 @@ class StepCounter:
     _serial: int
     _stepper: int
     """Identity of the thread that called `step()` last; 0 before."""
+    _reads: bool
+    """Whether a step's begin reads what the system says of the thread and the process."""
+    @property
+    def _marker(self) -> int:
+        """Identity of the thread that made the last mark; 0 before."""
+
+    @property
+    def _track(self) -> int:
+        """The track of that mark."""
+
+    def _close_readings(self) -> None:
+        """Closes the files of /proc that are read; they are opened again when needed."""
+
     def step(self) -> None: ...
     def _hold(self) -> None:
         """Adds 1 to `changing`, unless this profiler has."""

@@ -11,6 +11,7 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.native_threads import get_ident
 from stepscope.runtime.part_errors import from_signal_handler
 
 MAX_KINDS = 16
@@ -37,6 +38,8 @@ class CreateTask:
         self.replaced: Callable[..., asyncio.Future[Any]] | None = _attributes(loop).get("create_task")
         """What somebody else had put there before; `None` for the method of the loop's class."""
         self._loop = weakref.ref(loop)  # the loop refers to this
+        self.ident, self.track = get_ident(), _core.thread_track()
+        """The thread in which it is watched, which runs it."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
@@ -65,13 +68,27 @@ def watch() -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
+    watch_loop(loop)
+
+
+def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Likewise of a loop that runs in this thread, or is about to."""
     if loop in _loops:
         return
     _loops[loop] = create_task = CreateTask(loop)
     with contextlib.suppress(AttributeError):  # where it cannot be set, each task is watched from its first span on
         setattr(loop, "create_task", create_task)  # noqa: B010 - its type cannot be written
+    runs = loop.is_running()
     for task in asyncio.all_tasks(loop):
-        _watch_task(task, loop)
+        _watch_task(task, loop, runs)
+
+
+def running_loop() -> tuple[int, int] | None:
+    """Identity and track of a thread whose loop runs, of those that are watched; any thread."""
+    for loop, create_task in list(_loops.items()):
+        if create_task.track and loop.is_running():
+            return create_task.ident, create_task.track
+    return None
 
 
 def release() -> None:
@@ -87,9 +104,15 @@ def release() -> None:
             setattr(loop, "create_task", create_task.replaced)  # noqa: B010
 
 
-def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop) -> _core.Coroutine | None:
-    """The coroutine that the core watches of a task; one that was made without gets it now."""
-    runs = task is asyncio.current_task(loop)
+def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: bool = True) -> _core.Coroutine | None:
+    """The coroutine that the core watches of a task; one that was made without gets it now.
+
+    Args:
+        task: of the loop.
+        loop: of this thread.
+        runs: whether the loop is inside of a step of some task.
+    """
+    runs = runs and task is asyncio.current_task(loop)
     try:
         coroutine: Any = task.get_coro()
         if type(coroutine) is _core.Coroutine:

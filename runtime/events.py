@@ -34,6 +34,10 @@ EVENT_DTYPE = np.dtype(
 
 NO_STEP = -1
 
+QUIET = ("step signal", "thread cpu", "stack sample")
+"""Categories of what is recorded all the time, whatever the program does (`Options.signals`): tables leave them out, and a window
+that holds nothing else is as one that holds nothing."""
+
 
 class Kind(IntEnum):
     """What an event is (`EVENT_DTYPE["kind"]`)."""

@@ -74,6 +74,13 @@ def join(name: str | None = None) -> bool:
         return True
 
 
+def join_unless_own() -> None:
+    """Joins, unless this process has a session of its own; says nothing where there is none to join."""
+    with _lock:
+        if _joined is None and recorder.current() is None:
+            _try_sessions(logging.DEBUG)
+
+
 def joined() -> Path | None:
     """The session of another process that this one takes part in."""
     return _joined

@@ -77,3 +77,8 @@ def lasting_loop() -> asyncio.AbstractEventLoop:
         base, arguments = asyncio.SelectorEventLoop, [_Selector()]
     loop: asyncio.AbstractEventLoop = type("LastingLoop", (_Lasting, base), {})(*arguments)
     return loop
+
+
+def is_lasting(loop: object) -> bool:
+    """Whether it is such a loop, which runs nothing of the program's."""
+    return isinstance(loop, _Lasting)

@@ -9,8 +9,8 @@ import numpy as np
 
 from stepscope.runtime import strings
 from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.intervals import FOREVER, Interval, clip, touching, without
+from stepscope.runtime.events import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.intervals import FOREVER, Interval, Mask, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.nesting import Rows
 from stepscope.runtime.step_marks import StepMark, StepMarks
@@ -21,6 +21,15 @@ STEPS = "steps"
 """Source of the spans of steps."""
 KEPT_GAPS = 4096
 """Pauses of a window by which spans are cut; of those of longer windows the oldest are let go."""
+
+MOST_HELD = 1 << 14
+"""Events that wait for something to begin in a window."""
+_QUIET = np.array([strings.category(name) for name in QUIET], np.uint16)
+
+
+def is_quiet(events: Block) -> Mask:
+    """Which are of the categories of `QUIET`."""
+    return np.isin(events["category"], _QUIET)
 
 
 class OpenWindow:
@@ -53,7 +62,7 @@ class OpenWindow:
         self.superseded: set[int] = set()
         """Spans that were written as open when the window closed: their later records are not news."""
         self.events = 0
-        """Events and gaps taken, steps apart."""
+        """Events and gaps taken, steps apart, and what is quiet."""
         self.gap_events = 0
         self.marks = StepMarks(first)
         self._rows = Rows() if several else None
@@ -93,11 +102,12 @@ class OpenWindow:
             self.gap_events += int(gaps.sum())
             counted -= int(gaps.sum())
         self._accepted[source] += counted
-        self.events += 0 if source == STEPS else int((mine["kind"] != Kind.STEP).sum())
+        loud = ~is_quiet(mine)
+        self.events += 0 if source == STEPS else int(((mine["kind"] != Kind.STEP) & loud).sum())
         if self._rows is not None and source != STEPS:
             self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
         mine["step"] = self.marks.steps_at(mine["ts"])
-        self._latest = max(self._latest, int(mine["ts"].max()))
+        self._latest = max(self._latest, int(mine["ts"][loud].max(initial=self._latest)))
         self.table.update(mine)
         mine.flags.writeable = False
         return mine
@@ -109,7 +119,9 @@ class OpenWindow:
         if self.held is None:
             return [batch]
         self.held.append(batch)
-        if ((batch.events["kind"] == Kind.STEP) | (batch.events["ts"] <= self.start)).all():
+        events = batch.events
+        waits = ((events["kind"] == Kind.STEP) | (events["ts"] <= self.start) | is_quiet(events)).all()
+        if waits and self.withheld <= MOST_HELD:
             return []
         return self.release_held()
 
@@ -140,7 +152,7 @@ class OpenWindow:
     @property
     def empty(self) -> bool:
         """Whether it was begun by the last `step()` of a run and holds nothing."""
-        return self.cut_short and len(self.marks) == 1 and self._latest <= self.start
+        return self.held is not None and self.cut_short and len(self.marks) == 1 and self._latest <= self.start
 
     @property
     def taken(self) -> int:

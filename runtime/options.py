@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import msgspec
 
 from stepscope.runtime.checked import Checked
+
+Signal = Literal["steps", "collections", "stacks", "loader", "checkpoints", "threads", "tasks"]
+SIGNALS: tuple[Signal, ...] = get_args(Signal)
+ALWAYS: tuple[Signal, ...] = tuple(name for name in SIGNALS if name != "tasks")
+"""Those that cost next to nothing, whatever the program does."""
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]
@@ -69,3 +74,9 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30
     """Size at which the journal stops, with a marker and a count."""
+    signals: Annotated[tuple[Signal, ...], msgspec.Meta(max_length=16)] = ALWAYS
+    """What is recorded beside the program's own events, so that it can be told later why steps are slow. `steps`: what the system
+    says of the thread that steps, at each step. `collections`: garbage collections. `stacks`: where that thread is, 20 times a
+    second. `loader`: facts of torch's DataLoaders, and their workers' batches. `checkpoints`: `torch.save`. `threads`: processor
+    time of each thread, once a second. `tasks`: each task of asyncio, also without annotations; `stepscope run` adds it. The
+    environment variable STEPSCOPE_SIGNALS goes before: `none`, `all`, or names with commas."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 import anyio
 
-from stepscope.runtime import clock, hub, locks, signals, tasks
+from stepscope.runtime import clock, hub, locks, observing, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.closing import Closing
@@ -88,8 +88,11 @@ class Profiler(Reporting):
         control: Control | None = None,
     ) -> None:
         import_module("stepscope.runtime.exit")  # closes profilers when the interpreter exits
+        for source in ("sampling", "task_runs"):
+            import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
         self.options = options
+        self._signals = options.signals
         self._metadata = metadata
         self._backends, self._exporters = list(backends), list(exporters)
         self._rank, self._world_size = rank, world_size
@@ -116,6 +119,7 @@ class Profiler(Reporting):
     def _become_inert(self, reason: str) -> None:
         super()._become_inert(reason)
         keep_untouched(self._hub, self._backends, self._exporters)
+        self._close_readings()
         self._hub = self._accounts = self._ending = None
         self._backends, self._exporters = [], []
         self._metadata = self._metadata.copy()
@@ -175,8 +179,11 @@ class Profiler(Reporting):
             if self.options.handle_sigterm:
                 signals.watch(_end_all, self.options.close_timeout + LATEST)
             tasks.watch()
+            self._reads = "steps" in self._signals
+            observing.begin(self, self._signals)
             self._open_sources(starting)
             if self._state != "starting":
+                observing.end(self)
                 return  # it was closed meanwhile
             if self._controller is not None and self._recorder is not None:
                 self._controller.start(self._recorder.directory)
@@ -447,6 +454,8 @@ class Profiler(Reporting):
         try:
             ending.run(self._bound(), lambda: self._closes_by)
         finally:
+            observing.end(self)
+            self._close_readings()
             _alive.discard(self)
             if not _alive:
                 tasks.release()

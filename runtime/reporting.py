@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.runtime import clock
+from stepscope.runtime import clock, observing
 from stepscope.runtime.audit import audit
 from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
@@ -14,6 +14,7 @@ from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
+from stepscope.runtime.options import Signal
 from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.saving import Saving
@@ -36,6 +37,8 @@ class Reporting(Saving):
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
         self._ending: Closing | None = None
+        self._signals: tuple[Signal, ...] = ()
+        """What is recorded beside the program's own events."""
         self._without_effect = ""
         """What the options ask of rings in vain."""
 
@@ -100,6 +103,7 @@ class Reporting(Saving):
         if self._state in ("stopped", "closed"):
             notes += self._explain()
         notes += (self._without_effect,) if self._without_effect else ()
+        notes += observing.notes(self._signals)
         if self._pipeline is not None:
             notes += self._replaced_notes(self._pipeline.statistics())
             notes += tuple(self._pipeline.notes)

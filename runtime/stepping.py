@@ -111,6 +111,11 @@ class Stepping(_core.StepCounter):
         return self._action
 
     @property
+    def recording_now(self) -> bool:
+        """Whether the current step is recorded, and not paused."""
+        return self._live and self._action.records and not self._pauses
+
+    @property
     def step_num(self) -> int:
         """Number of the current step, from 0. Set it on resume, to go on where a run ended.
 

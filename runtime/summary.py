@@ -10,6 +10,7 @@ import msgspec
 from stepscope.runtime import _core, strings
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.events import QUIET
 from stepscope.runtime.table import (
     Column,
     human_count,
@@ -109,7 +110,7 @@ class Summary(Documented, frozen=True):
     rows: tuple[SummaryRow, ...] = ()
     """Spans, the largest self time first."""
     counters: tuple[CounterRow, ...] = ()
-    """Counters, by name."""
+    """Counters, by name. Tables leave out those of `Options.signals`, of which there are many; so with instants."""
     instants: tuple[InstantRow, ...] = ()
     """Instant events, by name."""
     counts: dict[str, int] = {}
@@ -208,11 +209,13 @@ class Summary(Documented, frozen=True):
         )
         remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]
         parts.append("\n".join(remark.format(line) for line in remarks))
-        if self.counters:
-            values = ((row, (row.last, row.mean, row.min, row.max, row.sum)) for row in self.counters)
+        counters = [row for row in self.counters if row.category not in QUIET]
+        instants = [row for row in self.instants if row.category not in QUIET]
+        if counters:
+            values = ((row, (row.last, row.mean, row.min, row.max, row.sum)) for row in counters)
             parts.append(table(_COUNTER_HEAD, [(*label(row), *map(human_number, v)) for row, v in values]))
-        if self.instants:
-            parts.append(table(_INSTANT_HEAD, [label(row) for row in self.instants]))
+        if instants:
+            parts.append(table(_INSTANT_HEAD, [label(row) for row in instants]))
         return "\n\n".join(parts) + "\n"
 
 

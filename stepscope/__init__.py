@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from stepscope import exporters as exporters
     from stepscope import results as results
     from stepscope import triggers as triggers
+    from stepscope.analysis.recording import load as load
     from stepscope.backends.torch import TorchBackend as TorchBackend
     from stepscope.build import trace as trace
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
@@ -63,6 +64,7 @@ else:
             "stepscope.exporters": (),
             "stepscope.results": (),
             "stepscope.triggers": (),
+            "stepscope.analysis.recording": ("load",),
             "stepscope.backends.torch": ("TorchBackend",),
             "stepscope.build": ("trace",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
@@ -121,6 +123,7 @@ __all__ = [
     "instant",
     "instrument",
     "join",
+    "load",
     "propagate",
     "schedule",
     "span",

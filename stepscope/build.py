@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from stepscope.backends import torch_loader
 from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
@@ -16,7 +17,7 @@ from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a
 from stepscope.runtime import exit as closing_at_exit
 from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.checked import settings
-from stepscope.runtime.control.environment import options_from_environment, run_directory
+from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
@@ -30,8 +31,8 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
 
-_INSTALLED = (closing_at_exit,)
-"""Imported for what it installs: profilers that are open at the interpreter's exit are closed."""
+_INSTALLED = (closing_at_exit, torch_loader)
+"""Imported for what they install: profilers that are open at the interpreter's exit are closed, and torch's signals are known."""
 
 
 @partial(suggesting, by_name=by_name)
@@ -87,7 +88,7 @@ def trace(
     The environment variable STEPSCOPE_OPTIONS, a JSON object, takes the place of what it names: docs/control.md.
 
     Raises:
-        ControlError: if STEPSCOPE_OPTIONS cannot be followed. A `ValueError`.
+        ControlError: if STEPSCOPE_OPTIONS or STEPSCOPE_SIGNALS cannot be followed. A `ValueError`.
         TypeError: if an argument is not what it should be.
         ValueError: if two backends or two exporters have one name, the rank is not below the number of ranks, the budget is
             no share of the time, a schedule or a backend that delivers only when a window ends is given with `keep_last`, or
@@ -132,6 +133,7 @@ def trace(
         metadata = {**(metadata or {}), **said.metadata}
         if not said.enabled:
             control = None
+    chosen = with_signals(chosen)
     if control is not None and schedule is None and keep_last is None:
         schedule = never
     flight = _flight(keep_last, schedule, backends)

@@ -21,6 +21,8 @@ from tools.checklist import PAGE, unshown
 
 importlib.import_module("stepscope")
 
+# Many tests count events; those of the signals set the variable themselves, for the programs that they start.
+os.environ["STEPSCOPE_SIGNALS"] = "none"
 pytest_plugins = ["tests.support.messages"]
 
 heed_interrupts()

@@ -160,7 +160,7 @@ class Take:
         self.profiler = self._make(step)
 
     def _make(self, step: int) -> Profiler:
-        plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS)
+        plan, options = self._plan, Options(close_timeout=CLOSE_SECONDS, signals=())
         try:
             backends = sources.choose(plan.options, plan.target)
             self._asynchronous = [backend for backend in backends if isinstance(backend, MindSporeBackend)]

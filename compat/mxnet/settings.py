@@ -63,7 +63,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Facts for the file."""
     output_dir: str | None = None
     """Where the journal of the run is; as in `stepscope.trace`."""
-    options: Options = Options()
+    options: Options = Options(signals=())
     """Sizes of buffers, deadlines, and what is dropped first."""
     control: str | Control | None = None
     """By which ways windows can be asked of the running program, as in `stepscope.trace`. Nothing is recorded then but

@@ -146,7 +146,7 @@ class profile(Results):
             self._exporters.append(on_trace_ready)
         else:
             self.on_trace_ready = on_trace_ready
-        self._options = Options(linger=PATIENCE, close_timeout=PATIENCE) if options is None else options
+        self._options = Options(linger=PATIENCE, close_timeout=PATIENCE, signals=()) if options is None else options
         self._backend = TorchBackend(
             mode,
             activities=wanted,

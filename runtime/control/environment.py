@@ -17,10 +17,11 @@ from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.misfit import as_json, find_misfit
 from stepscope.runtime.nearest import nearest
-from stepscope.runtime.options import Options
+from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.schedule import Schedule
 
 VARIABLE = "STEPSCOPE_OPTIONS"
+SIGNALS_VARIABLE = "STEPSCOPE_SIGNALS"
 MAX_TEXT = 1 << 16
 """Characters of the variable."""
 STEPS = ("schedule", "keep_last", "window", "control")
@@ -152,6 +153,25 @@ def options_in_effect(options: Options) -> Options:
     """
     said = options_from_environment()
     return options if said is None else said.changed(options)
+
+
+def with_signals(options: Options) -> Options:
+    """Options with the signals that the variable STEPSCOPE_SIGNALS names, if it is set.
+
+    Raises:
+        ControlError: if it names what is no signal.
+    """
+    text = os.environ.get(SIGNALS_VARIABLE, "").strip()
+    if not text:
+        return options
+    chosen: tuple[str, ...] = tuple(name.strip() for name in text.split(",") if name.strip())
+    if text in ("none", "all"):
+        chosen = SIGNALS if text == "all" else ()
+    unknown = [name for name in chosen if name not in SIGNALS]
+    if unknown:
+        hint = nearest(unknown[0], (*SIGNALS, "all", "none"))
+        raise ControlError(f"{SIGNALS_VARIABLE} cannot be followed: there is no signal {unknown[0]!r}{hint}")
+    return msgspec.structs.replace(options, signals=chosen)
 
 
 def run_directory(base: str, name: str) -> Path:

@@ -312,6 +312,7 @@ typedef struct {
     PyObject *context;   /* the first in which it did: there, the variable holds the scope */
     Parent parent;       /* of its outermost spans: what was open where the task was made; if `placed` */
     Open suspended;      /* `id` 0: it runs, has nothing open, or nothing records */
+    Open run;            /* of the whole task, where tasks are recorded without annotations; `id` 0: not begun */
     uint32_t steps;      /* under way; more than one is an error of who drives it */
     bool placed;
 } Coroutine;
@@ -319,6 +320,7 @@ extern PyTypeObject CoroutineType;
 Coroutine *coroutine_running(void);       /* whose step runs on this thread, NULL = none; borrowed */
 int coroutine_init(void);
 PyObject *coroutine_py_adopt(PyObject *self, PyObject *args);
+PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on);
 PyObject *context_py_set_task_lookup(PyObject *self, PyObject *lookup);
 PyObject *context_py_current_span(PyObject *self, PyObject *unused);
 PyObject *context_py_call_under(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);

@@ -9,8 +9,9 @@
 
 static __thread Coroutine *running;
 static __thread Coroutine *midway; /* came to be watched within a step, whose end is not seen; owned */
-static uint32_t suspended_name;
-static uint16_t suspended_category;
+static uint32_t suspended_name, run_name;
+static uint16_t suspended_category, run_category;
+static bool record_tasks; /* each task is a span */
 
 Coroutine *coroutine_running(void) { return running; }
 
@@ -77,6 +78,30 @@ static void finish(Coroutine *c) {
     Py_CLEAR(c->context);
 }
 
+/* The span of the whole task begins, with the first step that is recorded. False with what a handler of a signal raised. */
+static bool __attribute__((noinline)) begin_run(Coroutine *c) {
+    bool recorded = recording(RECORD_EVENTS);
+    if (!recorded && !recording(RECORD_OPEN)) return true;
+    Thread *t = thread_current_object();
+    Stack *stack = t ? stack_of_object(t) : NULL;
+    if (stack && c->scope && scope_stack(c->scope, t) == stack) {
+        PyObject *name = PyObject_GetAttrString(c->inner, "__qualname__");
+        uint32_t id = !name ? run_name : recorded ? strings_intern_object(name) : strings_intern_early(name);
+        PyErr_Clear(); /* not every kind of coroutine has a name */
+        if (id) span_open(t, stack, &c->run, id, run_category, recorded ? 0 : FRAME_EARLY);
+        Py_XDECREF(name);
+    }
+    return !PyErr_Occurred();
+}
+
+static void end_run(Coroutine *c) {
+    Thread *t = c->scope ? thread_current() : NULL;
+    bool failed = PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_StopIteration);
+    if (t && scope_stack(c->scope, t) && !span_skip(t, &c->run))
+        span_close(t, &c->run, clock_now(), failed ? FLAG_ERROR : 0, 0, 0, NULL, 0);
+    c->run.id = 0;
+}
+
 /* A step begins; returns what `leave` wants to know. */
 static Coroutine *enter(Coroutine *c) {
     Coroutine *outer = running;
@@ -92,13 +117,31 @@ static void leave(Coroutine *c, Coroutine *outer, bool ended) {
     running = outer;
     thread_forget_context();
     if (--c->steps) return; /* refused, as it runs already */
+    if (ended && c->run.id) end_run(c);
     if (ended) finish(c);
     else suspend(c);
 }
 
+/* Has the coroutine get what a handler of a signal has raised, as if that had come within it. */
+static PySendResult pass_on(Coroutine *c, PyObject **result) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    *result = PyObject_CallMethod(c->inner, "throw", "O", value);
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+    if (*result) return PYGEN_NEXT;
+    if (!PyErr_ExceptionMatches(PyExc_StopIteration)) return PYGEN_ERROR;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    *result = PyObject_GetAttrString(value, "value");
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+    return *result ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
 static PySendResult coroutine_am_send(PyObject *self, PyObject *value, PyObject **result) {
     Coroutine *c = (Coroutine *)Py_NewRef(self), *outer = enter(c);
-    PySendResult sent = PyIter_Send(c->inner, value, result);
+    bool told = !record_tasks || c->run.id || c->steps > 1 || begin_run(c);
+    PySendResult sent = told ? PyIter_Send(c->inner, value, result) : pass_on(c, result);
     leave(c, outer, sent != PYGEN_NEXT);
     Py_DECREF(self);
     return sent;
@@ -248,8 +291,15 @@ PyObject *coroutine_py_adopt(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on) {
+    record_tasks = PyObject_IsTrue(on) == 1;
+    Py_RETURN_NONE;
+}
+
 int coroutine_init(void) {
     suspended_name = strings_intern("suspended", 9);
     suspended_category = strings_category("task", 4);
+    run_name = strings_intern("task", 4);
+    run_category = strings_category("task run", 8);
     return PyType_Ready(&CoroutineType);
 }

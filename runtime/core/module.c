@@ -1,4 +1,5 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
+#include "readings.h"
 #include "shed.h"
 
 Counts g_counts;
@@ -26,6 +27,7 @@ static PyMethodDef methods[] = {
     {"call_under", FAST(context_py_call_under), METH_FASTCALL | METH_KEYWORDS, NULL},
     {"category", strings_py_category, METH_O, NULL},
     {"changing", step_py_changing, METH_O, NULL},
+    {"collection", FAST(readings_py_collection), METH_FASTCALL, NULL},
     {"close", ring_py_close, METH_NOARGS, NULL},
     {"copy_span", span_py_copy, METH_O, "The same as its method `copy`: a function, which torch's compiler can be told of."},
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
@@ -56,14 +58,18 @@ static PyMethodDef methods[] = {
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
+    {"put", readings_py_put, METH_VARARGS, NULL},
     {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
+    {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
     {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
+    {"sample", sampling_py_sample, METH_VARARGS, NULL},
     {"set_known_values", arguments_py_set_known_values, METH_O, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
     {"set_shedding", shed_py_set, METH_VARARGS, NULL},
+    {"set_standard_modules", sampling_py_set_standard, METH_O, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
     {"spool", spool_py_use, METH_O, NULL},
@@ -76,6 +82,7 @@ static PyMethodDef methods[] = {
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"denied", control_py_denied, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
+    {"thread_track", readings_py_thread_track, METH_NOARGS, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_VARARGS, NULL},
     {"unprofile_threads", native_thread_py_unprofile, METH_O, NULL},

@@ -1,5 +1,5 @@
 /* The base type of Profiler: counts steps and writes step marks, in C because every step of training pays for it. */
-#include "core.h"
+#include "readings.h"
 #include <structmember.h>
 
 typedef struct {
@@ -11,6 +11,10 @@ typedef struct {
     unsigned int every, kept;   /* of so many steps, if more than 1, one records what `kept` says, the others nothing */
     char live, asked;           /* asked: something waits to be done where step() is called */
     char holding;               /* has added 1 to `changing` */
+    char reads;                 /* whether step() reads what the system says of its thread */
+    unsigned long marker;       /* the thread that made the last mark, */
+    unsigned int track;         /* and the row of that */
+    Readings readings;
 } StepCounter;
 
 static uint32_t step_name;
@@ -44,8 +48,8 @@ static PyObject *step_let_go(StepCounter *self, PyObject *unused) {
 void step_after_fork(void) { atomic_store(&changing, 0); /* those under way are the parent's */ }
 
 /* May leave behind what a signal handler raised meanwhile; the mark is written in any case. */
-static Event write_mark(StepCounter *self, int64_t now) {
-    Thread *t = thread_current_object();
+static Event write_mark(StepCounter *self, int64_t now, Thread **thread) {
+    Thread *t = *thread = thread_current_object();
     if (!t) return (Event){.ts = now};
     Stack *stack = stack_of_object(t);
     if (!stack) stack = t->stack;
@@ -57,7 +61,14 @@ static Event write_mark(StepCounter *self, int64_t now) {
                   .name = step_name,
                   .parent = stack_top(stack)};
     ring_write(t, &mark, NULL, 0);
+    self->marker = PyThread_get_thread_ident(), self->track = mark.track;
     return mark;
+}
+
+/* `before`: whether the step that ends was recorded. Where a window may end with it, the reading is the last of that window. */
+static void read_signals(StepCounter *self, Thread *t, const Event *mark, bool before, bool change) {
+    if (!self->reads || !t || !(before || recording(RECORD_EVENTS))) return;
+    readings_write(&self->readings, t, mark, before && change ? mark->ts - 1 : mark->ts);
 }
 
 static PyObject *step_step(StepCounter *self, PyObject *unused) {
@@ -67,8 +78,11 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
     bool change = step >= self->next_change || self->asked || (self->look_at && clock_now() >= self->look_at);
     if (change) hold(self);
     int64_t now = clock_now();
-    write_mark(self, now);
+    Thread *t;
+    bool before = recording(RECORD_EVENTS);
+    Event mark = write_mark(self, now, &t);
     if (self->every > 1) wants_now(self->serial, step % self->every ? 0 : (int)self->kept);
+    read_signals(self, t, &mark, before, change);
     if (!change) return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
@@ -83,11 +97,24 @@ static PyObject *step_step(StepCounter *self, PyObject *unused) {
 static PyObject *step_mark(StepCounter *self, PyObject *at) {
     long long now = PyLong_AsLongLong(at);
     if (now == -1 && PyErr_Occurred()) return NULL;
-    Event mark = write_mark(self, now ? now : clock_now());
+    Thread *t;
+    Event mark = write_mark(self, now ? now : clock_now(), &t);
+    read_signals(self, t, &mark, false, false);
     return PyErr_Occurred() ? NULL : Py_BuildValue("(LIK)", (long long)mark.ts, mark.track, (unsigned long long)mark.parent);
 }
 
+static PyObject *step_close_readings(StepCounter *self, PyObject *unused) {
+    readings_close(&self->readings);
+    Py_RETURN_NONE;
+}
+
+static void step_dealloc(StepCounter *self) {
+    readings_close(&self->readings);
+    Py_TYPE(self)->tp_free(self);
+}
+
 static PyMethodDef methods[] = {
+    {"_close_readings", (PyCFunction)step_close_readings, METH_NOARGS, NULL},
     {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
     {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_O, NULL},
@@ -107,6 +134,9 @@ static PyMemberDef members[] = {
     {"_stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
     {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
     {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},
+    {"_reads", T_BOOL, offsetof(StepCounter, reads), 0, NULL},
+    {"_marker", T_ULONG, offsetof(StepCounter, marker), READONLY, NULL},
+    {"_track", T_UINT, offsetof(StepCounter, track), READONLY, NULL},
     {NULL},
 };
 
@@ -116,11 +146,13 @@ PyTypeObject StepCounterType = {
     .tp_basicsize = sizeof(StepCounter),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)step_dealloc,
     .tp_methods = methods,
     .tp_members = members,
 };
 
 int step_init(void) {
     step_name = strings_intern("ProfilerStep", 12);
+    readings_init(), sampling_init();
     return 0;
 }

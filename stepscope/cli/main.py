@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from stepscope.cli import analyse, arm, collect, convert, deliver, demo, merge, recover, run, upload
+from stepscope.cli import analyse, arm, collect, convert, deliver, demo, explain, merge, recover, report, run, upload
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.nearest import nearest
 from stepscope.runtime.version import VERSION
 
-COMMANDS = (demo, run, arm, recover, convert, analyse, collect, deliver, upload, merge)
+COMMANDS = (demo, run, explain, report, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 

@@ -32,10 +32,11 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
-One process is traced. Each of a launcher's processes (ranks) needs the command, as in the last example. Other processes
+One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in the last example. Other processes
 that the program starts add their spans to its trace if they import stepscope and STEPSCOPE_JOIN=1 is set.
 If MS_PROFILER_OPTIONS has "start": true, stepscope.mindspore records the program as well: docs/mindspore.md.
 The run's directory always has a journal, a file that survives a kill: `stepscope recover DIR` brings it back.
+STEPSCOPE_SIGNALS=none leaves out stacks and the other signals: stepscope.Options.signals.
 
 exit codes: the program's own; 1 if tracing could not begin, 2 for wrong usage
 """
@@ -83,8 +84,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--exporter", action="append", choices=EXPORTERS, help="what to write; may be repeated (default: chrome)"
     )
+    output.add_argument("--quiet", action="store_true", help="at the end print where the trace is, and nothing else")
     output.add_argument(
-        "--quiet", action="store_true", help="at the end print where the trace is, and neither table nor report"
+        "--report", action="store_true", help="at the end print also the table of spans and the trust report"
     )
     torch = parser.add_argument_group("torch")
     torch.add_argument(
@@ -139,7 +141,9 @@ def run(arguments: argparse.Namespace) -> int:
             traced.end()
     # The program's error comes behind the report, where it is seen.
     if os.getpid() == owner and not arguments.quiet:
-        traced.tell_report()
+        if arguments.report:
+            traced.tell_report()
+        traced.tell_answer()
     outcome.tell()
     if os.getpid() == owner:
         traced.tell_where(only_traces=arguments.quiet, failed=outcome.code != 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
@@ -12,6 +13,7 @@ from select import select
 
 import msgspec
 
+from stepscope.backends import torch_loader
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_import import TorchImport
 from stepscope.build import trace
@@ -27,14 +29,14 @@ from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.options import Options
+from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
 from stepscope.runtime.table import human_count
 
-PATIENT = Options(linger=60, close_timeout=120)
+PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
 """The program has ended, nobody waits for the terminal: what torch's profiler still converts is worth waiting for."""
 _TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
     "chrome": (".json", ChromeTraceExporter),
@@ -78,6 +80,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             metadata={"command": [program, *rest]},
             options=PATIENT,
         )
+        torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
         options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
@@ -92,8 +95,12 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with Progress().during("the program has ended; writing what was recorded"):
             self.profiler.close()
 
+    def tell_answer(self) -> None:
+        """Prints what is slow, why, and what to try."""
+        message(f"\n{_answer(self.profiler.output.path)}\n")
+
     def tell_report(self) -> None:
-        """Prints the table and the report."""
+        """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
 
     def tell_where(self, *, only_traces: bool, failed: bool) -> None:
@@ -161,6 +168,27 @@ class TracedProgram(msgspec.Struct, frozen=True):
         else:
             say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
         return say
+
+
+def _answer(path: Path) -> str:
+    """The answer as text, as wide as the terminal; why there is none, if something goes wrong: the program's own end goes before."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    from stepscope.analysis.explain import explain
+    from stepscope.analysis.terminal import ending
+
+    text = StringIO()
+    colour = sys.stderr is not None and sys.stderr.isatty()
+    console = Console(
+        file=text, force_terminal=colour, highlight=False, width=shutil.get_terminal_size((120, 24)).columns
+    )
+    try:
+        ending(explain(path), console)
+    except Exception as error:
+        return f"no answer  {type(error).__name__}: {error}"
+    return text.getvalue().rstrip()
 
 
 def _write(text: str) -> None:

@@ -73,7 +73,7 @@ async def visitor(port, deadline, chance, delays):
 
 async def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pool", type=int, default=0, help="threads beside the loop")
+    parser.add_argument("--pool", type=int, default=0, help="threads for digests")
     parser.add_argument("--seconds", type=float, default=6.0)
     args = parser.parse_args()
 

@@ -16,23 +16,30 @@ args = parser.parse_args()
 
 
 class Audit:
-    """A file with one row for each prediction."""
+    """A file with one row for each prediction, and one with the place and the size of each batch."""
 
     def __init__(self, folder, durability):
-        self.file = open(os.path.join(folder, "audit.bin"), "wb")
+        self.rows = open(os.path.join(folder, "audit.rows"), "wb")
+        self.index = open(os.path.join(folder, "audit.index"), "w")
         self.durability = durability
 
     def append(self, features, scores):
         rows = np.concatenate([features.numpy().astype(np.float32), scores.numpy()], axis=1)
-        self.file.write(rows.tobytes())
+        print(self.rows.tell(), len(rows), file=self.index)
+        self.rows.write(rows.tobytes())
         if self.durability == "batch":
-            self.file.flush()
-            os.fsync(self.file.fileno())
+            self.sync()
+
+    def sync(self):
+        for file in (self.rows, self.index):
+            file.flush()
+            os.fsync(file.fileno())
 
     def close(self):
-        self.file.flush()
-        os.fsync(self.file.fileno())
-        self.file.close()
+        self.sync()
+        print("audit of", self.rows.tell(), "bytes")
+        self.rows.close()
+        self.index.close()
 
 
 class ClickModel(nn.Module):
@@ -52,7 +59,6 @@ folder = args.out or tempfile.mkdtemp()
 model = ClickModel()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 audit = Audit(folder, args.durability)
-clicks = 0
 for step in range(args.steps):
     features = torch.randint(0, 1000, (2048, 24))
     labels = ((features[:, :3].sum(dim=1, keepdim=True) % 7) < 2).float()
@@ -65,4 +71,3 @@ for step in range(args.steps):
     if step % 50 == 0:
         print("step", step, "loss", round(loss.item(), 4))
 audit.close()
-print("audit of", os.path.getsize(os.path.join(folder, "audit.bin")), "bytes")

@@ -74,7 +74,7 @@ def main(args):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--batch-size", type=int, default=2048)
+    parser.add_argument("--batch-size", type=int, default=4096)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--decay", type=float, default=1e-3)
     parser.add_argument("--log-every", type=int, default=1)

@@ -67,7 +67,7 @@ class SpokenWords(Dataset):
 
 
 class KeywordNet(nn.Module):
-    def __init__(self, bands=80, hidden=96):
+    def __init__(self, bands=80, hidden=144):
         super().__init__()
         self.conv = nn.Conv1d(bands, hidden, kernel_size=5, stride=2, padding=2)
         self.norm = nn.LayerNorm(hidden)

@@ -31,4 +31,3 @@ for step in range(options.steps):
     optimizer.step()
     if step % 25 == 0:
         print(f"step {step:3d}  loss {loss.item():.4f}")
-torch.save(model.state_dict(), "/dev/null")

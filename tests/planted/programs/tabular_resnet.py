@@ -1,4 +1,4 @@
-"""A residual network for tables, after the settings of the machine that it was written on."""
+"""A residual network that predicts prices from rows of a table."""
 
 import argparse
 import time

@@ -141,7 +141,7 @@ def test_an_interrupted_program_is_written(tmp_path: Path) -> None:
     )
     done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
     assert done.returncode == 130
-    assert "KeyboardInterrupt" in done.stderr and "Trust report" in done.stderr
+    assert "KeyboardInterrupt" in done.stderr and "Trust  " in done.stderr
     assert complete(tmp_path / "run" / "trace.json", "work")
 
 
@@ -231,7 +231,7 @@ def test_a_forked_child_that_is_terminated_says_nothing_of_its_parent(tmp_path: 
     (tmp_path / "p.py").write_text(FORKED)
     done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "ended the program" not in done.stderr and "Trust report" in done.stderr
+    assert "ended the program" not in done.stderr and "Trust  " in done.stderr
     assert (tmp_path / "child" / "journal").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("import os\nif os.fork(): os.wait()\nprint('end', flush=True)")
     done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "end\nend\n")
-    assert done.stderr.count("Trust report") == 1
+    assert done.stderr.count("Trust  ") == 1
 
 
 # its output
@@ -249,10 +249,10 @@ def test_a_forked_child_reports_nothing(tmp_path: Path) -> None:
 def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     """A program that fails leaves a whole trace, with a report on standard error and the command that opens it."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
-    done = stepscope("run", "--out", "run", "--name", "mine", "p.py", cwd=tmp_path)
+    done = stepscope("run", "--report", "--out", "run", "--name", "mine", "p.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "Trust report of mine" in done.stderr and "drag run/trace.json into it" in done.stderr
+    assert "Trust  " in done.stderr and "drag run/trace.json into it" in done.stderr
     assert "the program did not import torch" in done.stderr
     *_, error, see, convert = done.stderr.splitlines()
     assert error == "ValueError: mine" and see.startswith("see it ") and convert.startswith("convert it ")
@@ -263,7 +263,7 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
-    done = stepscope("run", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
+    done = stepscope("run", "--report", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
     assert "see it     open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
     (path,) = (tmp_path / "run" / "windows").iterdir()
     assert f"saved     windows/{path.name}" in done.stderr
@@ -337,7 +337,7 @@ def test_steps_of_the_optimizer_are_steps(mode: str, tmp_path: Path) -> None:
     require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     schedule = ("--skip-first", 2, "--wait", 1, "--warmup", 1, "--active", 2, "--repeat", 2)
-    done = stepscope("run", "--mode", mode, *schedule, "--out", "run", "train.py", cwd=tmp_path)
+    done = stepscope("run", "--report", "--mode", mode, *schedule, "--out", "run", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "closed, 12 steps, 2 windows" in done.stderr
     assert f"backend   torch ({mode})" in done.stderr
@@ -353,7 +353,7 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     """Without a schedule everything is recorded, from the import of torch on."""
     require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
-    done = stepscope("run", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
+    done = stepscope("run", "--report", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
     assert "closed, 12 steps, 1 window" in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
     assert not complete(tmp_path / "run" / "trace.json", "stepscope"), (
@@ -366,7 +366,7 @@ def test_steps_without_operators(tmp_path: Path) -> None:
     require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     for options, steps in ((("--no-torch",), 12), (("--no-torch", "--step-on", "none"), 0)):
-        done = stepscope("run", *options, "--out", "run", "train.py", cwd=tmp_path)
+        done = stepscope("run", "--report", *options, "--out", "run", "train.py", cwd=tmp_path)
         assert f"closed, {steps} steps" in done.stderr
         assert not complete(tmp_path / "run" / "trace.json", "aten::")
 
@@ -379,7 +379,7 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text(
         "try: import torch\nexcept ImportError as e: print(e)\nimport torch; print(torch.__name__)"
     )
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    done = stepscope("run", "--report", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
     assert "no steps   ModuleNotFoundError" in done.stderr
     assert "note      torch: " in done.stderr

@@ -1,0 +1,126 @@
+"""Judges a recording: findings in order of what they cost, or why nothing can be said."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from stepscope.analysis.findings import Answer, Finding, RankAnswer
+from stepscope.analysis.job import Job
+from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.recording import Recording, load
+from stepscope.analysis.rules import RULES
+from stepscope.analysis.statistics import answer_of
+from stepscope.analysis.thresholds import FEWEST_STEPS, FINDING
+from stepscope.runtime.table import human_count
+
+NOTHING = "Nothing stands out: no cause takes 10 % of a step."
+
+
+def explain(path: str | os.PathLike[str]) -> Answer:
+    """Says what is slow in a run, why, and what to try.
+
+    Args:
+        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        FormatError: if there is no recording.
+    """
+    return explain_recording(load(path))
+
+
+def explain_recording(recording: Recording) -> Answer:
+    """The same of a recording that is open."""
+    return judged(recording, [RankSummary(rank) for rank in recording.ranks])
+
+
+def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
+    """The same of ranks that were read already: one summary for each rank of the recording."""
+    ranks = tuple(answer_of(summary) for summary in summaries)
+    path = str(recording.path)
+    trust = _trust(recording, summaries)
+    unknown = _unknown(summaries)
+    steps = max((len(summary.facts) for summary in summaries), default=0)
+    tasks = sum(len(summary.tasks) for summary in summaries)
+    if steps < FEWEST_STEPS and not tasks:
+        return Answer(
+            path=path,
+            verdict="There is not enough to judge.",
+            refused=_refusal(steps, summaries),
+            ranks=ranks,
+            unknown=unknown,
+            trust=trust,
+        )
+    job = Job(summaries)
+    findings = without_echoes(sorted((found for rule in RULES for found in rule.look(job)), key=_order))
+    verdict = findings[0].title if findings else NOTHING
+    return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+
+
+ENVIRONMENT = {"machine-shared"}
+"""Findings about what is around the program: after those about itself."""
+ECHOES = {
+    "slow-rank": ("input-bound-in-process", "input-bound-workers", "uneven-work", "communication-exposed"),
+    "uneven-work": ("communication-exposed",),
+    "interpreter-lock": ("processors-contended", "python-between-operators", "program-waits"),
+    "value-read-back": ("python-between-operators", "tiny-operators"),
+    "tiny-operators": ("python-between-operators",),
+    "input-bound-in-process": ("slow-steps",),
+    "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
+    "not-finite": (),
+}
+"""Findings that are only another view of one that is there, if they cost no more."""
+
+
+def _order(one: Finding) -> tuple[bool, float]:
+    return one.id in ENVIRONMENT, -one.cost
+
+
+def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
+    """Two causes: both, in order of cost; one cause that two rules see: once."""
+    ids = {one.id for one in findings}
+    hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
+    return tuple(one for one in findings if one.id not in hidden)
+
+
+def _refusal(steps: int, summaries: list[RankSummary]) -> str:
+    if not summaries or not any(summary.events for summary in summaries):
+        return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
+    if steps == 0:
+        return (
+            "The program has no steps: call profiler.step() at the end of each iteration, or run a training with `stepscope run`, "
+            "which takes each call of an optimizer's step() for one."
+        )
+    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
+
+
+def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
+    dropped = sum(sum(rank.dropped.values()) for rank in recording.ranks)
+    events = sum(summary.events for summary in summaries)
+    lost = f"{dropped:,} dropped" if dropped else "none dropped"
+    open_ = [rank for rank in recording.ranks if not rank.ended]
+    still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
+    return f"{events:,} events, {lost}{still}."
+
+
+def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
+    said = []
+    if not any(summary.samples for summary in summaries):
+        said.append("lines of code (no stack samples)")
+    if any(len(summary.steady) and not np.isfinite(summary.steady["cpu_ns"]).any() for summary in summaries):
+        said.append("processor time and memory of steps (no signals)")
+    if any(len(summary.steady) and not summary.steady["operators"].any() for summary in summaries):
+        said.append("operators (record torch with TorchBackend or `stepscope run`)")
+    elif not any(summary.facts["device"].any() for summary in summaries if len(summary.facts)):
+        said.append("device activity (none was recorded)")
+    return tuple(said)
+
+
+def largest(ranks: tuple[RankAnswer, ...]) -> RankAnswer | None:
+    """The rank that stands for all: the first with statistics."""
+    return next((rank for rank in ranks if rank.statistics is not None), None)
+
+
+__all__ = ["FINDING", "explain", "explain_recording"]

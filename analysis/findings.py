@@ -1,0 +1,103 @@
+"""The answer: findings with their evidence, as plain values that any page can show."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in the program's code."""
+
+    function: str
+    """Its qualified name."""
+    file: str
+    line: int
+    share: float = 0.0
+    """Of the time that is meant, from 0 to 1, by samples of the stack."""
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file}:{self.line})"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause of lost time."""
+
+    id: str
+    """Stable name of the kind, such as `input-bound`."""
+    title: str
+    """The verdict, a sentence."""
+    cost: float
+    """Share of the steps' time that it costs, from 0 to 1."""
+    cost_ns: float
+    """The same, in ns of a step."""
+    evidence: tuple[str, ...]
+    """Sentences with numbers."""
+    action: str = ""
+    """What to try first."""
+    gain: str = ""
+    """What that would gain."""
+    certainty: str = "likely"
+    """`certain`, `likely` or `possible`."""
+    steps: tuple[int, ...] = ()
+    """Steps that show it, a few."""
+    ranks: tuple[int, ...] = ()
+    places: tuple[Place, ...] = ()
+
+
+class Share(msgspec.Struct, frozen=True):
+    """A part of the step."""
+
+    name: str
+    ns: float
+    """Median over steady steps, scaled so that all parts add up to the step."""
+    share: float
+
+
+class Statistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a rank's steps, times in ns."""
+
+    steps: int
+    steady: int
+    """Steps that are judged: without the first ones."""
+    mean: float
+    p50: float
+    p95: float
+    rate: float
+    """Steps a second."""
+    slowest: int
+    """Number of the slowest steady step."""
+    slowest_ns: float
+    slowest_why: str
+    """What was different in it."""
+
+
+class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of one rank went."""
+
+    rank: int | None
+    name: str
+    statistics: Statistics | None
+    shares: tuple[Share, ...]
+    startup_ns: float = 0.0
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to say of a run."""
+
+    path: str
+    verdict: str
+    """The first sentence."""
+    refused: str = ""
+    """Why nothing can be judged, and what to record; empty if something can."""
+    findings: tuple[Finding, ...] = ()
+    ranks: tuple[RankAnswer, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What the data do not say, and what to record for it."""
+    trust: str = ""
+    """One line: whether all events are there."""
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from stepscope.analysis.page.render import answer_html
+
+        return answer_html(self)

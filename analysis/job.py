@@ -1,0 +1,38 @@
+"""What rules judge: the ranks of a job, and how a rule says what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import msgspec
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.rank_summary import RankSummary
+
+
+class Job:
+    """All ranks, and the one that stands for all of them where a rule looks at one process."""
+
+    def __init__(self, ranks: list[RankSummary]) -> None:
+        self.ranks = ranks
+        self.main = max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
+
+    @property
+    def several(self) -> bool:
+        """Whether ranks can be compared: two or more with steps."""
+        return len([rank for rank in self.ranks if len(rank.steady)]) > 1
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of fault."""
+
+    id: str
+    needs: str
+    """What must have been recorded."""
+    finds: str
+    wrong_if: str
+    """What would prove a finding wrong."""
+    look: Callable[[Job], list[Finding]]
+
+    RULES: ClassVar[dict[str, Rule]] = {}

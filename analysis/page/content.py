@@ -1,0 +1,434 @@
+"""The values that the page shows, as texts and numbers. Nothing is judged here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepscope.analysis.findings import Answer, RankAnswer, Share
+from stepscope.analysis.page.icicle import Icicle, icicle_of
+from stepscope.analysis.rank_summary import RankSummary, Row, durations
+from stepscope.analysis.recording import Rank, Recording
+from stepscope.analysis.statistics import UNCOVERED, parts_of
+from stepscope.analysis.thresholds import SLOW_STEP
+from stepscope.runtime.step_facts import Device, Facts
+from stepscope.runtime.table import human_count, human_number, human_time, printable
+
+MOST_STEPS = 2_000
+"""Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
+MOST_ROWS = 500
+"""Rows of the table of spans."""
+MOST_NODES = 3_000
+"""Frames of the flame graph."""
+MOST_PROCESSES = 8
+"""Processes that are shown one by one; the limits above are for all of them together."""
+MOST_TEXT = 1_000
+"""Characters of a value of the run's metadata."""
+MOST_METADATA = 100
+MOST_NOTES = 50
+
+NAMELESS = "(no name)"
+
+COLOURS = {
+    "garbage collection": "collection",
+    "communication": "communication",
+    "checkpoint": "checkpoint",
+    "data": "data",
+    "optimizer": "optimizer",
+    "backward": "backward",
+    "copies to devices": "copy",
+    "forward": "forward",
+    "waiting (task)": "waiting",
+    "your spans": "spans",
+    "computing": "forward",
+    "communicating": "communication",
+    "copying": "copy",
+    "idle": "uncovered",
+    UNCOVERED: "uncovered",
+}
+"""Names of colours in the page's style."""
+
+DEVICES = {Device.COMPUTE: "computing", Device.COMMUNICATION: "communicating", Device.COPY: "copying"}
+
+
+class PartRow(msgspec.Struct, frozen=True):
+    """A row of a table that adds up to 100 %."""
+
+    name: str
+    colour: str
+    time: str
+    percent: str
+    width: float
+    """Of its bar, in percent of the longest."""
+    share: float
+    """In percent."""
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """A table of parts of the step."""
+
+    rows: tuple[PartRow, ...]
+    total: str
+
+
+class SpanRow(msgspec.Struct, frozen=True):
+    """A row of the table of spans, with the numbers by which it is sorted."""
+
+    name: str
+    category: str
+    count: int
+    total: int
+    self: int
+    mean: float
+    p50: float
+
+
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that is shown by itself."""
+
+    label: str
+    answer: RankAnswer
+    tiles: tuple[tuple[str, str, str], ...]
+    parts: Parts | None
+    devices: Parts | None
+    spans: tuple[SpanRow, ...]
+    names: int
+    """Names of spans that there are; the table has the first of them."""
+    steps: int
+    bins: int
+    first_steps: int
+    """Of these, the ones at the beginning that are not judged."""
+    samples: int
+    samples_of: str
+    memory: bool
+    data: dict[str, Any]
+    """For the script."""
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """Something about the run."""
+
+    name: str
+    value: str
+
+
+class RankRow(msgspec.Struct, frozen=True):
+    """A row of the table of ranks."""
+
+    label: str
+    host: str
+    named: bool
+    """Whether a finding names it."""
+    steps: int
+    p50: float
+    p95: float
+    shares: tuple[float, ...]
+    """ns of each part, in the order of the columns."""
+
+
+class Content(msgspec.Struct, frozen=True, kw_only=True):
+    """All of the page."""
+
+    answer: Answer
+    title: str
+    when: str
+    processes: tuple[Process, ...]
+    hidden: int
+    """Processes that are only in the table of ranks."""
+    rank_columns: tuple[str, ...]
+    ranks: tuple[RankRow, ...]
+    losses: tuple[Fact, ...]
+    notes: tuple[str, ...]
+    facts: tuple[Fact, ...]
+
+    @property
+    def data(self) -> list[dict[str, Any]]:
+        """For the script."""
+        return [process.data for process in self.processes]
+
+
+def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: Answer) -> Content:
+    """Gathers what the page shows."""
+    several = len(summaries) > 1
+    named = {number for finding in answer.findings for number in finding.ranks}
+    pairs = list(zip(summaries, answer.ranks, strict=True))
+    # The one that stands for all, then those that findings name, then the others.
+    order = sorted(range(len(pairs)), key=lambda at: (not len(pairs[at][0].steady), pairs[at][0].rank not in named, at))
+    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].steady), at))
+    room = max(len(chosen), 1)
+    processes = tuple(_process(*pairs[at], room, several) for at in chosen)
+    columns = _rank_columns(answer.ranks) if several else ()
+    return Content(
+        answer=answer,
+        title=recording.path.resolve().name or str(recording.path),
+        when=_when(recording.ranks),
+        processes=processes,
+        hidden=len(pairs) - len(chosen),
+        rank_columns=columns,
+        ranks=tuple(_rank_row(summary, one, named, columns) for summary, one in pairs) if several else (),
+        losses=tuple(
+            Fact(f"{label_of(rank)}: {reason}" if several else reason, f"{count:,}")
+            for rank in recording.ranks
+            for reason, count in rank.dropped.items()
+            if count
+        ),
+        notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
+        facts=tuple(_facts(recording)),
+    )
+
+
+def label_of(rank: Rank | RankSummary | RankAnswer) -> str:
+    """What a process is called."""
+    return f"rank {rank.rank}" if rank.rank is not None else rank.name or "process"
+
+
+def percents(shares: Sequence[float]) -> list[float]:
+    """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
+    total = sum(shares)
+    if total <= 0:
+        return [0.0] * len(shares)
+    exact = [1000 * share / total for share in shares]
+    whole = [int(each) for each in exact]
+    for at in sorted(range(len(exact)), key=lambda at: whole[at] - exact[at])[: 1000 - sum(whole)]:
+        whole[at] += 1
+    return [each / 10 for each in whole]
+
+
+def parts_table(shares: Sequence[Share]) -> Parts | None:
+    """A table of parts of the step; they add up to it."""
+    if not shares:
+        return None
+    longest = max(share.ns for share in shares) or 1.0
+    rows = tuple(
+        PartRow(
+            name=share.name,
+            colour=COLOURS.get(share.name, "spans"),
+            time=human_time(share.ns),
+            percent=f"{percent:.1f} %",
+            width=round(100 * max(share.ns, 0.0) / longest, 1),
+            share=percent,
+        )
+        for share, percent in zip(shares, percents([max(share.ns, 0.0) for share in shares]), strict=True)
+    )
+    return Parts(rows, human_time(sum(share.ns for share in shares)))
+
+
+def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> Process:
+    samples, of = summary.samples_within(), "the steps that are judged"
+    if not samples:
+        samples, of = summary.samples, "the whole run"
+    icicle = icicle_of(samples, MOST_NODES // room)
+    chart = _chart(summary, MOST_STEPS // room)
+    memory = _memory(summary.facts, MOST_STEPS // room)
+    label = label_of(summary)
+    rows = sorted(summary.rows, key=lambda row: -row.self)
+    return Process(
+        label=f"{label} on {summary.of.host}" if several and summary.of.host else label,
+        answer=answer,
+        tiles=tuple(_tiles(answer)),
+        parts=parts_table(answer.shares),
+        devices=_devices(summary),
+        spans=tuple(_span_row(row) for row in rows[: MOST_ROWS // room]),
+        names=len(rows),
+        steps=len(summary.facts),
+        bins=len(chart["first"]) if chart else 0,
+        first_steps=len(summary.facts) - len(summary.steady),
+        samples=icicle.samples[0] if icicle is not None else 0,
+        samples_of=of,
+        memory=memory is not None,
+        data={
+            "chart": chart,
+            "memory": memory,
+            "icicle": _icicle_data(icicle, summary.step_ns if of != "the whole run" else 0.0),
+        },
+    )
+
+
+def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
+    facts = answer.statistics
+    if facts is None:
+        return
+    yield "Steps", f"{facts.steps:,}", f"{facts.steady:,} judged"
+    yield "Median step", human_time(facts.p50), f"mean {human_time(facts.mean)}"
+    yield "95 % are below", human_time(facts.p95), f"{facts.p95 / facts.p50:.1f} × the median" if facts.p50 else ""
+    yield "Rate", f"{human_number(facts.rate, 3)}/s", "steps a second"
+    if facts.steps < 2:
+        return
+    yield (
+        "Slowest step",
+        human_time(facts.slowest_ns),
+        f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}",
+    )
+    if answer.startup_ns and facts.steady < facts.steps:
+        yield "First step", human_time(answer.startup_ns), "with what came before it; not judged"
+
+
+def _span_row(row: Row) -> SpanRow:
+    return SpanRow(
+        shortened(row.name, 300) or NAMELESS,
+        shortened(row.category, 60),
+        row.count,
+        row.total,
+        row.self,
+        row.total / max(row.count, 1),
+        row.p50,
+    )
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text without its end if it is longer."""
+    text = printable(text)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _devices(summary: RankSummary) -> Parts | None:
+    steady = summary.steady
+    if not len(steady) or not steady["device"].any():
+        return None
+    total = float(durations(steady).sum()) or 1.0
+    median = summary.step_ns
+    shares = [
+        Share(DEVICES[each], float(steady["device"][:, int(each)].sum()) / total * median, 0.0)
+        for each in Device
+        if steady["device"][:, int(each)].any()
+    ]
+    idle = max(median - sum(share.ns for share in shares), 0.0)
+    return parts_table([*sorted(shares, key=lambda share: -share.ns), Share("idle", idle, 0.0)])
+
+
+def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Where bins of about one size begin."""
+    return np.linspace(0, count, count if count <= most else max(most // 2, 1), endpoint=False).astype(np.int64)
+
+
+def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
+    facts = summary.facts
+    if not len(facts):
+        return None
+    took, found = durations(facts), parts_of(facts)
+    judged = len(facts) - len(summary.steady)
+    parts = dict(sorted(found.items(), key=lambda item: (item[0] == UNCOVERED, -int(item[1][judged:].sum()))))
+    starts = _starts(len(facts), most)
+    sizes = np.diff(np.append(starts, len(facts)))
+    median = summary.step_ns
+    slow = took > SLOW_STEP * median
+    slow[:judged] = False
+    longest = np.maximum.reduceat(took, starts)
+    # The step that was the longest of its bin.
+    at = [int(begin) + int(np.argmax(took[begin : begin + size])) for begin, size in zip(starts, sizes, strict=True)]
+    return {
+        "names": [name for name in parts],
+        "colours": [COLOURS.get(name, "spans") for name in parts],
+        "ns": [_ints(np.add.reduceat(np.maximum(column, 0), starts) / sizes) for column in parts.values()],
+        "usual": [round(float(np.median(column[judged:]))) if judged < len(facts) else 0 for column in parts.values()],
+        "first": facts["step"][starts].tolist(),
+        "last": facts["step"][np.append(starts[1:], len(facts)) - 1].tolist(),
+        "longest": _ints(longest),
+        "longestStep": facts["step"][at].tolist(),
+        "slow": np.add.reduceat(slow.astype(np.int64), starts).tolist(),
+        "cold": int(np.searchsorted(starts, judged)),
+        "median": round(median),
+        "p95": round(float(np.quantile(durations(summary.steady), 0.95))) if len(summary.steady) else 0,
+        "slowFactor": SLOW_STEP,
+    }
+
+
+def _ints(values: Any) -> list[int]:
+    """Three digits more than are shown are enough."""
+    return [int(float(f"{value:.5g}")) for value in values]
+
+
+def _memory(facts: Facts, most: int) -> dict[str, Any] | None:
+    if not len(facts):
+        return None
+    known = facts[np.isfinite(facts["resident_bytes"])]
+    if len(known) < 2:
+        return None
+    starts = _starts(len(known), most)
+    return {
+        "step": known["step"][starts].tolist(),
+        "bytes": _ints(np.maximum.reduceat(known["resident_bytes"], starts)),
+    }
+
+
+def _icicle_data(icicle: Icicle | None, step_ns: float) -> dict[str, Any] | None:
+    if icicle is None:
+        return None
+    found: dict[str, Any] = msgspec.to_builtins(icicle)
+    return found | {"stepNs": round(step_ns)}
+
+
+def _rank_columns(ranks: Sequence[RankAnswer]) -> tuple[str, ...]:
+    sums: dict[str, float] = {}
+    for rank in ranks:
+        for share in rank.shares:
+            sums[share.name] = sums.get(share.name, 0.0) + share.ns
+    return tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
+
+
+def _rank_row(summary: RankSummary, answer: RankAnswer, named: set[int], columns: Sequence[str]) -> RankRow:
+    facts = answer.statistics
+    times = {share.name: share.ns for share in answer.shares}
+    return RankRow(
+        label=label_of(summary),
+        host=summary.of.host,
+        named=summary.rank in named,
+        steps=facts.steps if facts is not None else 0,
+        p50=facts.p50 if facts is not None else 0.0,
+        p95=facts.p95 if facts is not None else 0.0,
+        shares=tuple(times.get(name, 0.0) for name in columns),
+    )
+
+
+def _when(ranks: Sequence[Rank]) -> str:
+    begins = [window.wall_start_ns for rank in ranks for window in rank.windows.values() if window.wall_start_ns > 0]
+    return _time(min(begins)) if begins else ""
+
+
+def _time(wall_ns: int) -> str:
+    try:
+        return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except (OverflowError, ValueError, OSError):  # what a damaged file may say
+        return ""
+
+
+def _notes(recording: Recording) -> Iterable[str]:
+    yield from recording.notes
+    for rank in recording.ranks:
+        said: set[str] = set()
+        for window in rank.windows.values():
+            for text in window.diagnostics:
+                if text not in said and len(said) < 20:
+                    said.add(text)
+                    yield shortened(f"{label_of(rank)}, window {window.index}: {text}", MOST_TEXT)
+
+
+def _facts(recording: Recording) -> Iterable[Fact]:
+    yield Fact("path", str(recording.path))
+    several = len(recording.ranks) > 1
+    for rank in recording.ranks[:MOST_PROCESSES]:
+        windows = rank.windows.values()
+        spent = sum(window.end_ns - window.start_ns for window in windows)
+        state = "ended in order" if rank.ended else "did not end in order, or still runs"
+        name = label_of(rank) if several else "process"
+        recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
+        yield Fact(name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {recorded}; {state}")
+    shown: dict[str, Any] = {}
+    for rank in recording.ranks:
+        for key, value in rank.metadata.items():
+            shown.setdefault(key, value)
+    for key, value in list(shown.items())[:MOST_METADATA]:
+        yield Fact(shortened(key, 100), shortened(_value(key, value), MOST_TEXT))
+
+
+def _value(key: str, value: Any) -> str:
+    if key == "command" and isinstance(value, list):
+        return shlex.join(str(word) for word in value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

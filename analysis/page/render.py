@@ -1,0 +1,100 @@
+"""Renders the page."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from stepscope.analysis.explain import judged, largest
+from stepscope.analysis.findings import Answer
+from stepscope.analysis.page.content import Content, content_of, label_of, parts_table
+from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.recording import Recording, load
+from stepscope.runtime.table import human_count, human_time, printable
+from stepscope.runtime.version import VERSION
+
+_DIRECTORY = Path(__file__).parent
+_CODE = re.compile("`([^`]+)`")
+
+
+def report_html(path: str | os.PathLike[str]) -> str:
+    """The report of a run as a page that needs no other file and asks nobody for anything.
+
+    Args:
+        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        FormatError: if there is no recording.
+    """
+    recording = load(path)
+    summaries = [RankSummary(rank) for rank in recording.ranks]
+    return render(content_of(recording, summaries, judged(recording, summaries)))
+
+
+def render(content: Content) -> str:
+    """The page with this content."""
+    script = _file("page.js")
+    # The page's policy lets no script in but this one, whatever becomes of a name.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _environment().get_template("template.html").render(
+        content=content,
+        answer=content.answer,
+        version=VERSION,
+        digest=digest,
+        script=Markup(script),
+        style=Markup(_file("answer.css") + _file("page.css")),
+    )  # fmt: skip
+
+
+def answer_html(answer: Answer) -> str:
+    """Verdict, findings and phases, for notebooks: styles that touch nothing else, no script."""
+    rank = largest(answer.ranks)
+    return _environment().get_template("notebook.html").render(
+        answer=answer, rank=rank, parts=parts_table(rank.shares) if rank is not None else None, style=Markup(_file("answer.css"))
+    )  # fmt: skip
+
+
+def recording_html(recording: Recording) -> str:
+    """What a recording holds, for notebooks."""
+    return _environment().get_template("recording.html").render(
+        recording=recording, ranks=recording.ranks, style=Markup(_file("answer.css"))
+    )  # fmt: skip
+
+
+@functools.cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(_DIRECTORY),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_one_line,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters.update(time=human_time, count=human_count, code=_with_code)
+    made.globals.update(label_of=label_of)
+    return made
+
+
+def _one_line(value: Any) -> Any:
+    """Texts without controls, marks of direction, and what no file can hold. Markup is not a name."""
+    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _with_code(text: str) -> Markup:
+    """A sentence of a rule, in which code stands between backticks."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))
+
+
+@functools.cache
+def _file(name: str) -> str:
+    return (_DIRECTORY / name).read_text(encoding="utf-8")

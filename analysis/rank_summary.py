@@ -1,0 +1,243 @@
+"""What rules see of a rank: facts of its steps and a few small tables, gathered in one pass over its events."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.findings import Place
+from stepscope.analysis.recording import Rank, finished
+from stepscope.analysis.thresholds import FIRST_STEPS
+from stepscope.runtime import _core, strings
+from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
+
+MOST_SAMPLES = 200_000
+"""Stack samples that are kept: three hours at 20 a second."""
+MOST_TASKS = 200_000
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """A look at the stack of the thread that steps."""
+
+    ts: int
+    stack: str
+    """Functions with file and line, outermost first, separated by `;`."""
+    state: str
+    """Of the thread, as the kernel names it: `R` runs, `S` sleeps, `D` waits for a disk."""
+    other: str
+    """Another thread that was on a processor, with what it was in."""
+
+
+class Loader(msgspec.Struct, frozen=True, gc=False):
+    """A DataLoader that was iterated over."""
+
+    ts: int
+    facts: dict[str, Any]
+
+
+class Collection(msgspec.Struct, frozen=True, gc=False):
+    """A garbage collection."""
+
+    ts: int
+    dur: int
+    generation: int
+
+
+class TaskRun(msgspec.Struct, frozen=True, gc=False):
+    """A task of asyncio, or a span of one."""
+
+    ts: int
+    dur: int
+    name: str
+    track: int
+    open: bool
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A name of spans with its sums."""
+
+    name: str
+    category: str
+    count: int
+    total: int
+    self: int
+    p50: int
+
+
+class RankSummary:
+    """Of one process. Everything but the facts is small whatever the run's length."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.of = rank
+        self.rank = rank.rank
+        self.name = rank.name
+        self.samples: list[Sample] = []
+        self.loaders: list[Loader] = []
+        self.collections: list[Collection] = []
+        self.tasks: list[TaskRun] = []
+        self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+        self.not_finite: dict[str, int] = {}
+        """Counters that had a value that is no number: when first."""
+        self.queue: list[float] = []
+        """Batches that were ready at each fetch."""
+        self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
+        self.counters: dict[str, list[tuple[int, float]]] = {}
+        self.events = 0
+        self.kinds: Counter[str] = Counter()
+        table = Aggregates()
+        builders: dict[int, StepFactsBuilder] = {}
+        for batch in rank.batches():
+            builder = builders.get(batch.window)
+            if builder is None:
+                builder = builders[batch.window] = StepFactsBuilder()
+            builder.update(batch.events)
+            table.update(batch.events)
+            self._look(batch)
+            self.events += len(batch)
+        self.facts: Facts = finished(rank, builders)
+        self.rows = [
+            Row(strings.text(name), strings.text(category), count, total, self_, p50)
+            for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
+        ]
+        self.steady: Facts = steady_of(self.facts)
+
+    @property
+    def step_ns(self) -> float:
+        """Median of steady steps."""
+        return float(np.median(durations(self.steady))) if len(self.steady) else 0.0
+
+    def phase(self, phase: Phase) -> NDArray[np.int64]:
+        """ns of a phase in each steady step."""
+        return self.steady["phases"][:, int(phase)]  # type: ignore[no-any-return]
+
+    def uncovered(self) -> NDArray[np.int64]:
+        """ns of each steady step that are in no phase."""
+        return durations(self.steady) - self.steady["phases"].sum(axis=1)  # type: ignore[no-any-return]
+
+    def row(self, *names: str) -> list[Row]:
+        """Rows whose name begins with one of these."""
+        return [row for row in self.rows if row.name.startswith(names)]
+
+    def samples_within(self, steps: Facts | None = None) -> list[Sample]:
+        """Samples taken in steps, by default the steady ones."""
+        steps = self.steady if steps is None else steps
+        if not len(steps):
+            return []
+        order = np.argsort(steps["begin"])
+        begin, end = steps["begin"][order], steps["end"][order]
+        kept = []
+        for sample in self.samples:
+            index = int(np.searchsorted(begin, sample.ts, side="right")) - 1
+            if index >= 0 and sample.ts < end[index]:
+                kept.append(sample)
+        return kept
+
+    def _look(self, batch: EventBatch) -> None:
+        events = batch.events
+        kinds = events["kind"]
+        rare = np.flatnonzero((kinds == Kind.INSTANT) | (kinds == Kind.COUNTER))
+        for index in rare.tolist():
+            self._point(batch, events[index])
+        for category, take in (("gc", self._collection), ("task run", self._task)):
+            number = strings.intern(category)
+            for index in np.flatnonzero((kinds == Kind.SPAN) & (events["category"] == number)).tolist():
+                take(batch, events[index])
+        waits = events[(kinds == Kind.SPAN) & (events["name"] == strings.intern("suspended"))]
+        if len(waits):
+            self.suspended.append((waits["ts"].copy(), waits["dur"].copy(), waits["track"].copy()))
+
+    def _point(self, batch: EventBatch, event: Any) -> None:
+        category, name = strings.text(int(event["category"])), strings.text(int(event["name"]))
+        ts = int(event["ts"])
+        if int(event["kind"]) == Kind.COUNTER:
+            value = float(event["value"])
+            if category == SIGNAL:
+                return
+            if category == "loader":
+                self.queue.append(value)
+            elif category == "thread cpu":
+                self.thread_cpu.setdefault(name, []).append((ts, value))
+            else:
+                if int(event["flags"]) & Flag.NO_NUMBER or not np.isfinite(value):
+                    self.not_finite.setdefault(name, ts)
+                self.counters.setdefault(name, []).append((ts, value))
+        elif category == "stack sample" and len(self.samples) < MOST_SAMPLES:
+            facts = arguments(batch, event)
+            self.samples.append(
+                Sample(ts, str(facts.get("stack", "")), str(facts.get("state", "")), str(facts.get("other", "")))
+            )
+        elif category == "loader":
+            self.loaders.append(Loader(ts, arguments(batch, event)))
+
+    def _collection(self, batch: EventBatch, event: Any) -> None:
+        self.collections.append(
+            Collection(int(event["ts"]), int(event["dur"]), int(arguments(batch, event).get("generation", -1)))
+        )
+
+    def _task(self, batch: EventBatch, event: Any) -> None:
+        if len(self.tasks) < MOST_TASKS:
+            name = strings.text(int(event["name"]))
+            opened = bool(int(event["flags"]) & Flag.OPEN)
+            self.tasks.append(TaskRun(int(event["ts"]), int(event["dur"]), name, int(event["track"]), opened))
+
+
+def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
+    """The arguments of an event."""
+    if int(event["flags"]) & Flag.ARG_INLINE:
+        return {strings.text(int(event["args_at"])): int(event["args_len"])}
+    at, length = int(event["args_at"]), int(event["args_len"])
+    return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
+
+
+def durations(facts: Facts) -> NDArray[np.int64]:
+    """ns of each step."""
+    return facts["end"] - facts["begin"]  # type: ignore[no-any-return]
+
+
+def steady_of(facts: Facts) -> Facts:
+    """Steps that are judged: without the first ones, when caches are cold and code compiles."""
+    count = min(FIRST_STEPS, len(facts) // 4)
+    return facts[count:]
+
+
+def place_of(stack: str, own: tuple[str, ...] = ()) -> Place | None:
+    """The innermost function of the program's own in a sampled stack: the last that is in no library."""
+    frames = [parse_frame(frame) for frame in stack.split(";") if frame]
+    mine = [frame for frame in frames if frame is not None and not in_library(frame.file)]
+    return mine[-1] if mine else None
+
+
+def in_library(file: str) -> bool:
+    """Whether a file belongs to Python or to a package that was installed."""
+    return "site-packages" in file or "dist-packages" in file or "/lib/python3" in file or file.startswith("<")
+
+
+def parse_frame(text: str) -> Place | None:
+    """`function (file:line)`."""
+    function, found, rest = text.rpartition(" (")
+    file, colon, line = rest.rstrip(")").rpartition(":")
+    if not found or not colon or not line.isdigit():
+        return None
+    return Place(function, file, int(line))
+
+
+def hottest(samples: list[Sample]) -> Place | None:
+    """The place of the program's own where most samples are, with its share."""
+    counted: Counter[tuple[str, str]] = Counter()
+    lines: dict[tuple[str, str], Counter[int]] = {}
+    for sample in samples:
+        place = place_of(sample.stack)
+        if place is not None:
+            key = (place.function, place.file)
+            counted[key] += 1
+            lines.setdefault(key, Counter())[place.line] += 1
+    if not counted:
+        return None
+    key, count = counted.most_common(1)[0]
+    return Place(*key, lines[key].most_common(1)[0][0], count / len(samples))

@@ -1,0 +1,188 @@
+"""What was recorded, as arrays: `stepscope.load`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.collector.merge.sources import gather
+from stepscope.collector.runs import recording as runs
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import Block, EventBatch, join_blocks
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.window import Window
+
+RECORDER = "recorder"
+
+
+class Rank:
+    """One process's recording.
+
+    Attributes:
+        rank: its number in the job; `None` if it had none.
+        name: of its profiler.
+        host: on which it ran.
+        pid: of the process.
+        path: the file.
+        windows: closed windows, by number.
+        metadata: of the run.
+        dropped: events that were lost, by reason.
+        ended: whether the run was closed in order.
+    """
+
+    def __init__(self, found: runs.Recording) -> None:
+        self.rank = found.run.rank
+        self.name = found.run.name
+        self.host = found.run.host
+        self.pid = found.run.pid
+        self.path = found.path
+        self.windows: dict[int, Window] = dict(found.windows)
+        self.metadata = found.metadata
+        self.dropped: dict[str, int] = {}
+        for source in found.ledger.sources.values():
+            for reason, count in source.dropped.items():
+                self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.ended = found.ended
+        self._facts: Facts | None = None
+
+    def batches(self, window: int | None = None) -> Iterator[EventBatch]:
+        """Batches of events in the order in which they were written.
+
+        Args:
+            window: number of the one that is wanted; default: all.
+        """
+        with JournalReader(self.path) as reader:
+            for item in reader.items(window):
+                if isinstance(item, EventBatch):
+                    yield item
+
+    def events(self, window: int | None = None) -> Block:
+        """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
+        return join_blocks(batch.events for batch in self.batches(window))
+
+    @staticmethod
+    def names(ids: Any) -> list[str]:
+        """The texts of an array of ids, as `events()["name"]` and `["category"]` hold them."""
+        unique, inverse = np.unique(np.asarray(ids), return_inverse=True)
+        texts = [strings.text(int(each)) for each in unique]
+        return [texts[each] for each in inverse]
+
+    @property
+    def steps(self) -> Facts:
+        """Facts of the steps (`FACTS_DTYPE`)."""
+        if self._facts is None:
+            self._facts = facts_of(self)
+        return self._facts
+
+    def arrow(self, window: int | None = None) -> Any:
+        """The events as a pyarrow table: window, step, ts, dur (ns), kind, category, name, track.
+
+        Raises:
+            ImportError: if pyarrow is not installed.
+        """
+        import pyarrow
+
+        columns: dict[str, list[Any]] = {
+            name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")
+        }
+        for batch in self.batches(window):
+            events = batch.events
+            columns["window"].append(np.full(len(events), batch.window, np.int64))
+            columns["source"].append(np.full(len(events), batch.source, object))
+            for name in _COLUMNS:
+                columns[name].append(events[name])
+            columns["category"].append(np.asarray(self.names(events["category"]), object))
+            columns["name"].append(np.asarray(self.names(events["name"]), object))
+            columns["track"].append(np.asarray([_track(int(each)) for each in events["track"]], object))
+        return pyarrow.table({name: np.concatenate(parts) if parts else [] for name, parts in columns.items()})
+
+    def pandas(self, window: int | None = None) -> Any:
+        """The same as a pandas frame.
+
+        Raises:
+            ImportError: if pyarrow or pandas is not installed.
+        """
+        return self.arrow(window).to_pandas()
+
+
+_COLUMNS = ("step", "ts", "dur", "kind")
+
+
+def _track(number: int) -> str:
+    found = tracks.get(number)
+    return "" if found is None else found.name
+
+
+class Recording:
+    """A run: what its processes recorded.
+
+    Attributes:
+        path: what was asked for.
+        ranks: by their number; processes without one in the order of their start.
+        notes: what could not be used, and why.
+    """
+
+    def __init__(self, path: Path, ranks: list[Rank], notes: list[str]) -> None:
+        self.path = path
+        self.ranks = ranks
+        self.notes = notes
+
+    def __repr__(self) -> str:
+        return f"<Recording {str(self.path)!r}: {len(self.ranks)} processes>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what there is. Events are not read for it."""
+        from stepscope.analysis.page.render import recording_html
+
+        return recording_html(self)
+
+
+def load(path: str | os.PathLike[str]) -> Recording:
+    """Opens what was recorded.
+
+    Args:
+        path: a journal, a run's directory, one with several runs of a job below, or a collector's directory.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        FormatError: if there is no recording.
+    """
+    place = Path(path)
+    if not place.exists():
+        raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
+    with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
+        found, said = gather([place], lambda: Path(room))
+    if not found:
+        why = f": {said[0]}" if said else ""
+        raise FormatError(f"there is no recording in {str(place)!r}{why}")
+    found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
+    return Recording(place, [Rank(one) for one in found], said)
+
+
+def facts_of(rank: Rank) -> Facts:
+    """Facts of all steps of all windows."""
+    builders: dict[int, StepFactsBuilder] = {}
+    for batch in rank.batches():
+        builder = builders.get(batch.window)
+        if builder is None:
+            builder = builders[batch.window] = StepFactsBuilder()
+        builder.update(batch.events)
+    return finished(rank, builders)
+
+
+def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
+    """The facts of windows, in their order."""
+    made = []
+    for number, builder in sorted(builders.items()):
+        window = rank.windows.get(number)
+        end = window.steps[-1].end_ns if window is not None and window.steps else None
+        made.append(builder.finish(end, number))
+    facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
+    return facts  # type: ignore[no-any-return]

@@ -1,0 +1,168 @@
+"""Event loops of asyncio."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import RankSummary, hottest
+from stepscope.analysis.thresholds import BLOCKED_NS, LOOP_BLOCKED, NEVER_ENDING, QUEUE_GROWTH
+from stepscope.runtime.table import human_time
+
+
+def stretches(rank: RankSummary) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """When tasks ran: begin, end and the task's name, of each stretch between two waits."""
+    begin: list[int] = []
+    end: list[int] = []
+    names: list[str] = []
+    waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for ts, dur, track in rank.suspended:
+        for at, length, row in zip(ts.tolist(), dur.tolist(), track.tolist(), strict=True):
+            waits[row].append((at, at + length))
+    for each in waits.values():
+        each.sort()
+    for task in rank.tasks:
+        at = task.ts
+        for first, last in waits.get(task.track, ()):
+            if last <= at:
+                continue
+            if first >= task.ts + task.dur:
+                break
+            if first > at:
+                begin.append(at)
+                end.append(first)
+                names.append(task.name)
+            at = max(at, last)
+        if at < task.ts + task.dur:
+            begin.append(at)
+            end.append(task.ts + task.dur)
+            names.append(task.name)
+    return np.array(begin, np.int64), np.array(end, np.int64), names
+
+
+def look_blocked(job: Job) -> list[Finding]:
+    """Stretches in which one task runs for longer than a loop may be held up."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    if not rank.tasks:
+        return []
+    begin, end, names = stretches(rank)
+    took = end - begin
+    long = np.flatnonzero(took >= BLOCKED_NS)
+    if not len(long):
+        return []
+    whole = max(int(end.max() - begin.min()), 1)
+    cost = float(took[long].sum()) / whole
+    if cost < LOOP_BLOCKED:
+        return []
+    who, count = Counter(names[at] for at in long.tolist()).most_common(1)[0]
+    samples = [sample for sample in rank.samples if any(begin[at] <= sample.ts < end[at] for at in long.tolist())]
+    place = hottest(samples) if samples else None
+    longest = int(took[long].max())
+    at = int(long[np.argmax(took[long])])
+    waited = len({task.track for task in rank.tasks if task.ts < end[at] and task.ts + task.dur > begin[at]}) - 1
+    evidence = [
+        f"{len(long)} times a task ran for {human_time(BLOCKED_NS)} or more without giving way, {human_time(float(np.median(took[long])))} as a rule, "
+        f"{human_time(longest)} at most; {count} of them in {who}",
+        f"{waited} other tasks were there to run or to wait meanwhile",
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
+    return [
+        Finding(
+            id="loop-blocked",
+            title=f"The event loop is blocked {cost:.0%} of the time, {human_time(longest)} at a stretch.",
+            cost=cost,
+            cost_ns=float(took[long].sum()),
+            evidence=tuple(evidence),
+            action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it is Python that computes",
+            gain="requests that wait meanwhile are answered at once",
+            certainty="certain" if place is not None else "likely",
+            places=() if place is None else (place,),
+        )
+    ]
+
+
+def look_tasks(job: Job) -> list[Finding]:
+    """Tasks of one name that are open at the end, of those that began evenly over the run."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    if len(rank.tasks) < NEVER_ENDING:
+        return []
+    opened = Counter(task.name for task in rank.tasks if task.open)
+    all_of = Counter(task.name for task in rank.tasks)
+    found = []
+    for name, count in opened.items():
+        if count < NEVER_ENDING or count < 0.5 * all_of[name]:
+            continue
+        starts = np.array([task.ts for task in rank.tasks if task.name == name and task.open])
+        spread = (starts.max() - starts.min()) / max(max(task.ts + task.dur for task in rank.tasks) - starts.min(), 1)
+        if spread < 0.5:  # began together: a pool
+            continue
+        found.append(
+            Finding(
+                id="tasks-never-end",
+                title=f"Tasks never end: {count:,} of {name} were still there at the end.",
+                cost=0.5,
+                cost_ns=0.0,
+                evidence=(f"{count:,} of {all_of[name]:,} tasks of that name, begun all through the run, did not end",),
+                action="see what they wait for; give it a timeout (asyncio.timeout), or cancel them when nobody needs them any more",
+                gain="memory and wake-ups that grow with every request",
+                certainty="certain",
+            )
+        )
+    return found[:1]
+
+
+def look_queue(job: Job) -> list[Finding]:
+    """A counter of a queue that rises all through the run, or tasks whose waits get longer and longer."""
+    for rank in job.ranks:
+        for name, readings in rank.counters.items():
+            if not name.startswith("queue "):
+                continue
+            values = np.array([value for _, value in readings])
+            if len(values) < 10:
+                continue
+            thirds = [float(np.median(part)) for part in np.array_split(values, 3)]
+            if thirds[0] < thirds[1] < thirds[2] and thirds[2] - thirds[0] >= QUEUE_GROWTH:
+                return [
+                    Finding(
+                        id="queue-grows",
+                        title=f"A queue grows: {name.removeprefix('queue ')} from {values[0]:,.0f} to {values[-1]:,.0f}.",
+                        cost=0.5,
+                        cost_ns=0.0,
+                        evidence=(
+                            f"its length rose in every third of the run: {', '.join(f'{each:,.0f}' for each in thirds)}",
+                        ),
+                        action="more consumers, quicker ones, or asyncio.Queue(maxsize=...) so that producers wait",
+                        gain="answers that do not get later and later, memory that does not grow",
+                        certainty="certain",
+                    )
+                ]
+    return []
+
+
+RULES = (
+    Rule(
+        id="loop-blocked",
+        needs="tasks of asyncio (`stepscope run`); stack samples say where",
+        finds="a function that runs on the event loop for long",
+        wrong_if="others are answered as late with that function on a thread",
+        look=look_blocked,
+    ),
+    Rule(
+        id="tasks-never-end",
+        needs="tasks of asyncio",
+        finds="tasks that are begun all through the run and do not end",
+        wrong_if="their number is level in a run that is ten times as long",
+        look=look_tasks,
+    ),
+    Rule(
+        id="queue-grows",
+        needs="lengths of queues",
+        finds="producers that are quicker than consumers",
+        wrong_if="it is level in a longer run",
+        look=look_queue,
+    ),
+)

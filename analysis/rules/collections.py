@@ -1,0 +1,58 @@
+"""Garbage collections of the interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.thresholds import FINDING
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+
+def look(job: Job) -> list[Finding]:
+    """Time in collections, by their sum: automatic ones come every few steps."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.steady)
+    cost = float(spent.sum()) / float(took.sum())
+    if cost < FINDING:
+        return []
+    begin, end = int(rank.steady["begin"][0]), int(rank.steady["end"][-1])
+    inside = [each for each in rank.collections if begin <= each.ts < end]
+    full = [each for each in inside if each.generation == 2]
+    regular = len(full) >= 0.5 * len(took)
+    place = hottest([sample for sample in rank.samples_within() if sample.state == "R"]) if regular else None
+    each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
+    return [
+        Finding(
+            id="garbage-collection",
+            title=f"Garbage collection takes {cost:.0%} of the time.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",
+            ),
+            action="leave out gc.collect() in the loop"
+            if regular
+            else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
+            gain=f"{cost:.0%} of the run",
+            certainty="certain",
+            steps=tuple(rank.steady["step"][np.argsort(spent)[-3:]].tolist()),
+            places=() if place is None else (place,),
+        )
+    ]
+
+
+RULES = (
+    Rule(
+        id="garbage-collection",
+        needs="collections (gc.callbacks)",
+        finds="collections that the program asks for in its loop, and automatic ones over many objects",
+        wrong_if="gc.disable() changes nothing",
+        look=look,
+    ),
+)

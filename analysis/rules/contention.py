@@ -1,0 +1,126 @@
+"""Processors that are contended, and threads that hold the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import RankSummary, durations
+from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, OWN_PROCESSORS, RUN_QUEUE, SAMPLES
+from stepscope.runtime.table import human_time
+
+
+def look_processors(job: Job) -> list[Finding]:
+    """Time that the thread which steps was ready to run and did not."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    waits, took = rank.steady["run_queue_ns"], durations(rank.steady)
+    if not np.isfinite(waits).any():
+        return []
+    cost = float(np.nanmedian(waits / took))
+    if cost < RUN_QUEUE:
+        return []
+    preempted = float(np.nanmedian(rank.steady["preemptions"]))
+    busy = busy_threads(rank.thread_cpu)
+    own = sum(share for _, share in busy) * len([each for each in job.ranks if len(each.steady)])
+    if busy and own < OWN_PROCESSORS * (os.cpu_count() or 1):
+        return [_shared(rank, cost, own)]
+    evidence = [
+        f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
+        f"it is preempted {preempted:,.0f} times"
+    ]
+    if busy:
+        evidence.append(
+            "threads of this process: " + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4])
+        )
+    return [
+        Finding(
+            id="processors-contended",
+            title=f"Processors are contended: {cost:.0%} of each step is waiting for one.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=tuple(evidence),
+            action="fewer threads: torch.set_num_threads(processors / processes), OMP_NUM_THREADS, fewer loader workers; or fewer programs beside it",
+            gain=f"up to {cost:.0%} of each step",
+            certainty="certain",
+        )
+    ]
+
+
+def _shared(rank: RankSummary, cost: float, own: float) -> Finding:
+    return Finding(
+        id="machine-shared",
+        title=f"Other programs use the processors: {cost:.0%} of each step is waiting for one.",
+        cost=cost,
+        cost_ns=cost * rank.step_ns,
+        evidence=(f"all threads of the job use {own:.1f} processors; all other findings hold beside this one",),
+        action="measure again on a machine of its own, or see what else runs there",
+        certainty="likely",
+    )
+
+
+def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
+    """Shares of a processor by thread, the busiest first."""
+    found = []
+    for name, readings in series.items():
+        (first, before), (last, after) = readings[0], readings[-1]
+        if last > first:
+            found.append((name, (after - before) / (last - first)))
+    return sorted((one for one in found if one[1] > 0.05), key=lambda one: -one[1])
+
+
+def look_lock(job: Job) -> list[Finding]:
+    """Samples in which the thread that steps does not run while another one runs Python."""
+    rank = job.main
+    samples = rank.samples_within()
+    if len(samples) < SAMPLES:
+        return []
+    others = Counter(sample.other for sample in samples if sample.other)
+    if not others:
+        return []
+    share = others.total() / len(samples)
+    took = float(durations(rank.steady).sum())
+    cpu = float(np.nansum(rank.steady["cpu_ns"])) if np.isfinite(rank.steady["cpu_ns"]).any() else took
+    idle = max(0.0, 1.0 - cpu / took)
+    cost = min(share, idle)
+    if share < OTHER_THREAD or cost < FINDING:
+        return []
+    name, count = others.most_common(1)[0]
+    return [
+        Finding(
+            id="interpreter-lock",
+            title=f"Another thread holds the interpreter's lock: {name.partition(':')[0]}.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"in {share:.0%} of the samples another thread of this process runs Python, most often ({count / len(samples):.0%}) {name}",
+                f"the thread that steps is on a processor {cpu / took:.0%} of the time",
+            ),
+            action="move that work to another process (multiprocessing), to native code that releases the lock, or out of the training",
+            gain=f"up to {human_time(cost * rank.step_ns)} of {human_time(rank.step_ns)} a step",
+            certainty="likely",
+        )
+    ]
+
+
+RULES = (
+    Rule(
+        id="processors-contended",
+        needs="waiting for processors at each step (schedstat)",
+        finds="more threads than processors",
+        wrong_if="steps are as long with fewer threads",
+        look=look_processors,
+    ),
+    Rule(
+        id="interpreter-lock",
+        needs="stack samples with other threads, processor time at each step",
+        finds="a thread of the program that runs Python beside the training",
+        wrong_if="steps are as long without that thread",
+        look=look_lock,
+    ),
+)

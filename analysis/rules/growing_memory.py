@@ -1,0 +1,58 @@
+"""Memory that grows from step to step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS
+
+
+def look(job: Job) -> list[Finding]:
+    """The slope of resident memory at the ends of steps: the median of slopes, so that single jumps count for nothing."""
+    found = []
+    for rank in job.ranks:
+        memory = rank.steady["resident_bytes"] if len(rank.steady) else np.zeros(0)
+        known = np.flatnonzero(np.isfinite(memory))
+        if len(known) < FEWEST_STEPS:
+            continue
+        values = memory[known]
+        half = len(values) // 2
+        slope = float(np.median((values[half : 2 * half] - values[:half]) / half))
+        growth = slope * len(values)
+        thirds = np.array_split(values, 3)
+        monotonic = float(np.median(thirds[0])) < float(np.median(thirds[1])) < float(np.median(thirds[2]))
+        late = np.median(np.diff(np.array([part.mean() for part in np.array_split(values[half:], 4)])))
+        if not monotonic or growth < GROWTH_BYTES or slope * 100 < GROWTH_PER_100_STEPS * values[0] or late <= 0:
+            continue
+        # What grows at first and then no more is a cache that fills.
+        if float(thirds[2][-1] - thirds[2][0]) < 0.15 * float(values[-1] - values[0]):
+            continue
+        found.append(
+            Finding(
+                id="memory-grows",
+                title=f"Memory grows by {slope / 1e6:,.2f} MB in each step: {growth / 1e6:,.0f} MB in {len(values)} steps.",
+                cost=min(0.9, max(0.1, growth / float(values[0]))),
+                cost_ns=0.0,
+                evidence=(
+                    f"resident memory rose from {values[0] / 1e6:,.0f} to {values[-1] / 1e6:,.0f} MB, in every third of the run",
+                ),
+                action="look for what the loop keeps: losses that are added up without .item() or .detach(), lists of outputs, caches without a bound",
+                gain="the run ends when memory does",
+                certainty="certain",
+                ranks=() if rank.rank is None else (rank.rank,),
+            )
+        )
+    return found[:1]
+
+
+RULES = (
+    Rule(
+        id="memory-grows",
+        needs="resident memory at each step",
+        finds="memory that the loop keeps",
+        wrong_if="it is level in a run that is ten times as long",
+        look=look,
+    ),
+)

@@ -1,0 +1,85 @@
+"""The training waits for data."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import Sample, durations, hottest
+from stepscope.analysis.thresholds import FINDING, SAMPLES
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+LOADER_FILES = ("torch/utils/data/",)
+
+
+def in_loader(sample: Sample) -> bool:
+    """Whether the thread was in a DataLoader."""
+    return any(file in sample.stack for file in LOADER_FILES)
+
+
+def look(job: Job) -> list[Finding]:
+    """The share of steady steps that is spent in `DataLoader.__next__`."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    data, step = rank.phase(Phase.DATA), durations(rank.steady)
+    share = float(np.median(data)) / float(np.median(step))
+    if share < FINDING:
+        return []
+    cost = float(np.median(data))
+    facts = rank.loaders[-1].facts if rank.loaders else {}
+    workers = facts.get("workers")
+    samples = [sample for sample in rank.samples_within() if in_loader(sample)]
+    place = hottest(samples) if len(samples) >= SAMPLES else None
+    steps = int((data > FINDING * step).sum())
+    rest = float(np.median(step - data))
+    evidence = [
+        f"{human_time(cost)} of {human_time(rank.step_ns)} in DataLoader.__next__, in {steps} of {len(step)} steps"
+    ]
+    gain = f"a step would take about {human_time(rest)}, {rank.step_ns / rest:.1f} times as fast" if rest > 0 else ""
+    if workers == 0:
+        kind = "input-bound-in-process"
+        evidence[0] += "; the loader works on the training process (num_workers=0)"
+        action = "DataLoader(..., num_workers=4, prefetch_factor=4)"
+        gain += ", if processors and storage allow it"
+        if place is not None and place.function == facts.get("collate"):
+            kind = "slow-collate"
+            action = f"make {place.function} cheaper, or DataLoader(..., num_workers=4) so that workers run it"
+    elif workers:
+        kind = "input-bound-workers"
+        ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
+        evidence[0] += f"; {workers} workers are too slow{ready}"
+        action = f"more workers than {workers}, or cheaper items: each worker makes a batch in about {human_time(cost * workers)} too much"
+        action = f"more than {workers} workers, or less work for each item"
+    else:
+        kind = "input-bound-in-process"
+        action = "load data in other processes: DataLoader(..., num_workers=4)"
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of that in {place}")
+    return [
+        Finding(
+            id=kind,
+            title=f"Input-bound: the training waits for data {share:.0%} of each step.",
+            cost=share,
+            cost_ns=cost,
+            evidence=tuple(evidence),
+            action=action,
+            gain=gain,
+            certainty="certain" if workers is not None else "likely",
+            steps=tuple(rank.steady["step"][np.argsort(data)[-3:]].tolist()),
+            places=() if place is None else (place,),
+        )
+    ]
+
+
+RULES = (
+    Rule(
+        id="input-bound",
+        needs="torch's operators; the loader's facts and stack samples say why",
+        finds="a DataLoader that the training waits for: on its own process, with workers that are too slow, or with a slow collate_fn",
+        wrong_if="a step takes as long with one batch that is used again and again",
+        look=look,
+    ),
+)

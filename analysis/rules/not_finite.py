@@ -1,0 +1,41 @@
+"""Losses, gradients or parameters that are no numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+
+
+def look(job: Job) -> list[Finding]:
+    """Counters that were given NaN or infinity."""
+    found = []
+    for rank in job.ranks:
+        for name, ts in rank.not_finite.items():
+            index = int(np.searchsorted(rank.facts["begin"], ts, side="right")) - 1
+            step = int(rank.facts["step"][max(index, 0)]) if len(rank.facts) else 0
+            found.append(
+                Finding(
+                    id="not-finite",
+                    title=f"{name!r} is no finite number from step {step} on: the training learns nothing.",
+                    cost=1.0,
+                    cost_ns=0.0,
+                    evidence=(f"the first value that is NaN or infinite is in step {step}",),
+                    action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
+                    certainty="certain",
+                    steps=(step,),
+                )
+            )
+    return found[:1]
+
+
+RULES = (
+    Rule(
+        id="not-finite",
+        needs="a counter of the loss, or the check of parameters that `stepscope run` makes",
+        finds="the first step with a value that is NaN or infinite",
+        wrong_if="the value is finite again in the next step",
+        look=look,
+    ),
+)

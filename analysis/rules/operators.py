@@ -1,0 +1,85 @@
+"""Operators: thousands of tiny ones, and values that are read back."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, READ_BACKS, SAMPLES, TINY_OPERATOR_NS
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+
+
+def look(job: Job) -> list[Finding]:
+    """The number of outermost operators in a step, and what they and the gaps between them take."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    took, count = durations(rank.steady), float(np.median(rank.steady["operators"]))
+    if count < 1:
+        return []
+    operators = float(np.median(rank.steady["operator_ns"]))
+    forward = float(np.median(rank.phase(Phase.FORWARD)))
+    gaps = float(np.median(rank.uncovered() + rank.phase(Phase.SPAN)))
+    reads = sum(row.count for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)
+    samples = [sample for sample in rank.samples_within() if sample.state != "S"]
+    place = hottest(samples) if len(samples) >= SAMPLES else None
+    places = () if place is None else (place,)
+    where = () if place is None else (f"{place.share:.0%} of the samples of the stack are in {place}",)
+    share = (forward + gaps) / float(np.median(took))
+    if reads >= READ_BACKS:
+        read_ns = sum(row.total for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)
+        part = min(1.0, reads / count)
+        cost = (read_ns + part * gaps) / float(np.median(took))
+        if cost >= FINDING:
+            return [
+                Finding(
+                    id="value-read-back",
+                    title=f"Values are read back in the loop: {reads:,.0f} times a step.",
+                    cost=cost,
+                    cost_ns=cost * rank.step_ns,
+                    evidence=(
+                        f"aten::item is called {reads:,.0f} times in each step; with the Python between them that takes {human_time(cost * rank.step_ns)}",
+                        *where,
+                    ),
+                    action="keep values as tensors and read them once, every so many steps: .tolist() of a whole tensor, or sums on the device",
+                    gain=f"up to {human_time(cost * rank.step_ns)} of {human_time(rank.step_ns)}; on a device each read waits for all that was launched",
+                    certainty="certain",
+                    places=places,
+                )
+            ]
+    mean = operators / count
+    if count >= MANY_OPERATORS and mean <= TINY_OPERATOR_NS and share >= FINDING:
+        return [
+            Finding(
+                id="tiny-operators",
+                title=f"{count:,.0f} tiny operators in each step: launching them is what takes the time.",
+                cost=share,
+                cost_ns=forward + gaps,
+                evidence=(
+                    f"an operator takes {human_time(mean)} in the mean; operators of the forward pass and the gaps between all of them take "
+                    f"{human_time(forward + gaps)} of {human_time(rank.step_ns)}",
+                    *where,
+                ),
+                action="one operator on a whole tensor in place of a loop over its parts; torch.compile, or foreach and fused variants of optimizers",
+                gain=f"up to {human_time(forward + gaps)} of each step",
+                certainty="likely",
+                places=places,
+            )
+        ]
+    return []
+
+
+RULES = (
+    Rule(
+        id="operators",
+        needs="torch's operators",
+        finds="loops over elements that launch an operator or read a value for each",
+        wrong_if="the step is as long with the loop replaced by one operator",
+        look=look,
+    ),
+)

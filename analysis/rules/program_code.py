@@ -1,0 +1,166 @@
+"""The program's own Python: between operators, in hooks of backward, and where it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding, Place
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame
+from stepscope.analysis.rules.input_bound import in_loader
+from stepscope.analysis.thresholds import FINDING, SAMPLES, UNCOVERED_PLACE
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+WRITTEN_BYTES = 64 << 10
+"""Bytes written in a step from which on waiting there is writing."""
+
+
+def in_backward(sample: Sample) -> bool:
+    """Whether autograd runs, on this thread, below the sampled function."""
+    return "_engine_run_backward" in sample.stack
+
+
+def in_own_code(sample: Sample) -> bool:
+    """Whether the innermost function is the program's own, or of Python's library called by it; not torch's."""
+    innermost = sample.stack.rpartition(";")[2]
+    frame = parse_frame(innermost)
+    return frame is not None and (
+        not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file
+    )
+
+
+def _steps_of(rank: RankSummary, chosen: Callable[[Sample], bool]) -> tuple[list[Sample], int]:
+    samples = rank.samples_within()
+    return [sample for sample in samples if chosen(sample)], len(samples)
+
+
+def look_backward(job: Job) -> list[Finding]:
+    """Samples of the program's own functions while backward runs."""
+    rank = job.main
+    hooks, count = _steps_of(rank, lambda sample: in_backward(sample) and _beyond_engine(sample))
+    if count < SAMPLES or not len(rank.steady):
+        return []
+    cost = len(hooks) / count
+    place = hottest(hooks) if hooks else None
+    if cost < FINDING or place is None:
+        return []
+    return [
+        Finding(
+            id="slow-backward-hook",
+            title=f"A hook in backward takes {cost:.0%} of each step: {place.function}.",
+            cost=cost,
+            cost_ns=cost * rank.step_ns,
+            evidence=(
+                f"{len(hooks)} of {count} samples of the stack are in Python that autograd calls, {place.share:.0%} of these in {place}",
+                f"backward takes {human_time(float(np.median(rank.phase(Phase.BACKWARD))))} of {human_time(rank.step_ns)}",
+            ),
+            action=f"make {place.function} cheaper, call it for fewer tensors, or every so many steps",
+            gain=f"about {human_time(cost * rank.step_ns)} of each step",
+            certainty="certain",
+            places=(place,),
+        )
+    ]
+
+
+def _beyond_engine(sample: Sample) -> bool:
+    after = sample.stack.partition("_engine_run_backward")[2].split(";")[1:]
+    return any((frame := parse_frame(each)) is not None and not in_library(frame.file) for each in after)
+
+
+def look_between(job: Job) -> list[Finding]:
+    """Time that no operator covers, and where the stack was then."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    took = durations(rank.steady)
+    bare = rank.uncovered() + rank.phase(Phase.SPAN)
+    cost = float(np.median(bare)) / float(np.median(took))
+    if cost < FINDING:
+        return []
+    samples, count = _steps_of(
+        rank, lambda sample: in_own_code(sample) and not in_loader(sample) and not in_backward(sample)
+    )
+    place = hottest(samples) if len(samples) >= SAMPLES else None
+    if place is not None and place.share < UNCOVERED_PLACE:
+        place = None
+    waiting = [sample for sample in samples if sample.state in "SD"]
+    written = rank.steady["written_bytes"]
+    writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+    running = _running(rank, bare)
+    evidence = [
+        f"{human_time(float(np.median(bare)))} of {human_time(rank.step_ns)} are in no operator and in no phase of the training, "
+        f"in {int((bare > FINDING * took).sum())} of {len(took)} steps"
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
+    gain = f"about {human_time(float(np.median(bare)))} of each step"
+    if writes >= WRITTEN_BYTES and running < 0.6:
+        return [_writes(rank, cost, writes, evidence, place, gain)]
+    if running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1):
+        title, kind = f"The loop waits {cost:.0%} of each step in the program's own code.", "program-waits"
+        action = "do not wait in the loop: sleeps, locks, network and files belong on another thread"
+    else:
+        title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
+        action = "vectorize it, do it every so many steps, or move it to the loader's workers"
+    if place is not None:
+        action = f"{place.function}: {action}"
+    return [
+        Finding(
+            id=kind,
+            title=title,
+            cost=cost,
+            cost_ns=float(np.median(bare)),
+            evidence=tuple(evidence),
+            action=action,
+            gain=gain,
+            certainty="certain" if place is not None else "likely",
+            places=() if place is None else (place,),
+        )
+    ]
+
+
+def _writes(
+    rank: RankSummary, cost: float, writes: float, evidence: list[str], place: Place | None, gain: str
+) -> Finding:
+    return Finding(
+        id="forced-writes",
+        title=f"The loop waits for the disk {cost:.0%} of each step.",
+        cost=cost,
+        cost_ns=cost * rank.step_ns,
+        evidence=(*evidence, f"{writes / 1e3:,.0f} kB are written in each step"),
+        action="write without fsync and flush in the loop, less often, or on another thread",
+        gain=gain,
+        certainty="likely",
+        places=() if place is None else (place,),
+    )
+
+
+def _running(rank: RankSummary, bare: np.ndarray) -> float:
+    """The part of uncovered time that the thread runs, at most: what processor time other phases leave."""
+    cpu = rank.steady["cpu_ns"]
+    if not np.isfinite(cpu).any() or not bare.sum():
+        return 1.0
+    queued = np.nan_to_num(rank.steady["run_queue_ns"])  # ready to run
+    covered = durations(rank.steady) - bare
+    return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(bare, 1)), 0.0, 1.0))
+
+
+RULES = (
+    Rule(
+        id="slow-backward-hook",
+        needs="stack samples",
+        finds="hooks of tensors and modules, and custom backward functions, that take long",
+        wrong_if="backward takes as long without the hook",
+        look=look_backward,
+    ),
+    Rule(
+        id="python-between-operators",
+        needs="torch's operators; stack samples and processor time say where and why",
+        finds="Python of the program that runs, waits or writes between operators",
+        wrong_if="the step is as long without the function that is named",
+        look=look_between,
+    ),
+)

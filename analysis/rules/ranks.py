@@ -1,0 +1,95 @@
+"""Ranks that others wait for."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.statistics import parts
+from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+
+def look(job: Job) -> list[Finding]:
+    """Each step's own work (all but communication) of each rank. Who has most of it is who the others wait for: this needs no clocks."""
+    ranks = [rank for rank in job.ranks if len(rank.steady) and rank.phase(Phase.COMMUNICATION).any()]
+    if len(ranks) < 2:
+        return []
+    common = sorted(set.intersection(*(set(rank.steady["step"].tolist()) for rank in ranks)))
+    if len(common) < FEWEST_STEPS:
+        return []
+    index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
+    communication = np.array([rank.phase(Phase.COMMUNICATION)[at] for rank, at in zip(ranks, index, strict=True)])
+    step = np.array([durations(rank.steady)[at] for rank, at in zip(ranks, index, strict=True)])
+    own = step - communication
+    last = own.argmax(axis=0)
+    # What the others wait beyond what the last one communicates.
+    waits = np.median(communication, axis=0) - communication.min(axis=0)
+    cost = float(np.mean(waits)) / float(np.mean(step))
+    if cost < RANK_WAIT:
+        return []
+    counts = np.bincount(last, minlength=len(ranks))
+    worst = int(counts.argmax())
+    number = ranks[worst].rank if ranks[worst].rank is not None else worst
+    others = [index for index in range(len(ranks)) if index != worst]
+    if counts[worst] >= RANK_LAST * len(common):
+        mine = {name: float(np.median(column)) for name, column in parts(ranks[worst]).items()}
+        theirs: dict[str, float] = {}
+        for name in {name for index in others for name in parts(ranks[index])}:
+            theirs[name] = float(np.median([np.median(parts(ranks[index]).get(name, np.zeros(1))) for index in others]))
+        more = {name: value - theirs.get(name, 0.0) for name, value in mine.items() if name != "communication"}
+        phase = max(more, key=lambda name: more[name])
+        return [
+            Finding(
+                id="slow-rank",
+                title=f"Rank {number} holds the others up: they wait {human_time(float(np.mean(waits)))} of each step for it.",
+                cost=cost,
+                cost_ns=float(np.mean(waits)),
+                evidence=(
+                    f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
+                    f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
+                    f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
+                    f"{human_time(mine[phase])}, theirs {human_time(theirs.get(phase, 0.0))}",
+                ),
+                action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}",
+                gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(np.mean(waits)))}",
+                certainty="certain",
+                ranks=(number,),
+                steps=tuple(int(common[at]) for at in np.argsort(waits)[-3:]),
+            )
+        ]
+    within = float(np.mean(own.max(axis=0) - np.median(own, axis=0)))
+    return [
+        Finding(
+            id="uneven-work",
+            title=f"Work is uneven: each step waits for another rank, {human_time(float(np.mean(waits)))} of it.",
+            cost=cost,
+            cost_ns=float(np.mean(waits)),
+            evidence=(
+                "the last at collectives changes: "
+                + ", ".join(
+                    f"rank {rank.rank if rank.rank is not None else at} in {counts[at]}"
+                    for at, rank in enumerate(ranks)
+                )
+                + f" of {len(common)} steps",
+                f"the last has {human_time(within)} more to do than the median rank of the same step; over all steps no rank is slower",
+            ),
+            action="give ranks equal work in each step: batches by total length rather than by number, sorted or bucketed by length",
+            gain=f"up to {human_time(float(np.mean(waits)))} of each step",
+            certainty="likely",
+        )
+    ]
+
+
+RULES = (
+    Rule(
+        id="ranks",
+        needs="two ranks or more of one job, with steps of the same numbers and their collectives",
+        finds="a rank that the others wait for, and in which phase it is slower; or uneven work without a slow rank",
+        wrong_if="the same ranks are fast with the collectives left out, or another rank is slow when hosts are swapped",
+        look=look,
+    ),
+)

@@ -1,0 +1,54 @@
+"""All thresholds by which rules judge, in one table."""
+
+from __future__ import annotations
+
+FINDING = 0.10
+"""Share of the step from which on a cost is a finding."""
+SERIOUS = 0.20
+COVERED = 0.80
+"""Share of an excess that a cause must cover to be named."""
+FEWEST_STEPS = 20
+"""Fewer cannot be judged."""
+FIRST_STEPS = 5
+"""Steps at the begin that are not judged: caches are cold, code compiles."""
+SLOW_STEP = 2.0
+"""Times the median from which on a step is slow."""
+SLOW_STEPS_COST = 0.05
+"""Share of all time that single slow steps cost together, to be a finding."""
+RANK_WAIT = 0.10
+"""Share of the step that others wait for a rank."""
+RANK_LAST = 0.60
+"""Share of the steps in which it is the last."""
+GROWTH_PER_100_STEPS = 0.03
+"""Of the process's memory."""
+GROWTH_BYTES = 64 << 20
+"""Less than this in the whole run is no growth."""
+TINY_OPERATOR_NS = 30_000
+"""Mean time of an operator below which launching it is what costs."""
+MANY_OPERATORS = 300
+"""Outermost operators of a step."""
+RUN_QUEUE = 0.10
+"""Share of the step in which the thread waits for a processor."""
+SAMPLES = 10
+"""Fewer samples of the stack name no place."""
+OTHER_THREAD = 0.30
+"""Share of the samples of waiting in which another thread of the process runs Python."""
+BLOCKED_NS = 50_000_000
+"""A callback of an event loop that takes longer blocks it."""
+DEVICE_IDLE = 0.30
+"""Share of the time in which a device does nothing."""
+
+READ_BACKS = 8
+"""Values that are read back in a step."""
+UNCOVERED_PLACE = 0.30
+"""Share of the samples outside of torch that must be in one function to name it."""
+LOOP_BLOCKED = 0.05
+"""Share of the run in which callbacks that are too long block the loop."""
+NEVER_ENDING = 20
+"""Tasks of one name that did not end."""
+QUEUE_GROWTH = 100
+"""Items by which a queue must grow."""
+OWN_PROCESSORS = 0.75
+"""Part of the processors that the job's own threads must use to be who contends for them."""
+PERIODIC = 0.70
+"""Share of the excess of slow steps that those with a period must have."""

@@ -1,0 +1,184 @@
+"""What torch's DataLoaders and `torch.save` do, as signals (`Options.signals`). torch may be imported late, or never."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.backends.torch_import import TorchImport
+from stepscope.runtime import _core, join, observing
+from stepscope.runtime.error_text import error_text
+from stepscope.runtime.observing import SignalSource
+from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.places import place_of, qualified_name
+
+MOST_WRAPPERS = 8
+"""Data sets around data sets, such as `Subset`, that are looked through."""
+
+
+class _OfTorch(SignalSource):
+    """Replaces functions of torch as soon as it is there, and puts them back."""
+
+    module = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._undo: list[Callable[[], None]] = []
+        self._watch = TorchImport(self._imported, self.module)
+
+    def begin(self) -> None:
+        """Replaces them now, or when torch is imported."""
+        if not self._undo:
+            self._watch.watch()
+
+    def end(self) -> None:
+        """Puts back what nobody else has replaced since."""
+        self._watch.forget()
+        while self._undo:
+            self._undo.pop()()
+
+    def forget(self) -> None:
+        """What is replaced stays so: a worker of a DataLoader is a forked child."""
+
+    def _imported(self) -> None:
+        try:
+            self._replace_all()
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            self.note = f"off: {error_text(error)}"
+
+    def _replace_all(self) -> None:
+        raise NotImplementedError
+
+    def _replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
+        """Puts one function in the place of another, wherever owners have that."""
+        original = getattr(owners[0], name)
+        ours = functools.wraps(original)(make(original))
+
+        def put_back() -> None:
+            for owner in owners:
+                if getattr(owner, name, None) is ours:
+                    setattr(owner, name, original)
+
+        self._undo.append(put_back)
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, ours)
+
+
+class Loader(_OfTorch):
+    """Facts of a DataLoader where its iteration begins, how many batches were ready at each fetch, and batches of workers."""
+
+    signal = "loader"
+    module = "torch.utils.data.dataloader"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers_join = False
+        """Whether workers join the session of the process that started them, without being asked."""
+        self._asked = 0
+
+    def _replace_all(self) -> None:
+        module: Any = sys.modules[self.module]
+        self._replace("__iter__", self._around_iter, module.DataLoader)
+        self._replace("_next_data", self._around_next, module._MultiProcessingDataLoaderIter)
+        fetch: Any = sys.modules["torch.utils.data._utils.fetch"]
+        for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+            self._replace("fetch", self._around_fetch, getattr(fetch, name))
+
+    def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __iter__(loader: Any) -> Any:  # noqa: N807
+            if _core.recording() & _core.RECORD_EVENTS:
+                _core.instant("DataLoader", category="loader", **facts_of(loader))
+            return original(loader)
+
+        return __iter__
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _next_data(iterator: Any) -> Any:
+            if _core.recording() & _core.RECORD_EVENTS:
+                try:
+                    ready = iterator._data_queue.qsize()
+                    ready += sum(len(info) == 2 for info in iterator._task_info.values())
+                    _core.counter("loader queue", ready, category="loader")
+                except (AttributeError, NotImplementedError, OSError, TypeError) as error:
+                    self.note = f"how many batches are ready is not known: {error_text(error)}"
+            return original(iterator)
+
+        return _next_data
+
+    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        worker: Any = sys.modules["torch.utils.data._utils.worker"]
+
+        def fetch(fetcher: Any, index: Any) -> Any:
+            if worker.get_worker_info() is None:
+                return original(fetcher, index)
+            if self.workers_join and self._asked != os.getpid():
+                self._asked = os.getpid()
+                join.join_unless_own()
+            with _core.span("fetch", category="loader", items=len(index) if hasattr(index, "__len__") else 1):
+                return original(fetcher, index)
+
+        return fetch
+
+
+def facts_of(loader: Any) -> dict[str, Any]:
+    """What is to be known of a DataLoader."""
+    dataset, collate = loader.dataset, loader.collate_fn
+    for _ in range(MOST_WRAPPERS):
+        inner = getattr(dataset, "dataset", None) or next(iter(getattr(dataset, "datasets", None) or ()), None)
+        if inner is None or not type(dataset).__module__.startswith("torch.utils.data"):
+            break
+        dataset = inner
+    kind: type[Any] = type(dataset)
+    batch = loader.batch_size
+    if batch is None:
+        batch = getattr(loader.batch_sampler, "batch_size", None)
+    return {
+        "workers": loader.num_workers,
+        "prefetch": loader.prefetch_factor,
+        "batch": batch,
+        "pin_memory": loader.pin_memory,
+        "persistent": loader.persistent_workers,
+        "dataset": qualified_name(kind),
+        "place": place_of(_function(kind, "__getitem__", "__getitems__", "__iter__")),
+        "collate": qualified_name(collate),
+        "collate_place": place_of(collate),
+    }
+
+
+def _function(kind: type, *names: str) -> object:
+    """The first of these methods that a class, or a base of it that is the program's, defines."""
+    for owner in kind.__mro__:
+        found = [vars(owner)[name] for name in names if name in vars(owner)]
+        if found:
+            return found[0]
+    return None
+
+
+class Checkpoints(_OfTorch):
+    """`torch.save` as a span."""
+
+    signal = "checkpoints"
+    module = "torch"
+
+    def _replace_all(self) -> None:
+        torch: Any = sys.modules["torch"]
+        self._replace("save", _around_save, torch, torch.serialization)
+
+
+def _around_save(original: Callable[..., Any]) -> Callable[..., Any]:
+    def save(*args: Any, **kwargs: Any) -> Any:
+        with _core.span("torch.save", category="checkpoint"):
+            return original(*args, **kwargs)
+
+    return save
+
+
+LOADER = Loader()
+observing.add(LOADER)
+observing.add(Checkpoints())

@@ -1,0 +1,32 @@
+"""Where code is: a function with its file and line, as stack samples and facts of loaders have it."""
+
+from __future__ import annotations
+
+import re
+from types import CodeType
+
+_LIBRARY = re.compile(r"^.*?(?=(?:site|dist)-packages/)|^.*?(?=/lib/python3)")
+"""What a file of Python or of an installed package begins with, up to where it tells which one it is."""
+
+
+def short_file(path: str) -> str:
+    """The path of a file; of one that belongs to Python or to an installed package, without the directories above these."""
+    return _LIBRARY.sub("", path, count=1)
+
+
+def place_of(what: object) -> str:
+    """`file:line` of a function, a method, a class's `__call__`, or what such a thing is a partial of; empty if it has none."""
+    for _ in range(8):
+        what = (
+            getattr(what, "__wrapped__", None) or getattr(what, "func", None) or getattr(what, "__func__", None) or what
+        )
+    called = getattr(type(what), "__call__", None)  # noqa: B004 - its code is meant
+    code = getattr(what, "__code__", None) or getattr(called, "__code__", None)
+    return f"{short_file(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
+
+
+def qualified_name(what: object) -> str:
+    """Module and qualified name of a function or class; of another object, those of its class."""
+    what = getattr(what, "func", what)
+    what = what if hasattr(what, "__qualname__") else type(what)
+    return f"{getattr(what, '__module__', '')}.{getattr(what, '__qualname__', '')}"

@@ -1,0 +1,215 @@
+"""A thread that looks from time to time: where the thread is that steps, and how much processor time each thread took."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+from stepscope.runtime import _core, asyncio_tasks, clock, observing, strings, tracks
+from stepscope.runtime.error_text import error_text
+from stepscope.runtime.native_threads import Thread
+from stepscope.runtime.observing import SignalSource
+from stepscope.runtime.stepping import Stepping
+from stepscope.runtime.threads import start
+from stepscope.runtime.tracks import TrackKind
+
+SAMPLE_S = 0.05
+"""Seconds between two looks at stacks, on average."""
+THREADS_S = 1.0
+"""Seconds between two readings of the processor time of threads."""
+MAX_NAMES = 256
+"""Names of threads that are told apart; a program may start threads for ever."""
+OTHERS = "other threads"
+
+
+class Target(NamedTuple):
+    """A thread whose stack is sampled, and its row."""
+
+    ident: int
+    tid: int
+    track: int
+
+
+class Sampler:
+    """The thread. It ends by itself soon after `end`."""
+
+    def __init__(self, stacks: SignalSource, cpu: SignalSource) -> None:
+        self._stacks, self._cpu = stacks, cpu
+        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._times = ThreadTimes()
+        self._thread = Thread(target=self._run, name="stepscope sampler", daemon=True)
+        start(self._thread)
+
+    def end(self) -> None:
+        """Has it end."""
+        os.eventfd_write(self._told, 1)
+
+    def close(self) -> None:
+        """Gives back what it has of the system; of a thread that is over, or was in another process."""
+        os.close(self._told)
+
+    def _run(self) -> None:
+        try:
+            due, looks = 0.0, 0
+            while self._look(looks):
+                looks += 1
+                if self._cpu.users and time.monotonic() >= due - SAMPLE_S:
+                    due = time.monotonic() + THREADS_S
+                    self._cpu.note = self._times.record()
+        except Exception as error:  # the program and its other signals go on
+            self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
+        self.close()
+
+    def _look(self, number: int) -> bool:
+        """Samples for about a second; returns whether it is to go on."""
+        if not self._stacks.users:
+            return _core.sample(self._told, THREADS_S, 1, 0, 0, 0, False, [])
+        targets = {target.ident: target for target in map(_target, list(self._stacks.users)) if target is not None}
+        if not targets:
+            return _core.sample(self._told, SAMPLE_S, 1, 0, 0, 0, False, [])
+        target = list(targets.values())[number % len(targets)]
+        others = [
+            (thread.ident or 0, tid, thread.name)
+            for tid, thread in python_threads().items()
+            if tid != target.tid and not thread.name.startswith("stepscope")
+        ]
+        looks = round(THREADS_S / SAMPLE_S / len(targets))
+        return _core.sample(self._told, SAMPLE_S, looks, *target, target.tid == os.getpid(), others)
+
+
+class ThreadTimes:
+    """Processor time of each thread of the process, as counters by the names of threads.
+
+    Threads of one name share a counter. It only grows: the time of a thread that has ended stays in it.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[int, int] = {}
+        self._names: dict[int, str] = {}
+        self._sums: dict[str, int] = {}
+        self._category = strings.category("thread cpu")
+
+    def record(self) -> str:
+        """Records them; returns what could not be read."""
+        note = ""
+        known = python_threads()
+        try:
+            tids = list(map(int, os.listdir("/proc/self/task")))
+        except OSError as error:
+            tids, note = list(known), f"only threads that Python started: /proc/self/task: {error.strerror}"
+        before, self._taken = self._taken, {}
+        for tid in tids:
+            taken = processor_time(tid)
+            added = taken - before.get(tid, 0)
+            if added < 0:  # a number that another thread has now
+                added = taken
+                self._names.pop(tid, None)
+            name = self._name(tid, known)
+            self._taken[tid] = taken
+            self._sums[name] = self._sums.get(name, 0) + added
+        self._names = {tid: self._names[tid] for tid in self._taken}
+        now, track = clock.now(), tracks.process()
+        for name, value in self._sums.items():
+            _core.put(True, strings.intern(name), self._category, track, now, float(value), b"")
+        return note
+
+    def _name(self, tid: int, known: dict[int, threading.Thread]) -> str:
+        thread = known.get(tid)
+        name = thread.name if thread is not None else self._names.get(tid) or _comm(tid)
+        if name not in self._sums and len(self._sums) >= MAX_NAMES:
+            name = OTHERS
+        self._names[tid] = name
+        return name
+
+
+def _comm(tid: int) -> str:
+    if tid == os.getpid():
+        return "MainThread"
+    try:
+        with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() or "thread"
+    except OSError:
+        return "thread"
+
+
+def processor_time(tid: int) -> int:
+    """ns for which a thread of this process was on processors; 0 if there is no such thread."""
+    try:
+        return time.clock_gettime_ns(
+            (~tid << 3) | 6
+        )  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
+    except OSError:
+        return 0
+
+
+def python_threads() -> dict[int, threading.Thread]:
+    """Threads that Python knows, by their numbers in the system. No lock is taken, which gevent may have replaced."""
+    found = [(getattr(thread, "native_id", None), thread) for thread in list(_active().values())]
+    return {tid: thread for tid, thread in found if tid is not None}
+
+
+def _active() -> dict[int, threading.Thread]:
+    return vars(threading)["_active"]  # type: ignore[no-any-return]
+
+
+def _target(profiler: Stepping) -> Target | None:
+    """The thread that steps, while that is recorded: before the first step, the one whose event loop runs, else the one that began
+    the window."""
+    if not profiler.recording_now:
+        return None
+    loop = asyncio_tasks.running_loop() if profiler._stepper == 0 else None  # pyright: ignore[reportPrivateUsage]
+    ident, track = loop or (profiler._marker, profiler._track)  # pyright: ignore[reportPrivateUsage]
+    row = tracks.get(track)
+    if row is not None and row.kind is TrackKind.TASK:
+        row = tracks.get(row.parent)
+    if row is None or not ident:
+        return None
+    thread = _active().get(ident)
+    return Target(ident, getattr(thread, "native_id", None) or row.tid, row.id)
+
+
+_core.set_standard_modules(sys.stdlib_module_names)
+
+_sampler: Sampler | None = None
+
+
+class _Sampled(SignalSource):
+    def begin(self) -> None:
+        """Starts the thread, unless the other signal has."""
+        global _sampler
+        if _sampler is None:
+            _sampler = Sampler(STACKS, THREADS)
+
+    def end(self) -> None:
+        """Ends it, unless the other signal goes on."""
+        global _sampler
+        if _sampler is not None and not (STACKS.users or THREADS.users):
+            ending, _sampler = _sampler, None
+            ending.end()
+
+    def forget(self) -> None:
+        """The thread is not there."""
+        global _sampler
+        if _sampler is not None:
+            ending, _sampler = _sampler, None
+            ending.close()
+
+
+class Stacks(_Sampled):
+    """Where the thread is that steps, as instants."""
+
+    signal = "stacks"
+
+
+class Threads(_Sampled):
+    """Processor time of threads, as counters."""
+
+    signal = "threads"
+
+
+STACKS, THREADS = Stacks(), Threads()
+observing.add(STACKS)
+observing.add(THREADS)

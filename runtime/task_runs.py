@@ -1,0 +1,57 @@
+"""Tasks of asyncio that are recorded without annotations: every loop is watched from its begin on."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.runtime import _core, asyncio_tasks, observing
+from stepscope.runtime.lasting_loop import is_lasting
+from stepscope.runtime.observing import SignalSource
+
+_OWNERS = ((asyncio.Runner, "run"), (asyncio.BaseEventLoop, "run_forever"))
+"""Where loops begin to run: `asyncio.run`, whatever its loop is, and loops of asyncio that are run by hand."""
+
+
+class TaskRuns(SignalSource):
+    """Each task as a span, with the time in which it waits inside of that."""
+
+    signal = "tasks"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._undo: list[Callable[[], None]] = []
+
+    def begin(self) -> None:
+        """Wraps what runs loops."""
+        _core.record_tasks(True)
+        for owner, name in _OWNERS:
+            self._replace(owner, name)
+
+    def end(self) -> None:
+        """Puts it back, where nobody else has replaced it since."""
+        _core.record_tasks(False)
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def run(runs: Any, *args: Any, **kwargs: Any) -> Any:
+            loop = runs.get_loop() if isinstance(runs, asyncio.Runner) else runs
+            if self.users and not is_lasting(loop):
+                asyncio_tasks.watch_loop(loop)
+            return original(runs, *args, **kwargs)
+
+        def put_back() -> None:
+            if getattr(owner, name) is run:
+                setattr(owner, name, original)
+
+        setattr(owner, name, run)
+        self._undo.append(put_back)
+
+
+observing.add(TaskRuns())

@@ -1,0 +1,55 @@
+"""`stepscope explain`: says what is slow in a run, why, and what to try."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+EXAMPLES = """\
+examples:
+  stepscope explain runs/exp1            one screen
+  stepscope explain runs/ddp             the directory that holds rank0, rank1, ...
+  stepscope explain runs/exp1 --json     for programs
+
+exit codes: 0 explained, 1 failed, 2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "explain",
+        parents=[common],
+        help="say what is slow in a run, why, and what to try",
+        description="Says what is slow in a run, why, and what to try. A run that still records is explained as far as it is.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
+    )
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+    parser.set_defaults(function=explain, command="explain", parser=parser)
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """Runs the command."""
+    from stepscope.analysis.explain import explain as answer_of
+
+    answer = answer_of(arguments.path)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+        return 0
+    from rich.console import Console
+
+    from stepscope.analysis.terminal import show
+
+    show(answer, Console(file=sys.stdout, highlight=False))
+    return 0

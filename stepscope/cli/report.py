@@ -1,0 +1,71 @@
+"""`stepscope report`: writes the report of a run as a page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stepscope.cli import opening
+from stepscope.cli.made_directory import made_directory
+from stepscope.cli.progress import Progress
+
+EXAMPLES = """\
+examples:
+  stepscope report runs/exp1                    report.html, here
+  stepscope report runs/ddp -o reports/ddp.html
+
+The page is one file that loads nothing: open it in a browser, or send it to somebody.
+
+exit codes: 0 written, 1 failed, 2 wrong usage
+"""
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "report",
+        parents=[common],
+        help="write what is slow in a run, with charts and tables, as a page",
+        description="Writes what `stepscope explain` says of a run, with charts and tables, as one HTML file.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=Path,
+        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="file to write (default: report.html)",
+    )
+    parser.set_defaults(function=report, command="report", parser=parser)
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        OSError: if the run cannot be read, or the page not written.
+        FormatError: if there is no recording.
+    """
+    from stepscope.analysis.page.render import report_html
+
+    target: Path = arguments.out
+    if target.is_dir():
+        arguments.parser.error(f"{opening.shown(target)} is a directory: give -o the name of a file")
+    if target.is_file() and not target.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
+        arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
+    with Progress().during(f"reading {opening.shown(arguments.path)}"):
+        page = report_html(arguments.path)
+    with made_directory(target.absolute().parent):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8")
+    print(f"{opening.shown(target)} written ({len(page.encode()) >> 10:,} KiB): open it in a browser")
+    return 0

@@ -1,0 +1,142 @@
+"""`explain` of what was really recorded: the cause first, nothing where nothing stands out, a refusal where there is too little."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import stepscope as sc
+from stepscope.analysis.explain import NOTHING, explain
+from stepscope.analysis.findings import Answer
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.step_facts import Phase
+from tests.support.commands import stepscope
+
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+def record(directory: Path, step: Callable[[int], None], steps: int = 30) -> Path:
+    """A run of so many steps."""
+    with sc.trace(output_dir=directory) as profiler:
+        for number in range(steps):
+            step(number)
+            profiler.step()
+    return directory
+
+
+def span(name: str, seconds: float) -> None:
+    """A span that lasts so long."""
+    with sc.span(name):
+        time.sleep(seconds)
+
+
+def test_data_that_is_waited_for(tmp_path: Path) -> None:
+    """It is the first finding, with what it costs; the parts of the step add up."""
+
+    def step(_: int) -> None:
+        span(LOADER, 0.006)
+        span("work", 0.002)
+
+    answer = explain(record(tmp_path / "run", step))
+    first = answer.findings[0]
+    assert first.id == "input-bound-in-process" and first.cost > 0.5 and not answer.refused
+    assert "num_workers" in first.action and first.steps
+    shares = answer.ranks[0].shares
+    assert sum(share.share for share in shares) == pytest.approx(1, abs=1e-6)
+    assert shares[0].name == "data" and "none dropped" in answer.trust
+
+
+def test_a_stall_with_a_period(tmp_path: Path) -> None:
+    """Every tenth step."""
+
+    def step(number: int) -> None:
+        span("work", 0.002)
+        if number % 10 == 9:
+            span("save", 0.08)
+
+    answer = explain(record(tmp_path / "run", step, 50))
+    found = {finding.id: finding for finding in answer.findings}
+    assert "periodic-stall" in found and "10 steps" in found["periodic-stall"].title
+    assert {19, 29, 39} <= set(found["periodic-stall"].steps)
+
+
+def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
+    """With the step in which it came first."""
+
+    def step(number: int) -> None:
+        span("aten::mm", 0.001)
+        sc.counter("loss", float("nan") if number >= 25 else 1.0)
+
+    (finding,) = [one for one in explain(record(tmp_path / "run", step)).findings if one.id == "not-finite"]
+    assert finding.steps == (25,) and "loss" in finding.title
+
+
+@pytest.mark.parametrize(("steps", "said"), [(0, "step"), (1, "1 step"), (5, "5 steps")])
+def test_too_few_steps_are_refused(steps: int, said: str, tmp_path: Path) -> None:
+    """With the reason and what to record; the few are shown all the same."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for _ in range(steps):
+            span("work", 0.001)
+            profiler.step()
+    answer = explain(tmp_path / "run")
+    assert answer.refused and said in answer.refused and not answer.findings
+
+
+def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    """And not as what they say."""
+    record(tmp_path / "run", lambda _: span("[bold]x[/bold]\x1b[31m</script>", 0.002))
+    done = stepscope("explain", tmp_path / "run", cwd=tmp_path)
+    assert done.returncode == 0 and "\x1b[31m" not in done.stdout
+
+
+def test_there_is_nothing(tmp_path: Path) -> None:
+    """One line says what is missing where."""
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        explain(tmp_path / "nowhere")
+    with pytest.raises(FormatError, match="no recording"):
+        explain(tmp_path)
+    done = stepscope("explain", tmp_path / "nowhere", cwd=tmp_path)
+    assert done.returncode == 1 and "nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_run_that_still_records(tmp_path: Path) -> None:
+    """As far as it is on the disk."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for _ in range(40):
+            span(LOADER, 0.003)
+            profiler.step()
+        profiler.flush()
+        answer = explain(tmp_path / "run")
+    assert answer.findings[0].id == "input-bound-in-process" and "still run" in answer.trust
+
+
+def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:
+    """The same answer."""
+    record(tmp_path / "run", lambda _: span(LOADER, 0.004))
+    screen = stepscope("explain", tmp_path / "run", cwd=tmp_path)
+    assert "Input-bound" in screen.stdout and "Try" in screen.stdout and len(screen.stdout.splitlines()) < 24
+    answer = json.loads(stepscope("explain", "--json", tmp_path / "run", cwd=tmp_path).stdout)
+    assert (
+        answer["findings"][0]["id"] == "input-bound-in-process" and answer["verdict"] == answer["findings"][0]["title"]
+    )
+
+
+def test_what_was_recorded_as_arrays(tmp_path: Path) -> None:
+    """Windows, steps and events of each process."""
+    recording = sc.load(record(tmp_path / "run", lambda _: span("aten::mm", 0.001)))
+    (rank,) = recording.ranks
+    assert list(rank.windows) == [0] and len(rank.steps) == 30
+    assert (rank.steps["phases"][:, Phase.SPAN] > 500_000).all()
+    events = rank.events()
+    assert rank.names(events["name"]).count("aten::mm") == 30
+    assert np.diff(rank.steps["step"]).tolist() == [1] * 29
+
+
+def test_nothing_stands_out() -> None:
+    """The sentence, which other tests and programs look for."""
+    assert "Nothing stands out" in NOTHING and Answer(path="", verdict=NOTHING).findings == ()

@@ -1,0 +1,507 @@
+"""Signals that are recorded beside the program's own events: by each profiler that is not told otherwise, of real loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import stepscope as sc
+from stepscope.runtime import _core, strings
+from stepscope.runtime.control.environment import SIGNALS_VARIABLE
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.events import Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.options import SIGNALS, Signal
+from stepscope.runtime.step_facts import SIGNAL, StepFactsBuilder
+from stepscope.runtime.step_facts import SIGNALS as READINGS
+from tests.support import commands
+from tests.support.recording import Row, rows_of
+
+THREE_STEPS = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
+
+
+class Traced:
+    """What a profiler has recorded, when it is closed."""
+
+    def __init__(self, profiler: sc.Profiler, memory: sc.exporters.MemoryExporter) -> None:
+        self.profiler = profiler
+        self._memory = memory
+
+    @property
+    def rows(self) -> list[Row]:
+        """All events."""
+        return [row for batch in self._memory.batches for row in rows_of(batch.events, batch.args)]
+
+    def of(self, category: str) -> list[Row]:
+        """Those of a category."""
+        return [row for row in self.rows if row.category == category]
+
+    def facts(self) -> Any:
+        """The facts of its steps."""
+        builder = StepFactsBuilder(late=True)
+        for batch in self._memory.batches:
+            builder.update(batch.events)
+        end = max(window.end_ns for window in self._memory.windows)
+        return builder.finish(end)
+
+
+@pytest.fixture(autouse=True)
+def said_by_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here options say what is recorded; other tests record none of it."""
+    monkeypatch.delenv(SIGNALS_VARIABLE)
+
+
+@contextmanager
+def traced(tmp_path: Path, *signals: Signal, **arguments: Any) -> Generator[Traced]:
+    """Traces a block with these signals, and no others."""
+    memory = sc.exporters.MemoryExporter()
+    options = sc.Options(signals=signals)
+    with sc.trace(exporters=[memory], output_dir=tmp_path / "run", options=options, **arguments) as profiler:
+        yield Traced(profiler, memory)
+
+
+def work(seconds: float) -> int:
+    """Runs Python, so long of processor time."""
+    end, number = time.thread_time() + seconds, 0
+    while time.thread_time() < end:
+        number += 1
+    return number
+
+
+def test_each_step_begins_with_readings(tmp_path: Path) -> None:
+    """They have the time of the step's mark, and tell what the step took."""
+    held = np.ones(1)
+    with traced(tmp_path, "steps") as found:
+        for step in range(6):
+            work(0.01)
+            if step == 3:
+                (tmp_path / "written").write_bytes(os.urandom(1 << 20))
+                held = np.ones(4 << 20)
+            found.profiler.step()
+    marks = {row.ts for row in found.rows if row.kind is Kind.STEP}
+    readings = found.of(SIGNAL)
+    assert {row.ts for row in readings} == marks
+    assert {row.name for row in readings} == set(READINGS)
+    facts = found.facts()[:6]
+    assert (facts["cpu_ns"] >= 10e6).all()
+    assert (facts["run_queue_ns"] >= 0).all()
+    assert facts["written_bytes"][3] >= 1 << 20
+    assert facts["resident_bytes"][3] - facts["resident_bytes"][2] >= held.nbytes * 0.9
+    assert facts["page_faults"][3] > 0
+
+
+def test_the_last_step_of_a_window_has_all_of_its_readings(tmp_path: Path) -> None:
+    """Also where the next step is not recorded."""
+    with traced(tmp_path, "steps", schedule=THREE_STEPS) as found:
+        for _ in range(8):
+            work(0.005)
+            found.profiler.step()
+    facts = found.facts()
+    assert facts["step"].tolist() == [1, 2, 3]
+    assert (facts["cpu_ns"] >= 5e6).all()
+
+
+def test_no_reading_is_taken_for_that_of_another_mark() -> None:
+    """A step whose end has none, as where a window was cut out of a longer record, has no figures; not those of its begin."""
+    builder = StepFactsBuilder()
+    builder.update(_steps_with_readings([0, 100, 200], [0, 100]))
+    facts = builder.finish()
+    assert facts["cpu_ns"][0] == 100 and np.isnan(facts["cpu_ns"][1])
+
+
+def _steps_with_readings(marks: list[int], readings: list[int]) -> Any:
+    steps, counters = empty_block(len(marks)), empty_block(len(readings))
+    steps["ts"], steps["kind"], steps["step"], steps["track"] = marks, int(Kind.STEP), range(len(marks)), 1
+    counters["ts"], counters["kind"], counters["value"] = readings, int(Kind.COUNTER), readings
+    counters["name"], counters["category"] = strings.intern("cpu_ns"), strings.category(SIGNAL)
+    return join_blocks([steps, counters])
+
+
+def test_paused_steps_have_no_readings(tmp_path: Path) -> None:
+    """Nothing is read where nothing is recorded."""
+    with traced(tmp_path, "steps") as found:
+        found.profiler.step()
+        found.profiler.pause()
+        for _ in range(5):
+            found.profiler.step()
+        found.profiler.resume()
+        found.profiler.step()
+    assert len([row for row in found.of(SIGNAL) if row.name == "cpu_ns"]) == 3
+
+
+def test_files_of_proc_are_closed(tmp_path: Path) -> None:
+    """With the profiler that reads them."""
+
+    def reads() -> list[str]:
+        paths = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+        return [path for path in paths if path.endswith(("/schedstat", "/statm", "/io"))]
+
+    with traced(tmp_path, "steps") as found:
+        found.profiler.step()
+        assert len(reads()) == 3
+    assert not reads()
+
+
+def test_a_collection_is_a_span(tmp_path: Path) -> None:
+    """With its generation, and what it found; on the thread where it ran."""
+
+    class Node:
+        def __init__(self) -> None:
+            self.me = self
+
+    with traced(tmp_path, "collections") as found:
+        with sc.span("around"):
+            nodes = [Node() for _ in range(50)]
+            del nodes
+            gc.collect()
+        found.profiler.step()
+    spans = [row for row in found.of("gc") if row.arguments["generation"] == 2]
+    (around,) = [row for row in found.rows if row.name == "around"]
+    inside = [row for row in spans if around.ts <= row.ts and row.end <= around.end]
+    assert [row.name for row in inside] == ["garbage collection"]
+    assert inside[0].arguments["collected"] >= 50 and inside[0].arguments["uncollectable"] == 0
+    assert (inside[0].parent, inside[0].track) == (around.id, around.track)
+    assert around.self_dur <= around.dur - inside[0].dur
+    assert found.facts()["collections"][0] >= 1
+
+
+def test_the_last_profiler_takes_the_callback_away(tmp_path: Path) -> None:
+    """Not the first of two that closes."""
+    with traced(tmp_path / "a", "collections"):
+        with traced(tmp_path / "b", "collections"):
+            assert gc.callbacks.count(_core.collection) == 1
+        assert _core.collection in gc.callbacks
+    assert _core.collection not in gc.callbacks
+
+
+def busy_function() -> None:
+    """Is where the samples are to be."""
+    work(0.7)
+
+
+def test_samples_say_where_the_thread_is_that_steps(tmp_path: Path) -> None:
+    """With its state; without frames of ours."""
+    with traced(tmp_path, "stacks") as found:
+        found.profiler.step()
+        busy_function()
+        found.profiler.step()
+    begin, end = [row.ts for row in found.rows if row.kind is Kind.STEP][1:3]
+    samples = [row for row in found.of("stack sample") if begin < row.ts < end]
+    assert len(samples) >= 3
+    here = f"({Path(__file__)}:"
+    inside = [row for row in samples if f"busy_function {here}" in row.arguments["stack"].split(";")[-2]]
+    assert len(inside) >= len(samples) - 1
+    assert all(f"work {here}" in row.arguments["stack"].split(";")[-1] for row in inside)
+    assert {row.arguments["state"] for row in inside} <= {"R", "S", "D"}
+    assert not any("stepscope/runtime" in row.arguments["stack"] for row in samples)
+    (track,) = {row.track for row in found.rows if row.kind is Kind.STEP}
+    assert {row.track for row in samples} == {track}
+
+
+def test_a_deep_stack_keeps_its_innermost_frames(tmp_path: Path) -> None:
+    """At most 64, and no more text than an argument may have."""
+
+    def down(depth: int) -> int:
+        return down(depth - 1) + 1 if depth else work(0.5)
+
+    with traced(tmp_path, "stacks") as found:
+        found.profiler.step()
+        down(200)
+    stacks = [row.arguments["stack"] for row in found.of("stack sample")]
+    deep = [stack for stack in stacks if "down" in stack]
+    assert deep
+    for stack in deep:
+        assert stack.split(";")[-1].startswith("work (")
+        assert 8 < len(stack.split(";")) <= 64 and len(stack) <= 4000
+
+
+def test_a_sample_names_another_thread_that_runs(tmp_path: Path) -> None:
+    """One that has the processor while the sampled one waits."""
+    ended = threading.Event()
+
+    def compete() -> None:
+        while not ended.is_set():
+            work(0.01)
+
+    other = threading.Thread(target=compete, name="competitor")
+    other.start()
+    with traced(tmp_path, "stacks") as found:
+        found.profiler.step()
+        time.sleep(0.8)
+        found.profiler.step()
+    ended.set()
+    other.join()
+    others = [row.arguments["other"] for row in found.of("stack sample") if "other" in row.arguments]
+    assert others and all(text.startswith("competitor: ") for text in others)
+    assert any("work (" in text or "compete" in text for text in others)
+
+
+def test_a_thread_that_steps_is_sampled_also_if_it_is_not_the_main_one(tmp_path: Path) -> None:
+    """As in programs whose loop has a thread of its own."""
+    with traced(tmp_path, "stacks") as found:
+
+        def loop() -> None:
+            found.profiler.step()
+            work(1.5)
+
+        thread = threading.Thread(target=loop, name="training")
+        thread.start()
+        thread.join()
+    assert any("loop (" in row.arguments["stack"] for row in found.of("stack sample"))
+
+
+def test_the_time_of_each_thread_is_counted_by_its_name(tmp_path: Path) -> None:
+    """It only grows."""
+    ended = threading.Event()
+
+    def compete() -> None:
+        while not ended.is_set():
+            work(0.01)
+
+    other = threading.Thread(target=compete, name="competitor")
+    with traced(tmp_path, "threads") as found:
+        other.start()
+        time.sleep(2.3)
+        ended.set()
+        other.join()
+    series: dict[str, list[float]] = {}
+    for row in found.of("thread cpu"):
+        series.setdefault(row.name, []).append(row.value)
+    assert {"MainThread", "competitor", "stepscope"} <= series.keys()
+    assert all(values == sorted(values) for values in series.values())
+    assert series["competitor"][-1] > 1e8
+
+
+def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:
+    """JSON has it."""
+    with traced(tmp_path, "steps", "stacks", "threads") as found:
+        sc.counter("loss", 1.0)
+        with sc.span("work"):
+            work(0.3)
+        found.profiler.step()
+    table = found.profiler.summary()
+    assert "loss" in table and "work" in table
+    assert "cpu_ns" not in table and "MainThread" not in table and "stack sample" not in table
+    assert "cpu_ns" in found.profiler.summary(format="json")
+
+
+def test_a_loop_without_events_is_said_to_have_none(tmp_path: Path) -> None:
+    """Signals alone are nothing that somebody recorded; a window that only they are in is nobody's."""
+    with traced(tmp_path, "steps", "stacks", "threads", schedule=sc.schedule(wait=0, warmup=0, active=2)) as found:
+        for _ in range(4):
+            work(0.05)
+            found.profiler.step()
+        time.sleep(0.3)
+    assert len(found.profiler.output.total().rows) <= 1
+    assert any("nothing but step marks" in note for note in found.profiler.diagnostics())
+    assert found.profiler.statistics().windows == 3 and len(found._memory.windows) == 2  # pyright: ignore[reportPrivateUsage]
+    assert not found.profiler.audit()
+
+
+def test_what_is_not_wanted_is_not_recorded(tmp_path: Path) -> None:
+    """No thread is started for it, and nothing is called."""
+    before = threading.active_count()
+    with traced(tmp_path) as found:
+        assert not any(thread.name == "stepscope sampler" for thread in threading.enumerate())
+        gc.collect()
+        found.profiler.step()
+    assert threading.active_count() <= before + 1
+    assert {row.category for row in found.rows} <= {"", "user_annotation"}
+
+
+def test_a_signal_that_there_is_none_of() -> None:
+    """The message has the nearest."""
+    with pytest.raises(ValueError, match="did you mean 'stacks'"):
+        sc.Options(signals=("stack",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [("none", ()), ("steps, threads", ("steps", "threads")), ("all", SIGNALS)],
+)
+def test_the_environment_goes_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, wanted: tuple[str, ...]
+) -> None:
+    """Of what the program says."""
+    monkeypatch.setenv(SIGNALS_VARIABLE, text)
+    profiler = sc.trace(output_dir=tmp_path, options=sc.Options(signals=("loader",)))
+    assert profiler.options.signals == wanted
+
+
+def test_the_environment_names_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong is said."""
+    monkeypatch.setenv(SIGNALS_VARIABLE, "steps,loaders")
+    with pytest.raises(ControlError, match="no signal 'loaders'; did you mean 'loader'"):
+        sc.trace(output_dir=tmp_path)
+
+
+def test_two_profilers_have_the_readings_of_their_own_steps(tmp_path: Path) -> None:
+    """Whatever the other's are."""
+    with traced(tmp_path / "a", "steps", "stacks") as first, traced(tmp_path / "b", "steps") as second:
+        for _ in range(4):
+            work(0.005)
+            first.profiler.step()
+            work(0.005)
+            second.profiler.step()
+    for found in (first, second):
+        facts = found.facts()[1:4]
+        assert ((facts["cpu_ns"] >= 10e6) & (facts["cpu_ns"] < 100e6)).all()
+
+
+def test_a_forked_child_records_for_itself(tmp_path: Path) -> None:
+    """The parent's profiler is inert there, and what it had is let go of."""
+    with traced(tmp_path / "parent", *SIGNALS) as parent:
+        parent.profiler.step()
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(30)
+            try:
+                clean = _core.collection not in gc.callbacks
+                with traced(tmp_path / "child", "steps", "stacks", "collections") as child:
+                    for _ in range(3):
+                        gc.collect()
+                        work(0.1)
+                        child.profiler.step()
+                good = clean and child.of("gc") and child.of("stack sample") and len(child.of(SIGNAL)) == 24
+                os._exit(0 if good else 1)
+            except BaseException:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        parent.profiler.step()
+    assert len([row for row in parent.of(SIGNAL) if row.name == "cpu_ns"]) == 3
+
+
+def test_a_profiler_that_starts_again_goes_on(tmp_path: Path) -> None:
+    """Its sources are those that it had."""
+    with traced(tmp_path, "steps", "stacks", "collections") as found:
+        found.profiler.step()
+        found.profiler.stop()
+        found.profiler.start()
+        work(0.3)
+        gc.collect()
+        found.profiler.step()
+    assert found.of("stack sample") and found.of("gc")
+
+
+def test_tasks_are_recorded_by_name(tmp_path: Path) -> None:
+    """Each as one span, with the time in which it waits inside; a failed one is marked."""
+
+    async def fetch(number: int) -> int:
+        await asyncio.sleep(0.01)
+        work(0.2)
+        if number == 1:
+            raise LookupError
+        return number
+
+    async def main() -> list[Any]:
+        return await asyncio.gather(*(asyncio.create_task(fetch(n)) for n in range(3)), return_exceptions=True)
+
+    with traced(tmp_path, "tasks", "stacks") as found:
+        results = asyncio.run(main())
+    assert results[0] == 0 and isinstance(results[1], LookupError)
+    runs = Counter(row.name.rpartition(".")[2] for row in found.of("task run"))
+    assert runs["fetch"] == 3 and runs["main"] == 1
+    assert sum(bool(row.flags & Flag.ERROR) for row in found.of("task run")) == 1
+    for row in found.of("task run"):
+        if row.name.endswith("fetch"):
+            inside = [each for each in found.of("task") if each.parent == row.id]
+            assert inside and row.self_dur <= row.dur - sum(each.dur for each in inside)
+    assert any("fetch (" in row.arguments["stack"] for row in found.of("stack sample"))
+    assert asyncio.BaseEventLoop.run_forever.__module__ == "asyncio.base_events"
+    assert not hasattr(asyncio.BaseEventLoop.run_forever, "__wrapped__")
+
+
+TRAINING = """
+import functools, sys, time
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+class Images(Dataset):
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.ones(4) * index
+
+def pack(items, scale):
+    return torch.stack(items) * scale
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+loader = DataLoader(Subset(Images(), range(20)), batch_size=4, num_workers=int(sys.argv[1]), collate_fn=functools.partial(pack, scale=2))
+for batch in loader:
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "model.pt")
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unchanged_program_that_trains(tmp_path: Path, workers: int) -> None:
+    """Its loader, the batches of its workers, which join by themselves, and its checkpoint are in the trace."""
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(TRAINING)
+    done = commands.stepscope(
+        "run", "--quiet", "--no-torch", "--out", "out", "train.py", workers, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"}
+    )
+    assert done.returncode == 0, done.stderr
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())
+    named = {
+        name: [event for event in events if event["name"] == name] for name in ("DataLoader", "loader queue", "fetch")
+    }
+    (facts,) = [event["args"] for event in named["DataLoader"]]
+    lines = TRAINING.splitlines()
+    script = tmp_path / "train.py"
+    assert facts == {
+        "workers": workers,
+        "prefetch": 2 if workers else None,
+        "batch": 4,
+        "pin_memory": False,
+        "persistent": False,
+        "dataset": "__main__.Images",
+        "place": f"{script}:{lines.index('    def __getitem__(self, index):') + 1}",
+        "collate": "__main__.pack",
+        "collate_place": f"{script}:{lines.index('def pack(items, scale):') + 1}",
+    }
+    assert [event["cat"] for event in events if event["name"] == "torch.save"] == ["checkpoint"]
+    if workers:
+        assert len(named["loader queue"]) >= 5
+        assert [event["args"] for event in named["fetch"]] == [{"items": 4}] * 5
+        assert (
+            len(
+                {event["pid"] for event in named["fetch"]}
+                - {facts_of_main["pid"] for facts_of_main in named["DataLoader"]}
+            )
+            == 2
+        )
+    else:
+        assert not named["fetch"] and not named["loader queue"]
+
+
+def test_torch_is_as_it_was(tmp_path: Path) -> None:
+    """When the last profiler has closed."""
+    torch: Any = pytest.importorskip("torch")
+    data: Any = importlib.import_module("torch.utils.data")
+    before = torch.save, data.DataLoader.__iter__
+    with traced(tmp_path, "loader", "checkpoints"):
+        assert torch.save is not before[0] and torch.serialization.save is torch.save
+        with traced(tmp_path / "b", "loader", "checkpoints"):
+            assert torch.save.__wrapped__ is before[0]
+        assert data.DataLoader.__iter__ is not before[1]
+    assert (torch.save, data.DataLoader.__iter__) == before
+    assert torch.serialization.save is torch.save

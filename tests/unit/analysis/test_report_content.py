@@ -1,0 +1,139 @@
+"""The report page without a browser: numbers that add up, names that stay text, policy and script that belong together."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.analysis.explain import explain
+from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share
+from stepscope.analysis.page.content import parts_table, percents
+from stepscope.analysis.page.icicle import icicle_of, kind_of
+from stepscope.analysis.page.render import answer_html, report_html
+from stepscope.analysis.rank_summary import Sample
+
+HOSTILE = "</script><b>\"'&\u2028\x00\ud800"
+
+
+@given(st.lists(st.floats(0, 1e12), min_size=1, max_size=20).filter(lambda shares: sum(shares) > 0))
+def test_percents_add_up(shares: list[float]) -> None:
+    """To 100.0 whatever is rounded, none off by more than a digit of the last place."""
+    made = percents(shares)
+    assert round(sum(made), 6) == 100.0
+    assert all(abs(each - 100 * share / sum(shares)) < 0.1 + 1e-6 for each, share in zip(made, shares, strict=True))
+
+
+def test_parts_of_nothing() -> None:
+    assert percents([0.0, 0.0]) == [0.0, 0.0]
+    assert parts_table([]) is None
+    table = parts_table([Share("data", 3e6, 0.75), Share("not covered", 1e6, 0.25)])
+    assert table is not None
+    assert [row.percent for row in table.rows] == ["75.0 %", "25.0 %"]
+    assert (table.total, table.rows[0].colour, table.rows[1].colour) == ("4.00ms", "data", "uncovered")
+
+
+def sample(stack: str, state: str = "R") -> Sample:
+    return Sample(0, stack, state, "")
+
+
+def test_icicle() -> None:
+    """Samples of equal stacks are one node; what launched the program is not shown."""
+    launch = "_run_module_as_main (<frozen runpy>:198);<module> (/x/stepscope/__main__.py:9);"
+    tree = icicle_of(
+        [
+            *[sample(f"{launch}<module> (train.py:9);load (train.py:3)", "S")] * 3,
+            sample(f"{launch}<module> (train.py:9);load (train.py:4)"),
+            *[sample("<module> (train.py:9);forward (site-packages/torch/nn/linear.py:7)")] * 2,
+            sample(""),
+        ],
+        100,
+    )
+    assert tree is not None
+    assert [tree.names[each] for each in tree.name] == ["all samples", "<module>", "load", "forward"]
+    assert (tree.depth, tree.samples, tree.waiting) == ((0, 1, 2, 2), (6, 6, 4, 2), (3, 3, 3, 0))
+    assert tree.places[tree.name[2]] == "train.py:3", "the line of most samples"
+    assert [tree.kinds[each] for each in tree.name[1:]] == [0, 0, 1]
+    assert kind_of("/usr/lib/python3.11/json/decoder.py") == 2
+    assert icicle_of([], 100) is None
+
+
+def test_an_icicle_is_bounded() -> None:
+    """The widest frames are kept; a stack as deep as any is no recursion."""
+    stacks = [
+        sample(f"main (a.py:1);f{number} (a.py:{number})") for number in range(500) for _ in range(1 + (number < 10))
+    ]
+    tree = icicle_of(stacks, 100)
+    assert tree is not None
+    assert len(tree.name) == 12 and tree.left_out == 490
+    deep = icicle_of([sample(";".join(f"f{number} (a.py:1)" for number in range(5_000)))], 10_000)
+    assert deep is not None and deep.depth[-1] == 5_000
+
+
+def answer(text: str) -> Answer:
+    finding = Finding(
+        id="input-bound", title=text, cost=0.5, cost_ns=1e6, evidence=(text, "with `code`"), action=text, gain=text,
+        steps=(1, 2), ranks=(0,), places=(Place(text, text, 3, 0.9),),
+    )  # fmt: skip
+    rank = RankAnswer(rank=0, name=text, statistics=None, shares=())
+    return Answer(path=text, verdict=text, findings=(finding, finding), ranks=(rank,), unknown=(text,), trust=text)
+
+
+def test_an_answer_in_a_notebook() -> None:
+    """Names are text, styles touch nothing else, nothing is run."""
+    html = answer(HOSTILE)._repr_html_()
+    assert "<b>" not in html and "<script" not in html and "\x00" not in html and "\u2028" not in html
+    assert "&lt;/script&gt;&lt;b&gt;" in html and "<code>code</code>" in html
+    html.encode()
+    style = re.sub(r"@media[^{]*{", "", html[html.index("<style>") + 7 : html.index("</style>")])
+    style = re.sub(r":is\((?:[^()]|\([^()]*\))*\)", "", style)
+    selectors = [one.strip() for rule in re.findall(r"(?:^|})\s*([^{}@]+){", style) for one in rule.split(",")]
+    assert len(selectors) > 50 and all(one.startswith(".stepscope") for one in selectors), selectors
+    refused = Answer(path="x", verdict="Not enough.", refused="Call `step()`.")
+    assert "<code>step()</code>" in answer_html(refused)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("run")
+    with sc.trace(name=HOSTILE, output_dir=directory, metadata={"command": ["a b", HOSTILE]}) as profiler:
+        for _ in range(40):
+            with sc.span("load", category="data"):
+                sum(range(20_000))
+            with sc.span(HOSTILE):
+                sum(range(5_000))
+            profiler.step()
+    return directory
+
+
+def test_the_page(run: Path) -> None:
+    """One script that its policy lets in, data that are JSON, the verdict and every part."""
+    html = report_html(run)
+    html.encode()
+    scripts = re.findall(r"<script([^>]*)>(.*?)</script>", html, re.DOTALL)
+    assert [attributes for attributes, _ in scripts] == [' type="application/json" id="data"', ""]
+    digest = base64.b64encode(hashlib.sha256(scripts[1][1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in html
+    assert set(re.findall(r'(?:src|href|action)="([^"]*)"', html)) == {"data:,", "#answer"}
+    assert "url(" not in html and "@import" not in html
+    (data,) = json.loads(scripts[0][1])
+    chart = data["chart"]
+    assert len(chart["first"]) == 40 and chart["first"] == chart["last"]
+    assert [chart["names"][0], chart["names"][-1]] == ["data", "not covered"]
+    for index, longest in enumerate(chart["longest"]):
+        assert sum(part[index] for part in chart["ns"]) == pytest.approx(longest, rel=1e-3)
+    found = explain(run)
+    assert found.verdict.replace("'", "&#39;") in html
+    assert "'a b' " in html.replace("&#39;", "'"), "the command as it is typed"
+
+
+def test_a_recording_in_a_notebook(run: Path) -> None:
+    html = sc.load(run)._repr_html_()
+    assert "ranks[0]" in html and "<b>" not in html

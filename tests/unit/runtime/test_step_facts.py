@@ -1,0 +1,174 @@
+"""Facts of steps: each nanosecond once, the same in whatever blocks events come, and what was read when steps began."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime import strings
+from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.step_facts import (
+    MANY,
+    SIGNAL,
+    SIGNALS,
+    Device,
+    Phase,
+    StepFactsBuilder,
+    class_of,
+    covered,
+    union,
+)
+
+TRACK, OTHER = 7, 8
+STEP_NS = 1000
+KINDS = {
+    Phase.GARBAGE_COLLECTION: ("garbage collection", "gc"),
+    Phase.COMMUNICATION: ("gloo:all_reduce", "user_annotation"),
+    Phase.CHECKPOINT: ("torch.save", "checkpoint"),
+    Phase.DATA: ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation"),
+    Phase.OPTIMIZER: ("Optimizer.step#SGD.step", "user_annotation"),
+    Phase.BACKWARD: ("autograd::engine::evaluate_function: MulBackward0", "cpu_op"),
+    Phase.COPY: ("cudaMemcpyAsync", "cuda_runtime"),
+    Phase.FORWARD: ("aten::mm", "cpu_op"),
+    Phase.SPAN: ("work", "user_annotation"),
+}
+
+
+def marks(count: int) -> Block:
+    """So many steps, one after the other, and the begin of one more."""
+    block: Any = empty_block(count + 1)
+    block["kind"], block["track"] = Kind.STEP, TRACK
+    block["ts"], block["step"] = STEP_NS * np.arange(count + 1), np.arange(count + 1)
+    return block  # type: ignore[no-any-return]
+
+
+def span(begin: int, end: int, phase: Phase, track: int = TRACK) -> Block:
+    """A span of a phase."""
+    block: Any = empty_block(1)
+    name, category = KINDS[phase]
+    block["kind"], block["track"], block["ts"], block["dur"] = Kind.SPAN, track, begin, end - begin
+    block["name"], block["category"] = strings.intern(name), strings.intern(category)
+    return block  # type: ignore[no-any-return]
+
+
+def facts(blocks: Sequence[Block]) -> Any:
+    """Of events that come in these blocks."""
+    builder = StepFactsBuilder()
+    for block in blocks:
+        builder.update(block)
+    return builder.finish()
+
+
+SPANS = st.lists(
+    st.tuples(st.integers(0, 10 * STEP_NS), st.integers(1, 3 * STEP_NS), st.sampled_from(list(KINDS))), max_size=30
+)
+
+
+@given(SPANS, st.data())
+def test_each_nanosecond_counts_once_and_for_the_first_phase(
+    spans: list[tuple[int, int, Phase]], data: st.DataObject
+) -> None:
+    """Against a count of every nanosecond; in one block and in any others."""
+    every = [marks(10), *(span(begin, begin + length, phase) for begin, length, phase in spans)]
+    owner = np.full(14 * STEP_NS, len(Phase))
+    for begin, length, phase in sorted(spans, key=lambda each: -each[2]):
+        inside = len([mark for mark in range(0, 11 * STEP_NS, STEP_NS) if begin < mark < begin + length])
+        if phase != Phase.SPAN or inside < 2:
+            owner[begin : begin + length] = phase
+    wanted = np.array(
+        [[(owner[at : at + STEP_NS] == phase).sum() for phase in Phase] for at in range(0, 10 * STEP_NS, STEP_NS)]
+    )
+    found = facts([join_blocks(every)])
+    np.testing.assert_array_equal(found["phases"], wanted)
+    assert (found["phases"].sum(axis=1) <= found["end"] - found["begin"]).all()
+    cut = data.draw(st.integers(1, len(every)))
+    again = facts([join_blocks(every[:cut]), *every[cut:]])
+    assert all((again[name] == found[name]).all() for name in ("step", "begin", "phases", "operators", "operator_ns"))
+
+
+def test_long_runs_are_settled_on_the_way() -> None:
+    """The same facts, and nothing is kept of steps that are over."""
+    builder = StepFactsBuilder()
+    count = 4 * MANY
+    for step in range(count):
+        begin = step * STEP_NS
+        builder.update(marks(count)[step : step + 1])
+        builder.update(span(begin + 100, begin + 300, Phase.FORWARD))
+        builder.update(span(begin + 200, begin + 500, Phase.DATA))
+    builder.update(marks(count)[count:])
+    held = sum(len(begin) for pieces in builder._intervals.values() for begin, _ in pieces)  # pyright: ignore[reportPrivateUsage]
+    assert held <= 3 * MANY
+    found = builder.finish()
+    assert len(found) == count and found["step"].tolist() == list(range(count))
+    assert (found["phases"][:, Phase.FORWARD] == 100).all() and (found["phases"][:, Phase.DATA] == 300).all()
+    assert (found["operators"] == 1).all()
+
+
+def test_what_other_threads_do_is_no_part_of_the_step() -> None:
+    """But for autograd's thread, while nothing else is open here."""
+    found = facts(
+        [
+            marks(1),
+            span(0, 400, Phase.FORWARD, OTHER),
+            span(100, 600, Phase.BACKWARD, OTHER),
+            span(200, 300, Phase.FORWARD),
+        ]
+    )
+    assert found["phases"][0, Phase.FORWARD] == 100 and found["phases"][0, Phase.BACKWARD] == 0
+    assert found["phases"][0, Phase.BACKWARD_ELSEWHERE] == 400
+
+
+def test_signals_are_what_was_added_during_the_step() -> None:
+    """Memory is what there was at its end; what was not read is NaN."""
+    block: Any = empty_block(4)
+    block["kind"], block["category"], block["ts"] = Kind.COUNTER, strings.intern(SIGNAL), [0, 0, STEP_NS, STEP_NS]
+    block["name"] = [strings.intern(name) for name in ("cpu_ns", "resident_bytes")] * 2
+    block["value"] = [500.0, 1e6, 1200.0, 3e6]
+    found = facts([marks(2), block])
+    assert found["cpu_ns"][0] == 700 and found["resident_bytes"][0] == 3e6
+    assert all(np.isnan(found[name]).all() for name in SIGNALS if name not in {"cpu_ns", "resident_bytes"})
+
+
+@pytest.mark.parametrize(
+    ("name", "category", "kind"),
+    [
+        ("ncclDevKernel_AllReduce", "kernel", Device.COMMUNICATION),
+        ("sgemm", "kernel", Device.COMPUTE),
+        ("Memcpy HtoD", "gpu_memcpy", Device.COPY),
+    ],
+)
+def test_devices_are_counted_apart(name: str, category: str, kind: Device) -> None:
+    """On rows of their own, whatever the thread does."""
+    block: Any = empty_block(1)
+    block["kind"], block["track"], block["ts"], block["dur"] = Kind.SPAN, OTHER, 100, 50
+    block["name"], block["category"] = strings.intern(name), strings.intern(category)
+    found = facts([marks(1), block])
+    assert found["device"][0, kind] == 50 and not found["phases"].any()
+
+
+def test_the_profilers_own_spans_are_no_phase() -> None:
+    """Steps' spans cover the whole step."""
+    assert class_of("ProfilerStep#3", "user_annotation") == 255
+    assert class_of("f (x.py:3)", "python_function") == 255
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 100), st.integers(1, 30)), max_size=20), st.lists(st.integers(0, 150), max_size=5)
+)
+def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[int]) -> None:
+    """Against sets of numbers."""
+    begin, end = union(
+        *(np.array(each, np.int64) for each in zip(*[(a, a + b) for a, b in intervals], strict=True))
+        if intervals
+        else (np.zeros(0, np.int64),) * 2
+    )
+    numbers = {each for a, b in intervals for each in range(a, a + b)}
+    assert numbers == {each for a, b in zip(begin.tolist(), end.tolist(), strict=True) for each in range(a, b)}
+    assert covered(begin, end, np.array(at, np.int64)).tolist() == [
+        len([each for each in numbers if each < limit]) for limit in at
+    ]
