@@ -430,5 +430,5 @@ def _facts(recording: Recording) -> Iterable[Fact]:
 
 def _value(key: str, value: Any) -> str:
     if key == "command" and isinstance(value, list):
-        return shlex.join(map(str, cast(list[Any], value)))
+        return shlex.join(map(str, cast(Iterable[object], value)))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
