@@ -7,7 +7,7 @@ import json
 import shlex
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -430,5 +430,5 @@ def _facts(recording: Recording) -> Iterable[Fact]:
 
 def _value(key: str, value: Any) -> str:
     if key == "command" and isinstance(value, list):
-        return shlex.join(str(word) for word in value)
+        return shlex.join(map(str, cast(Iterable[object], value)))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

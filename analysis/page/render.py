@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, label_of, parts_table
+from stepscope.analysis.page.content import Content, content_of, parts_table
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import Recording, load
 from stepscope.runtime.table import human_count, human_time, printable
@@ -80,8 +80,8 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(time=human_time, count=human_count, code=_with_code)
-    made.globals.update(label_of=label_of)
+    filters: dict[str, Any] = {"time": human_time, "counted": human_count, "code": _with_code}
+    made.filters.update(filters)
     return made
 
 

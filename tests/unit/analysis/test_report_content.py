@@ -88,7 +88,7 @@ def answer(text: str) -> Answer:
 
 def test_an_answer_in_a_notebook() -> None:
     """Names are text, styles touch nothing else, nothing is run."""
-    html = answer(HOSTILE)._repr_html_()
+    html = answer(HOSTILE)._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "<b>" not in html and "<script" not in html and "\x00" not in html and "\u2028" not in html
     assert "&lt;/script&gt;&lt;b&gt;" in html and "<code>code</code>" in html
     html.encode()
@@ -135,5 +135,5 @@ def test_the_page(run: Path) -> None:
 
 
 def test_a_recording_in_a_notebook(run: Path) -> None:
-    html = sc.load(run)._repr_html_()
+    html = sc.load(run)._repr_html_()  # pyright: ignore[reportPrivateUsage]
     assert "ranks[0]" in html and "<b>" not in html
