@@ -185,8 +185,8 @@ def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is named alone is not touched; it is said what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1
-    said = capsys.readouterr().err
-    assert "Perfetto opens it as it is" in said and "stepscope recover ../run" in said
+    errors = capsys.readouterr().err
+    assert "Perfetto opens it as it is" in errors and "stepscope recover ../run" in errors
     assert main(["recover", str(killed / "trace.json")]) == 1
     said(capsys.readouterr().err, "stepscope convert RUN trace.json")
     (killed / "random.json").write_bytes(os.urandom(1 << 20))

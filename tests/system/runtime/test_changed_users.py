@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import run_to_end
+from tests.support.messages import said
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 
