@@ -106,7 +106,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
 
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
-    said = []
+    said: list[str] = []
     if not any(summary.samples for summary in summaries):
         said.append("lines of code (no stack samples)")
     if any(len(summary.steady) and not np.isfinite(summary.steady["cpu_ns"]).any() for summary in summaries):

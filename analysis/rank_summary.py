@@ -67,7 +67,7 @@ class Row(msgspec.Struct, frozen=True):
     count: int
     total: int
     self: int
-    p50: int
+    p50: float
 
 
 class RankSummary:
@@ -95,7 +95,7 @@ class RankSummary:
         for batch in rank.batches():
             builder = builders.get(batch.window)
             if builder is None:
-                builder = builders[batch.window] = StepFactsBuilder()
+                builder = builders[batch.window] = StepFactsBuilder(late=True)
             builder.update(batch.events)
             table.update(batch.events)
             self._look(batch)
@@ -118,7 +118,7 @@ class RankSummary:
 
     def uncovered(self) -> NDArray[np.int64]:
         """ns of each steady step that are in no phase."""
-        return durations(self.steady) - self.steady["phases"].sum(axis=1)  # type: ignore[no-any-return]
+        return durations(self.steady) - self.steady["phases"].sum(axis=1)
 
     def row(self, *names: str) -> list[Row]:
         """Rows whose name begins with one of these."""
@@ -131,7 +131,7 @@ class RankSummary:
             return []
         order = np.argsort(steps["begin"])
         begin, end = steps["begin"][order], steps["end"][order]
-        kept = []
+        kept: list[Sample] = []
         for sample in self.samples:
             index = int(np.searchsorted(begin, sample.ts, side="right")) - 1
             if index >= 0 and sample.ts < end[index]:

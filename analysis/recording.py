@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class Rank:
         Raises:
             ImportError: if pyarrow is not installed.
         """
-        import pyarrow
+        pyarrow: Any = import_module("pyarrow")
 
         columns: dict[str, list[Any]] = {
             name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")
@@ -172,14 +173,14 @@ def facts_of(rank: Rank) -> Facts:
     for batch in rank.batches():
         builder = builders.get(batch.window)
         if builder is None:
-            builder = builders[batch.window] = StepFactsBuilder()
+            builder = builders[batch.window] = StepFactsBuilder(late=True)
         builder.update(batch.events)
     return finished(rank, builders)
 
 
 def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
     """The facts of windows, in their order."""
-    made = []
+    made: list[Facts] = []
     for number, builder in sorted(builders.items()):
         window = rank.windows.get(number)
         end = window.steps[-1].end_ns if window is not None and window.steps else None

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from stepscope.analysis.explain import largest
-from stepscope.analysis.findings import Answer, Finding
+from stepscope.analysis.findings import Answer, Finding, Share
 from stepscope.runtime.table import human_count, human_time, printable
 
 BAR = 24
@@ -66,9 +66,9 @@ def lines(answer: Answer) -> Iterator[tuple[Text, int]]:
     if rank is not None and rank.shares:
         yield Text(), 0
         yield _bars(rank.shares), 5
-        facts = rank.statistics
-        if facts is not None and facts.slowest_ns > 1.3 * facts.p50:
-            yield Text(f"Slowest step {facts.slowest}: {human_time(facts.slowest_ns)}, {facts.slowest_why}"), 2
+        slow = rank.statistics
+        if slow is not None and slow.slowest_ns > 1.3 * slow.p50:
+            yield Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"), 2
     if answer.unknown:
         yield Text(f"Not known  {'; '.join(answer.unknown)}", "dim"), 2
     yield Text(f"Trust      {answer.trust}", "dim"), 2
@@ -88,7 +88,7 @@ def _finding(finding: Finding, *, first: bool) -> Iterator[tuple[Text, int]]:
         yield Text(f"Gain   {printable(finding.gain)}"), 2
 
 
-def _bars(shares: tuple) -> Text:  # type: ignore[type-arg]
+def _bars(shares: tuple[Share, ...]) -> Text:
     text = Text()
     widest = max(share.ns for share in shares) or 1.0
     for share in shares:

@@ -128,7 +128,8 @@ class Loader(_OfTorch):
 
 def facts_of(loader: Any) -> dict[str, Any]:
     """What is to be known of a DataLoader."""
-    dataset, collate = loader.dataset, loader.collate_fn
+    dataset: Any = loader.dataset
+    collate: Any = loader.collate_fn
     for _ in range(MOST_WRAPPERS):
         inner = getattr(dataset, "dataset", None) or next(iter(getattr(dataset, "datasets", None) or ()), None)
         if inner is None or not type(dataset).__module__.startswith("torch.utils.data"):

@@ -74,7 +74,10 @@ SETTLED = 128
 MANY = 4 * SETTLED
 """Open steps from which on the oldest are settled."""
 
-_OPERATOR, _KEPT, _IGNORED = len(Phase), 100, 255
+MANY_INTERVALS = 1 << 20
+"""Intervals from which on those that touch are joined."""
+
+_IGNORED = 255
 _DEVICE = 200
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
@@ -142,23 +145,22 @@ class StepFactsBuilder:
 
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
-        self._classes: NDArray[np.uint8] = np.full((0,), _KEPT, np.uint8)
         self._known: dict[tuple[int, int], int] = {}
-        self._marks: list[Block] = []
         self._steps: Any = np.zeros(0, [("ts", "<i8"), ("step", "<i8"), ("track", "<i8")])
         self._intervals: dict[int, list[tuple[Times, Times]]] = {}
         self._operators: list[tuple[Times, Times]] = []
         self._signals: dict[str, list[tuple[Times, NDArray[np.float64]]]] = {name: [] for name in SIGNALS}
         self._signal_ids: dict[int, str] = {}
         self._done: list[Facts] = []
-        self._settled_until = -(1 << 62)
+        self._loose = 0
+        """Intervals that were added since all were joined."""
 
     def update(self, events: Block) -> None:
         """Takes events: steps, spans and signals; others are passed over."""
         kinds = events["kind"]
         steps = events[kinds == Kind.STEP]
         if len(steps):
-            new = np.zeros(len(steps), self._steps.dtype)
+            new: Any = np.zeros(len(steps), self._steps.dtype)
             new["ts"], new["step"], new["track"] = steps["ts"], steps["step"], steps["track"]
             self._steps = np.sort(np.concatenate((self._steps, new)), order="ts", kind="stable")
         counters = events[kinds == Kind.COUNTER]
@@ -178,7 +180,7 @@ class StepFactsBuilder:
             window: its number.
         """
         if end is not None and len(self._steps) and end > int(self._steps["ts"][-1]):
-            last = np.zeros(1, self._steps.dtype)
+            last: Any = np.zeros(1, self._steps.dtype)
             last["ts"], last["step"], last["track"] = end, -1, self._steps["track"][-1]
             self._steps = np.concatenate((self._steps, last))
         self._settle(len(self._steps))
@@ -223,7 +225,7 @@ class StepFactsBuilder:
     def _within_a_step(self, begin: Times, end: Times) -> NDArray[np.bool_]:
         """Which do not hold a whole step: one around the loop is no part of its steps."""
         marks = self._steps["ts"]
-        return np.searchsorted(marks, end, side="left") - np.searchsorted(marks, begin, side="right") < 2  # type: ignore[no-any-return]
+        return np.searchsorted(marks, end, side="left") - np.searchsorted(marks, begin, side="right") < 2
 
     def _class(self, key: int) -> int:
         name, category = key >> 16, key & 0xFFFF
@@ -235,12 +237,18 @@ class StepFactsBuilder:
     def _add(self, number: int, begin: Times, end: Times) -> None:
         if len(begin):
             self._intervals.setdefault(number, []).append((begin, end))
+            self._loose += len(begin)
+        if self._loose > MANY_INTERVALS:
+            for each in list(self._intervals):
+                self._taken(each)
+            self._operators = [_joined(self._operators)] if self._operators else []
+            self._loose = 0
 
     def _taken(self, number: int) -> tuple[Times, Times]:
         pieces = self._intervals.get(number, [])
         if not pieces:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        merged = union(*(np.concatenate(each) for each in zip(*pieces, strict=True)))
+        merged = _joined(pieces)
         self._intervals[number] = [merged]
         return merged
 
@@ -254,9 +262,9 @@ class StepFactsBuilder:
         self._fill(facts["phases"], marks, list(Phase), 0)
         self._fill(facts["device"], marks, list(Device), _DEVICE)
         self._count_operators(facts, marks)
-        begin = self._intervals.get(Phase.GARBAGE_COLLECTION, [])
-        if begin:
-            facts["collections"] = np.diff(np.searchsorted(np.sort(np.concatenate([each for each, _ in begin])), marks))
+        begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
+        if len(begin):
+            facts["collections"] = np.diff(np.searchsorted(begin, marks))
         self._fill_signals(facts, marks)
         self._done.append(facts)
         self._forget(int(marks[-1]), count)
@@ -277,7 +285,7 @@ class StepFactsBuilder:
     def _count_operators(self, facts: Any, marks: Times) -> None:
         if not self._operators:
             return
-        begin, end = union(*(np.concatenate(each) for each in zip(*self._operators, strict=True)))
+        begin, end = _joined(self._operators)
         self._operators = [(begin, end)]
         facts["operators"] = np.diff(np.searchsorted(begin, marks))
         facts["operator_ns"] = np.diff(covered(begin, end, marks))
@@ -308,6 +316,10 @@ class StepFactsBuilder:
                 ts, values = readings[0]
                 first = max(int(np.searchsorted(ts, until, side="right")) - 1, 0)
                 self._signals[name] = [(ts[first:], values[first:])]
+
+
+def _joined(pieces: list[tuple[Times, Times]]) -> tuple[Times, Times]:
+    return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
 
 
 def _after(begin: Times, end: Times, until: int) -> tuple[Times, Times]:

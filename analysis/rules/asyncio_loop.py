@@ -92,7 +92,7 @@ def look_tasks(job: Job) -> list[Finding]:
         return []
     opened = Counter(task.name for task in rank.tasks if task.open)
     all_of = Counter(task.name for task in rank.tasks)
-    found = []
+    found: list[Finding] = []
     for name, count in opened.items():
         if count < NEVER_ENDING or count < 0.5 * all_of[name]:
             continue

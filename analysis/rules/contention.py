@@ -66,7 +66,7 @@ def _shared(rank: RankSummary, cost: float, own: float) -> Finding:
 
 def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
     """Shares of a processor by thread, the busiest first."""
-    found = []
+    found: list[tuple[str, float]] = []
     for name, readings in series.items():
         (first, before), (last, after) = readings[0], readings[-1]
         if last > first:

@@ -20,7 +20,7 @@ def look(job: Job) -> list[Finding]:
     took = durations(rank.steady)
     device = rank.steady["device"]
     idle = took - device.sum(axis=1)
-    found = []
+    found: list[Finding] = []
     share = float(np.median(idle / took))
     if share >= DEVICE_IDLE:
         found.append(

@@ -11,7 +11,7 @@ from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER
 
 def look(job: Job) -> list[Finding]:
     """The slope of resident memory at the ends of steps: the median of slopes, so that single jumps count for nothing."""
-    found = []
+    found: list[Finding] = []
     for rank in job.ranks:
         memory = rank.steady["resident_bytes"] if len(rank.steady) else np.zeros(0)
         known = np.flatnonzero(np.isfinite(memory))
@@ -23,7 +23,8 @@ def look(job: Job) -> list[Finding]:
         growth = slope * len(values)
         thirds = np.array_split(values, 3)
         monotonic = float(np.median(thirds[0])) < float(np.median(thirds[1])) < float(np.median(thirds[2]))
-        late = np.median(np.diff(np.array([part.mean() for part in np.array_split(values[half:], 4)])))
+        quarters = [float(np.mean(part)) for part in np.array_split(values[half:], 4)]
+        late = float(np.median(np.diff(np.array(quarters))))
         if not monotonic or growth < GROWTH_BYTES or slope * 100 < GROWTH_PER_100_STEPS * values[0] or late <= 0:
             continue
         # What grows at first and then no more is a cache that fills.

@@ -10,7 +10,7 @@ from stepscope.analysis.job import Job, Rule
 
 def look(job: Job) -> list[Finding]:
     """Counters that were given NaN or infinity."""
-    found = []
+    found: list[Finding] = []
     for rank in job.ranks:
         for name, ts in rank.not_finite.items():
             index = int(np.searchsorted(rank.facts["begin"], ts, side="right")) - 1

@@ -80,7 +80,7 @@ def look_between(job: Job) -> list[Finding]:
     cost = float(np.median(bare)) / float(np.median(took))
     if cost < FINDING:
         return []
-    samples, count = _steps_of(
+    samples, _ = _steps_of(
         rank, lambda sample: in_own_code(sample) and not in_loader(sample) and not in_backward(sample)
     )
     place = hottest(samples) if len(samples) >= SAMPLES else None

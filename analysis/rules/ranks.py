@@ -18,7 +18,8 @@ def look(job: Job) -> list[Finding]:
     ranks = [rank for rank in job.ranks if len(rank.steady) and rank.phase(Phase.COMMUNICATION).any()]
     if len(ranks) < 2:
         return []
-    common = sorted(set.intersection(*(set(rank.steady["step"].tolist()) for rank in ranks)))
+    numbers: list[set[int]] = [set(rank.steady["step"].tolist()) for rank in ranks]
+    common = sorted(numbers[0].intersection(*numbers[1:]))
     if len(common) < FEWEST_STEPS:
         return []
     index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
@@ -33,7 +34,8 @@ def look(job: Job) -> list[Finding]:
         return []
     counts = np.bincount(last, minlength=len(ranks))
     worst = int(counts.argmax())
-    number = ranks[worst].rank if ranks[worst].rank is not None else worst
+    known = ranks[worst].rank
+    number = worst if known is None else known
     others = [index for index in range(len(ranks)) if index != worst]
     if counts[worst] >= RANK_LAST * len(common):
         mine = {name: float(np.median(column)) for name, column in parts(ranks[worst]).items()}

@@ -87,11 +87,12 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     os.closerange(3, 1 << 20)
     os.chdir(request["cwd"])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
-        old = getattr(sys, name)
+        old: Any = getattr(sys, name)
         buffering = 1 if name == "stderr" or os.isatty(number) else -1
-        new = open(number, old.mode, buffering, old.encoding, old.errors, newline="\n", closefd=False)
+        new: Any = open(number, old.mode, buffering, old.encoding, old.errors, newline="\n", closefd=False)
         new.buffer.raw.name = f"<{name}>"
-        vars(sys)[name] = vars(sys)[f"__{name}__"] = new
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
     del sys.path[: len(_path_of_environment())]
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -115,15 +116,19 @@ def _path_of_environment() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
+def nothing(*_: object) -> None:
+    """Prints nothing."""
+
+
 def run(kind: str, program: str) -> int:
     """Runs a source text (`-c`) or a file as Python does it; -1 after an exception, which has been printed."""
-    python = ctypes.pythonapi
+    python: Any = ctypes.pythonapi
     if kind == "-c":
-        return python.PyRun_SimpleString(program.encode())
+        return int(python.PyRun_SimpleString(program.encode()))
     library = ctypes.CDLL(None)
     library.fopen.restype = ctypes.c_void_p
     opened = ctypes.c_void_p(library.fopen(os.fsencode(program), b"rb"))
-    return python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.abspath(program)), 1, None)
+    return int(python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.abspath(program)), 1, None))
 
 
 if __name__ == "__main__":
@@ -138,5 +143,5 @@ if __name__ == "__main__":
     if REQUEST["kind"] == "-m":
         runpy._run_module_as_main(REQUEST["program"])  # type: ignore[attr-defined]
     elif run(REQUEST["kind"], REQUEST["program"]):
-        sys.excepthook = lambda *_: None
+        sys.excepthook = nothing
         raise RuntimeError  # not SystemExit, after which Python would not tell that it was interrupted

@@ -18,6 +18,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session_note import notes_in, replace_note
 from tests.support import pftrace
+from tests.support.messages import said
 
 KILLED = """
 import os, signal, sys, time

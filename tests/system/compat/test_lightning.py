@@ -278,7 +278,7 @@ def test_wrong_settings_are_refused_before_training() -> None:
     """By name, and without a warning from an object that was only half made."""
     for kind in (ours.StepscopeCallback, ours.StepscopeProfiler):
         with refused(TypeError, "shedule", "schedule"):
-            kind(shedule=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+            kind(shedule=None)
 
 
 SPAWNED = """
