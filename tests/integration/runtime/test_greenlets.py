@@ -19,6 +19,7 @@ from stepscope.runtime._core import span
 from stepscope.runtime.events import Flag, Kind
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched, run_to_end
+from tests.support.messages import said
 from tests.support.recording import check_self_times, recording
 
 PROGRAM = ROOT / "tests" / "support" / "programs" / "greenlet_service.py"
