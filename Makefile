@@ -8,6 +8,7 @@
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
+# make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about ten minutes
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
@@ -49,7 +50,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all slow-tests messages nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -141,6 +142,9 @@ $(FUZZ_VENV)/stamp:
 
 bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
+
+planted: install
+	@$(BIN)/python -m tests.planted.live
 
 torture: install
 	@$(BIN)/python -m tests.stress.torture --markdown docs/reliability.md

@@ -33,7 +33,7 @@ def look(job: Job) -> list[Finding]:
 RULES = (
     Rule(
         id="not-finite",
-        needs="a counter of the loss, or of another value",
+        needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
         finds="the first step with a value that is NaN or infinite",
         wrong_if="the value is finite again in the next step",
         look=look,

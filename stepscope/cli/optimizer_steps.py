@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import importlib
+import math
 import weakref
 from collections.abc import Callable
 from typing import Any
+
+from stepscope.runtime._core import counter
+
+_FLOATS = {"torch.float32": ctypes.c_float, "torch.float64": ctypes.c_double}
 
 
 class OptimizerSteps:
@@ -23,6 +30,7 @@ class OptimizerSteps:
         """Those that have stepped since the leader did."""
         self._due = False
         self._depth = 0
+        self._finite = True
         self._undo: list[Callable[[], object]] = []
 
     def attach(self) -> None:
@@ -64,9 +72,26 @@ class OptimizerSteps:
             self._leader = weakref.ref(optimizer)
         self._others.clear()
         self._due = True
+        if self._finite and not math.isfinite(first_value(optimizer)):
+            self._finite = False
+            counter("parameters", math.nan)
         self._end()
 
     def _end(self) -> None:
         if self._due and not self._depth:
             self._due = False
             self._step()
+
+
+def first_value(optimizer: Any) -> float:
+    """The first number of the first parameter, where that is on the CPU; else 0. A loss that is no number makes it none.
+
+    It is read from memory: an operator of torch would be in the trace, and on a device it would wait for all that was launched.
+    """
+    with contextlib.suppress(AttributeError, LookupError, TypeError, RuntimeError):
+        parameter = optimizer.param_groups[0]["params"][0]
+        kind = _FLOATS.get(str(parameter.dtype))
+        address: int = parameter.data_ptr()
+        if kind is not None and str(parameter.device) == "cpu" and address and parameter.numel():
+            return float(kind.from_address(address).value)
+    return 0.0

@@ -125,10 +125,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="keep the runs there")
+    parser.add_argument("--markdown", type=Path, help="write the table to a file, too")
     parser.add_argument("--faults-only", action="store_true")
     given = parser.parse_args()
     wrong = 0
+    rows: list[str] = []
+
+    def tell(row: str) -> None:
+        rows.append(row)
+        print(row, flush=True)
+
     print(HEAD, flush=True)
     with tempfile.TemporaryDirectory() as room:
         for program in programs():
@@ -147,7 +154,9 @@ def main() -> int:
                         wrong += 1
                         continue
                     wrong += not outcome.right
-                    print(line(outcome), flush=True)
+                    tell(line(outcome))
+    if given.markdown is not None:
+        given.markdown.write_text("\n".join([HEAD, *rows, ""]), encoding="utf-8")
     return min(wrong, 1)
 
 
