@@ -147,10 +147,8 @@ def main() -> int:
                     try:
                         outcome = judge(program, out.absolute(), cured=cured)
                     except Exception as error:
-                        print(
-                            f"| {program.name} | {program.fault} | failed: {' '.join(str(error).split())[-300:]} |",
-                            flush=True,
-                        )
+                        why = " ".join(str(error).split())[-300:]
+                        tell(f"| {program.name} | {program.fault} | failed: {why} | | | **wrong** | |")
                         wrong += 1
                         continue
                     wrong += not outcome.right
