@@ -114,11 +114,11 @@ class RankSummary:
 
     def phase(self, phase: Phase) -> NDArray[np.int64]:
         """ns of a phase in each steady step."""
-        return self.steady["phases"][:, int(phase)]  # type: ignore[no-any-return]
+        return self.steady["phases"][:, int(phase)]
 
     def uncovered(self) -> NDArray[np.int64]:
         """ns of each steady step that are in no phase."""
-        return durations(self.steady) - self.steady["phases"].sum(axis=1)
+        return durations(self.steady) - self.steady["phases"].sum(axis=1)  # type: ignore[no-any-return]
 
     def row(self, *names: str) -> list[Row]:
         """Rows whose name begins with one of these."""

@@ -135,7 +135,7 @@ def facts_of(loader: Any) -> dict[str, Any]:
         if inner is None or not type(dataset).__module__.startswith("torch.utils.data"):
             break
         dataset = inner
-    kind: type[Any] = type(dataset)
+    kind: Any = type(dataset)
     batch = loader.batch_size
     if batch is None:
         batch = getattr(loader.batch_sampler, "batch_size", None)

@@ -264,7 +264,8 @@ class StepFactsBuilder:
         self._count_operators(facts, marks)
         begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
         if len(begin):
-            facts["collections"] = np.diff(np.searchsorted(begin, marks))
+            before: Any = np.searchsorted(begin, marks)
+            facts["collections"] = np.diff(before)
         self._fill_signals(facts, marks)
         self._done.append(facts)
         self._forget(int(marks[-1]), count)

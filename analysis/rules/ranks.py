@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from stepscope.analysis.findings import Finding
@@ -25,14 +27,14 @@ def look(job: Job) -> list[Finding]:
     index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
     communication = np.array([rank.phase(Phase.COMMUNICATION)[at] for rank, at in zip(ranks, index, strict=True)])
     step = np.array([durations(rank.steady)[at] for rank, at in zip(ranks, index, strict=True)])
-    own = step - communication
-    last = own.argmax(axis=0)
+    own: Any = step - communication
+    last: Any = own.argmax(axis=0)
     # What the others wait beyond what the last one communicates.
-    waits = np.median(communication, axis=0) - communication.min(axis=0)
+    waits: Any = np.median(communication, axis=0) - communication.min(axis=0)
     cost = float(np.mean(waits)) / float(np.mean(step))
     if cost < RANK_WAIT:
         return []
-    counts = np.bincount(last, minlength=len(ranks))
+    counts: Any = np.bincount(last, minlength=len(ranks))
     worst = int(counts.argmax())
     known = ranks[worst].rank
     number = worst if known is None else known
