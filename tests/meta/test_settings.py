@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pydoc
 import re
-import subprocess
 import sys
 import textwrap
 import types
@@ -20,6 +19,7 @@ from docs import settings
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.fields import fields_of
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 PUBLIC: dict[str, Any] = {name: getattr(stepscope, name) for name in stepscope.__all__}
@@ -82,7 +82,7 @@ def test_no_source_is_read_on_import() -> None:
         assert "Attributes:" in stepscope.Options.__doc__
         assert [name for name in linecache.cache if name.endswith("options.py")]
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    run_to_end([sys.executable, "-c", textwrap.dedent(program)], timeout=60, check=True)
 
 
 def test_the_page_is_current() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from stepscope.collector.archive.archive import Archive
 from stepscope.runtime.journal.frames import FrameReader
+from tests.support.launch import start
 
 
 class HangingStore:
@@ -66,8 +67,9 @@ class _HangingFile:
 def following(directory: Path, remote: Path, every: float, *options: str) -> Generator[subprocess.Popen[str]]:
     """`stepscope upload --follow`, until the end of the block."""
     command = (sys.executable, "-m", "stepscope", "upload")
-    process = subprocess.Popen(
+    process = start(
         [*command, str(directory), f"file://{remote}", "--follow", str(every), *options],
+        server="command",
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

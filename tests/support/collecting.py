@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.commands import LAUNCHERS
+from tests.support.launch import start
 
 TRAINING = """
 import sys, time
@@ -122,8 +123,9 @@ def collecting(
     """A collector on a port that is free, until the end of the block; with so many open files at most."""
     limited = () if files is None else ("sh", "-c", f'ulimit -n {files} && exec "$@"', "sh")
     inherited = {name: value for name, value in os.environ.items() if name not in (*LAUNCHERS, "STEPSCOPE_TOKEN")}
-    process = subprocess.Popen(
+    process = start(
         [*limited, sys.executable, "-m", "stepscope", "collect", "--dir", str(directory), "--port", "0", *arguments],
+        server="command",
         env={**inherited, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -146,7 +148,7 @@ def training(
 ) -> Generator[subprocess.Popen[bytes]]:
     """A rank that trains; it is killed at the end of the block if it still does."""
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    process = subprocess.Popen(
+    process = start(
         [sys.executable, "-c", TRAINING, url, str(rank), str(steps), str(seconds), token, name],
         env={**inherited, **({"WORLD_SIZE": str(world)} if world else {})},
     )

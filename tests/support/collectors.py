@@ -23,6 +23,7 @@ from stepscope.runtime import strings
 from stepscope.runtime.events import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
+from tests.support.launch import start
 from tests.support.streams import STREAM, frames
 
 COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import main; sys.exit(main())")
@@ -70,7 +71,7 @@ class Process:
         """Args: its own; `program` is a text of Python, and its first arguments, in place of the command line's."""
         given = COMMAND if program is None else (sys.executable, "-c", *program)
         command = [*given, "collect", "--dir", str(directory), "--port", str(port), *arguments]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self._process = start(command, server="command", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._port = port
 
     def wait(self) -> Process:

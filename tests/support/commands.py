@@ -7,22 +7,24 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.launch import Server, run_to_end
+
 LAUNCHERS = ("RANK", "WORLD_SIZE", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK_ID")
 
 
-def python(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs Python; its exit code and what it wrote."""
+def python(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, server: Server | None = "plain"
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python; its exit code and what it wrote.
+
+    Args:
+        server: as for `launch.start`.
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env={**inherited, "COLUMNS": "120", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {**inherited, "COLUMNS": "120", **(env or {})}
+    return run_to_end([sys.executable, *map(str, arguments)], cwd=cwd, environment=environment, server=server)
 
 
 def stepscope(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Runs the command `stepscope`."""
-    return python("-m", "stepscope", *arguments, cwd=cwd, env=env)
+    return python("-m", "stepscope", *arguments, cwd=cwd, env=env, server="command")

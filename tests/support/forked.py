@@ -36,7 +36,9 @@ FIXED = (
 """Beginnings of the names of variables that are read when Python starts, or a module is imported; PYTHONPATH is served."""
 
 
-def request_of(command: Sequence[str], cwd: Any, environment: Mapping[str, str] | None) -> dict[str, Any] | None:
+def request_of(
+    command: Sequence[str | os.PathLike[str]], cwd: Any, environment: Mapping[str, str] | None
+) -> dict[str, Any] | None:
     """What the server is to be asked for this program.
 
     Returns:
@@ -48,7 +50,7 @@ def request_of(command: Sequence[str], cwd: Any, environment: Mapping[str, str] 
     variables = {torch_arm.VARIABLE: torch_arm.library(), **(os.environ if environment is None else environment)}
     if _fixed(variables) != _fixed(BEGAN_WITH | {torch_arm.VARIABLE: torch_arm.library()}):
         return None
-    rest = list(command[1:])
+    rest = [os.fspath(each) for each in command[1:]]
     warnings: list[str] = []
     safe = False
     while rest and (rest[0] == "-P" or rest[0] == "-W"):
@@ -71,7 +73,7 @@ def request_of(command: Sequence[str], cwd: Any, environment: Mapping[str, str] 
         "program": program,
         "argv": argv,
         "path": [] if safe else [path],
-        "command": list(command),
+        "command": [os.fspath(each) for each in command],
         "warnings": warnings,
         "cwd": str(place),
         "environment": variables,

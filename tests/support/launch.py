@@ -21,7 +21,12 @@ Server = Literal["plain", "command", "torch"]
 
 
 def start(
-    command: Sequence[str], *, server: Server | None = "plain", cwd: Any = None, env: Any = None, **settings: Any
+    command: Sequence[str | os.PathLike[str]],
+    *,
+    server: Server | None = "plain",
+    cwd: Any = None,
+    env: Any = None,
+    **settings: Any,
 ) -> subprocess.Popen[Any]:
     """Starts a program in a session of its own; one of Python as a fork of a server, if that can be.
 
@@ -40,7 +45,7 @@ def start(
 
 
 @contextlib.contextmanager
-def launched(command: Sequence[str], **settings: Any) -> Generator[subprocess.Popen[Any]]:
+def launched(command: Sequence[str | os.PathLike[str]], **settings: Any) -> Generator[subprocess.Popen[Any]]:
     """A program in a session of its own. What the body leaves running is ended: it, its children and its group.
 
     Args:
@@ -58,7 +63,7 @@ def launched(command: Sequence[str], **settings: Any) -> Generator[subprocess.Po
 
 
 def run_to_end(
-    command: Sequence[str],
+    command: Sequence[str | os.PathLike[str]],
     *,
     timeout: float = 100,
     cwd: Path | str | None = None,

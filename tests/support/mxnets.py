@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope import mxnet
+from tests.support.launch import run_to_end
 
 Events = list[dict[str, Any]]
 
@@ -68,8 +68,6 @@ def begin(**settings: Any) -> None:
 def run(program: str, directory: Path, *, errors: bool = False, **environment: str) -> str:
     """Runs a program with warnings as errors; what it printed, with `errors` what it logged as well."""
     command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(
-        command, cwd=directory, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100
-    )
+    done = run_to_end(command, cwd=directory, environment={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout + (done.stderr if errors else "")

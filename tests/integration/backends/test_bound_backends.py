@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
 from tests.support.basics import ROOT
 from tests.support.collecting import until
+from tests.support.launch import run_to_end
 
 ALWAYS_LATE = sc.Options(close_timeout=1.0, linger=0.2)
 
@@ -349,7 +349,7 @@ def test_the_interpreter_exits_with_a_bound_backend_recording(thread: str, tmp_p
                 training.join()
     """
     command = [sys.executable, "-W", "error", "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = run_to_end(command, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == ("told\n" if thread == "stepping" else "")
     assert (tmp_path / "run" / "journal").is_file()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 from tests.support.operators import environment
 
 PROGRAM = ROOT / "tests" / "support" / "programs" / "torch_slot.py"
@@ -30,7 +30,7 @@ def told(mode: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         command = [sys.executable, str(PROGRAM), mode, directory, *(KINETO if mode == "kineto" else SAME)]
         where = environment(PYTHONPATH=str(ROOT))
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
+        ended = run_to_end(command, environment=where, server="torch")
     assert ended.returncode == 0, (ended.returncode, ended.stderr[-4000:])
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     return {line["case"]: line for line in lines}
@@ -97,7 +97,7 @@ def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str, m
     """The program goes on, as it does without stepscope."""
     command = [sys.executable, str(REGIONS), mode, str(tmp_path), case]
     where = environment(PYTHONPATH=str(ROOT))
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=where)
+    ended = run_to_end(command, environment=where, server="torch")
     assert ended.returncode == 0 and "the program ended" in ended.stdout, (ended.returncode, ended.stderr[-4000:])
     # Where torch calls the program from an operator, a recording of kineto goes on, and the program's profiler is empty.
     stands_in = mode == "kineto" and case in ("hooks", "packs")

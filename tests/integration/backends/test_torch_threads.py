@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 from tests.support.operators import environment
 
 PREAMBLE = f"""
@@ -48,9 +48,7 @@ def tell(*profilers):
 def run(program: str, directory: Path) -> Any:
     """Runs a program in a process of its own, as torch may crash, and returns what it told."""
     source = PREAMBLE.replace("/tmp/unused-", f"{directory}/") + textwrap.dedent(program)
-    ended = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=100, check=False, env=environment()
-    )
+    ended = run_to_end([sys.executable, "-c", source], environment=environment(), server="torch")
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
     return json.loads(ended.stdout)
 

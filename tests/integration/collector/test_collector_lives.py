@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import random
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.collectors import COMMAND, answer, connected
 from tests.support.collectors import collecting as collecting_here
+from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import start_rank
 from tests.support.ranks.worker import Rank
 from tests.support.streams import SYNC
@@ -253,9 +253,7 @@ async def test_too_many_connections_are_told_to_come_again(tmp_path: Path) -> No
 def delivered(collector: CollectorProcess, directory: Path) -> None:
     """Delivers what a killed rank has left."""
     (run,) = [path.parent for path in directory.glob("run-*/rank0/session")]
-    done = subprocess.run(
-        [*COMMAND, "deliver", str(run), "--url", collector.url], timeout=60, check=False, capture_output=True, text=True
-    )
+    done = run_to_end([*COMMAND, "deliver", str(run), "--url", collector.url], timeout=60, server="command")
     assert done.returncode == 0, done.stderr
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,7 @@ from tests.support.basics import ROOT, require
 from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips
 from tests.support.journals import HandMade
+from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 from tests.support.ranks.streams import no_room, write_many, write_stream
 from tests.support.viewers.scene import START, Scene, device_work, make_run, make_window, training
@@ -204,7 +204,7 @@ def test_the_command_does_the_same(name: str, format: str, tmp_path: Path) -> No
         require("pyarrow")
     add_rank(tmp_path / "-in", 0, job="--job")
     command = merge_command([tmp_path / "-in"], tmp_path / name, format=format, window=0, job="--job")
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    done = run_to_end([sys.executable, *command])
     assert done.returncode == 0, done.stderr
     assert (tmp_path / name).stat().st_size > 1000
 
@@ -238,7 +238,7 @@ def test_more_sources_than_a_command_line_has_room_for(tmp_path: Path) -> None:
     (path,) = (tmp_path / "a").rglob("journal")
     gone = [tmp_path / "gone" / f"{number:0100}" for number in range(30_000)]
     command = merge_command([path, *gone], tmp_path / "out.json", format="chrome", window=0)
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=100, check=False)
+    done = run_to_end([sys.executable, *command])
     assert done.returncode == 0, done.stderr[-500:]
     assert (tmp_path / "out.json").stat().st_size > 1000
     assert main(["merge", str(path), "--out", str(tmp_path / "plain.json"), "--format", "chrome"]) == 0
@@ -398,9 +398,7 @@ def test_memory_does_not_hold_the_trace(suffix: str, sizes: list[Path], tmp_path
     peaks: list[int] = []
     for directory in sizes:
         command = [sys.executable, "-c", MERGE, str(directory), *f"{tmp_path}/out-{len(peaks)}{suffix}".split(" ")]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | FRUGAL, capture_output=True, text=True, timeout=100, check=True
-        )
+        done = run_to_end(command, cwd=ROOT, environment=os.environ | FRUGAL, check=True)
         peaks.append(int(done.stdout.splitlines()[-1]))
     assert peaks[1] - peaks[0] < 24 << 20
 

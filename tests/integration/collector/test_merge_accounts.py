@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from stepscope.runtime.sums import MOST, added_up
 from stepscope.runtime.window import Window
 from tests.integration.collector.test_merge import merged, rank_run, syncs_of
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 from tests.support.ranks.streams import write_stream
 from tests.support.viewers.scene import Scene, make_window, training
 
@@ -117,7 +117,7 @@ def test_a_real_run_that_lost_events_says_so_when_it_is_merged(tmp_path: Path) -
     """Two processes, one with a ring that is too small: what it said of itself is in the merged accounts."""
     for rank, memory in enumerate((1 << 14, 1 << 26)):
         command = [sys.executable, "-c", PROGRAM, str(tmp_path / str(rank)), str(rank), str(memory)]
-        subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+        run_to_end(command, timeout=60, cwd=ROOT, check=True)
     (journal,) = (tmp_path / "0").rglob("journal")
     with JournalReader(journal) as reader:
         (own,) = [item for item in reader if isinstance(item, Ledger)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require
 from tests.support.collectors import COMMAND
 from tests.support.journals import HandMade
+from tests.support.launch import run_to_end
 from tests.support.ranks.cluster import collector, start_rank
 from tests.support.ranks.worker import Rank
 
@@ -42,7 +42,7 @@ def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert start_rank(address, directory, Rank(rank=0, killed_at=7), 1).wait(60) == -9
         (run,) = directory.glob("run-*/rank0")
         command = [*COMMAND, "deliver", str(run), "--url", address]
-        done = subprocess.run(command, timeout=60, check=False, capture_output=True, text=True)
+        done = run_to_end(command, timeout=60, server="command")
         assert done.returncode == 0, done.stderr
         assert start_rank(address, directory, Rank(rank=0, first_step=5), 1).wait(60) == 0
     assert len(list((directory / "collected" / "streams").iterdir())) == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from stepscope.runtime.run import rank_from_environment
 from tests.support.basics import ROOT
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.ranks.streams import write_stream
 from tests.support.streams import RUN, STREAM, SYNC
@@ -48,9 +48,7 @@ except ValueError as error:
 def test_a_text_names_a_bounded_number_of_ranks() -> None:
     """It is counted before anything is made of it: in a process that may have 600 MB."""
     assert len(MANY) < 1000
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED.format(text=MANY)], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+    done = run_to_end([sys.executable, "-c", LIMITED.format(text=MANY)], timeout=60, cwd=ROOT)
     assert f"names 2,000,000 ranks, the limit is {MAX_RANKS:,}" in done.stdout, done.stderr
     assert len(ranks_from(f"0-{MAX_RANKS - 1}") or ()) == MAX_RANKS
     with refused(ValueError, "ranks", "'x'", "0,3-5", "all") as caught:

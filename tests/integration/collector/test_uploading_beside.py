@@ -29,6 +29,7 @@ from tests.support.archives import HangingStore, following, restored
 from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.collectors import answer, connected
+from tests.support.launch import start
 from tests.support.streams import STREAM, hello
 from tests.support.windowed import END, Frame, encoded, run_of, stored, windows
 
@@ -143,8 +144,9 @@ def test_another_process_does_not_copy_what_is_being_given_up(store: Store, tmp_
     data = path.read_bytes()
     remote = tmp_path / "remote"
     with store.frames.held(30):
-        process = subprocess.Popen(
+        process = start(
             [sys.executable, "-m", "stepscope", "upload", str(store.directory), f"file://{remote}"],
+            server="command",
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -174,7 +176,7 @@ def test_one_that_is_killed_holds_nothing_up(store: Store, monkeypatch: pytest.M
     monkeypatch.setattr(storage, "PATIENCE", 0.05)
     path = stored(store, STREAM, [run_of(), *windows(range(8), 128 * KIB), END])
     keeping = Storage(store, StoragePolicy(max_bytes=disk_use(store.directory).total // 2, newest=1, slowest=0))
-    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(store.directory)], stdout=subprocess.PIPE, text=True)
+    process = start([sys.executable, "-c", HOLDING, str(store.directory)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         assert keeping.enforce().busy and len(kept(path)) == 8

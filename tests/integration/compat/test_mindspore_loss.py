@@ -19,6 +19,7 @@ from stepscope.compat.mindspore.layout import RAW, windows_in, write_facts
 from stepscope.mindspore import Profiler, schedule
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 
@@ -132,10 +133,11 @@ def test_a_directory_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
         theirs.mkdir(mode=0o700)
         for path in (mine, *mine.rglob("*")):
             os.chown(path, 65534, 65534)
-        done = subprocess.run(
+        done = run_to_end(
             [sys.executable, "-c", textwrap.dedent(ANOTHER_USER), str(place)],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=100,
-        )  # fmt: skip
+            cwd=ROOT,
+            environment={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         windows, complete, *rejected = done.stdout.splitlines() or pytest.fail(done.stderr)
         assert (windows, complete) == ("1", "False"), done
         assert rejected == [f"{theirs} cannot be read: Permission denied"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +21,7 @@ from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.events import Kind
 from tests.support.basics import require
+from tests.support.launch import run_to_end
 from tests.support.mxnets import alone, begin, durations, load, slices, statistics
 
 
@@ -376,7 +376,7 @@ print(json.dumps(sorted(json.loads(mxnet.dumps(format="json"))["Time"]["event"])
 @pytest.mark.checklist("F18")
 def test_17_children_are_in_the_trace_of_their_parent(here: Path) -> None:
     """As processes of their own; one that records for itself has a file of its own."""
-    done = subprocess.run([sys.executable, "-c", FORKS], cwd=here, capture_output=True, text=True, timeout=100)
+    done = run_to_end([sys.executable, "-c", FORKS], cwd=here)
     assert done.returncode == 0, done.stderr
     own, events = done.stdout.splitlines()
     assert json.loads(events) == ["of the first child", "of the parent", "of the second child"]
@@ -466,7 +466,7 @@ def test_22_it_needs_neither_mxnet_nor_an_old_python() -> None:
         "import sys\nfrom stepscope import mxnet\nmxnet.set_state('run')\nmxnet.dump()\n"
         "print(sorted({'mxnet', 'torch', 'mindspore'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=100)
+    done = run_to_end([sys.executable, "-W", "error", "-c", program])
     assert done.returncode == 0 and done.stdout == "[]\n", done.stderr
     assert sys.version_info >= (3, 11)
     numpy = require("numpy")

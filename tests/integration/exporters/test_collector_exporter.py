@@ -33,6 +33,7 @@ from stepscope.runtime.ledger import OutputLedger
 from tests.support.basics import poll
 from tests.support.collectors import COMMAND, Process, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
@@ -257,7 +258,7 @@ def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None
     url = f"ws://127.0.0.1:{port}"
     process = Process(tmp_path / "c", port).wait()
     try:
-        subprocess.run([sys.executable, "-c", program, str(tmp_path / "run"), url], check=False, timeout=60)
+        run_to_end([sys.executable, "-c", program, str(tmp_path / "run"), url], timeout=60)
         (old,) = journals(tmp_path / "c")
         assert spans_of(old, ended=False).total() < 300
         done = command("deliver", str(tmp_path / "run"), "--url", url)
@@ -283,7 +284,7 @@ def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs the command line."""
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    return run_to_end([*COMMAND, *arguments], timeout=60, server="command")
 
 
 def test_damage_is_not_delivered(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.integration.exporters.test_collector_exporter import connecting
 from tests.support.basics import ROOT, missing
 from tests.support.collectors import COMMAND, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.streams import frames
 from tests.unit.exporters.test_collector_backlog import note, piece
@@ -88,7 +89,7 @@ def go_on(process: subprocess.Popen[str]) -> None:
 def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_to_end(command, timeout=60, server="command")
 
 
 def notes(directory: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import tempfile
 import zlib
@@ -29,6 +28,7 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.window import Window
 from tests.support.journals import HandMade, batch_with_arguments, described, events_of, read_journal, write_journal
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 names = st.text(max_size=12) | st.sampled_from(["a", "forward", "\ud800", "x" * 3000])
@@ -154,7 +154,7 @@ for item in items:
         parent = tracks.get(track.parent)
         print(track.name, track.kind.name, track.tid, parent and parent.name)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = run_to_end([sys.executable, "-c", program])
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         str(("first", "user_annotation", "{'shape': [2, 3], 'über': 'ä'}")),

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import stat
-import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from stepscope.runtime.window import Step, Window
 from tests.support import disks
 from tests.support.basics import poll
 from tests.support.journals import events_of, read_journal
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 LARGE = ["x"] * 1000
@@ -80,7 +80,7 @@ async def main():
     os.kill(os.getpid(), signal.SIGKILL)
 anyio.run(main)
 """
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    result = run_to_end([sys.executable, "-c", program])
     assert result.returncode == -signal.SIGKILL, result.stderr
     with JournalReader(tmp_path / "journal") as reader:
         items = list(reader)

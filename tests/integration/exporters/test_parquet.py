@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
@@ -21,6 +20,7 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.window import Window
 from tests.support.basics import ROOT, Deferred
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 pq: Any = Deferred("pyarrow.parquet")
@@ -163,6 +163,6 @@ def test_columns_are_documented() -> None:
 def test_the_process_ends_while_pyarrow_writes(tmp_path: Path) -> None:
     """The deadline of closing has passed. The exit waits for the call, so that the process neither aborts nor crashes in it."""
     command = [sys.executable, "-m", "tests.support.programs.exit_inside_pyarrow", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = run_to_end(command, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "it did not end by the deadline for closing" in done.stderr, "it was not inside of pyarrow"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from stepscope.runtime.events import Flag
 from stepscope.runtime.formats import exporter_for
 from tests.support import pftrace
 from tests.support.basics import require
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.viewers.scene import PID, START, Scene, make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import listing, many, write
@@ -251,16 +251,16 @@ with stepscope.span("open at the end"):
 
 def test_a_killed_process(tmp_path: Path) -> None:
     """What was flushed is in the trace of a process that is killed; `recover` brings the rest, and `convert` has it."""
-    killed = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], check=False)
+    killed = run_to_end([sys.executable, "-c", PROGRAM, str(tmp_path)])
     assert killed.returncode == -signal.SIGKILL
     trace = pftrace.load(tmp_path / "trace.pftrace")
     assert sum(drawn.name == "work" for drawn in trace.slices()) == 50
     command = [sys.executable, "-m", "stepscope"]
-    told = subprocess.run([*command, "recover", str(tmp_path)], check=True, capture_output=True, text=True).stdout
+    told = run_to_end([*command, "recover", str(tmp_path)], check=True, server="command").stdout
     assert "written anew" in told and "left as it is" not in told
     assert sum(drawn.name == "open at the end" for drawn in pftrace.load(tmp_path / "trace.pftrace").slices()) == 1
     made = tmp_path / "all.pftrace"
-    subprocess.run([*command, "convert", str(tmp_path), str(made)], check=True, capture_output=True)
+    run_to_end([*command, "convert", str(tmp_path), str(made)], check=True, server="command")
     slices = {drawn.name: drawn for drawn in pftrace.load(made).slices()}
     assert slices["open at the end"].args["had not ended"] is True
     assert slices["work"].args["key"] == "value"

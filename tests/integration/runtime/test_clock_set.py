@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 from tests.support import pftrace
 from tests.support.basics import ROOT, missing, require
+from tests.support.launch import run_to_end
 
 SECOND, HOUR = 1_000_000_000, 3_600_000_000_000
 PROGRAM = ROOT / "tests" / "support" / "programs" / "clock_step.py"
@@ -147,11 +147,5 @@ def test_spans_of_otlp(seconds: int) -> None:
     require("opentelemetry.proto.trace.v1.trace_pb2")
     if shutil.which("cc") is None:
         missing("a C compiler", "Install it (on Debian: apt-get install build-essential).")
-    done = subprocess.run(
-        [sys.executable, PROGRAM],
-        env={**os.environ, "STEP_S": str(seconds)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_to_end([sys.executable, PROGRAM], timeout=60, environment={**os.environ, "STEP_S": str(seconds)})
     assert done.returncode == 0, done.stdout + done.stderr

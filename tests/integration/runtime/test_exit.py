@@ -12,19 +12,13 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.support.collecting import until
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 
 def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, with warnings as errors."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_to_end([sys.executable, "-W", "error", "-c", script], timeout=60, cwd=directory)
     assert done.returncode == code, done.stderr
     return done
 

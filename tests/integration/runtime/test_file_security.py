@@ -29,6 +29,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
 from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 NASTY = (
@@ -55,7 +56,7 @@ with sc.trace(output_dir="run", exporters=[sc.ChromeTraceExporter("run/trace.jso
     profiler.flush()
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", script, str(umask)], cwd=tmp_path, check=True)
+    run_to_end([sys.executable, "-c", script, str(umask)], cwd=tmp_path, check=True)
     (session,) = tmp_path.glob("stepscope-*")
     assert rights(session) == 0o700
     assert {rights(path) for path in session.iterdir()} == {0o600}

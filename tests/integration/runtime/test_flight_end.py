@@ -17,6 +17,7 @@ from stepscope.runtime.flight.watch import MAX_WAITING, Fired, Watch
 from tests.support.basics import ROOT, heed_interrupts
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile
+from tests.support.launch import run_to_end
 
 START = """
 import asyncio, os, signal, sys, time
@@ -34,7 +35,7 @@ def steps(*profilers):
 def run(script: str, place: Path, code: int) -> subprocess.CompletedProcess[str]:
     """Runs a script in a directory of its own; fails if it ends otherwise."""
     command = [sys.executable, "-W", "error", "-c", f"import sys; sys.path.append({str(ROOT)!r})\n{START}{script}"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=100, check=False)
+    done = run_to_end(command, cwd=place)
     assert done.returncode == code, done.stderr + done.stdout
     return done
 

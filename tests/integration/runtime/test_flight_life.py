@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import subprocess
 import sys
 import threading
 import time
@@ -18,6 +17,7 @@ import stepscope as sc
 from stepscope.runtime.events import Kind
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 from tests.support.flights import QUIET, Profile, When
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.raised import LostForWords, length
 from tests.support.recording import run_program
@@ -215,7 +215,7 @@ for _ in range(5):
     profiler.step()
 raise ValueError("the end")
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_to_end([sys.executable, "-W", "error", "-c", program], timeout=60)
     assert done.returncode == 1 and done.stderr.endswith("ValueError: the end\n")
     (path,) = (output_dir / "windows").iterdir()
     assert path.name == "000000-step5-raised.journal"

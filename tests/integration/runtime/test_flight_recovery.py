@@ -14,7 +14,7 @@ import pytest
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.recovery.recover import recover
 from tests.support.crashes import batches, names, open_names, windows
-from tests.support.launch import launched
+from tests.support.launch import launched, run_to_end
 
 START = """
 import os, random, signal, sys, threading, time
@@ -44,7 +44,7 @@ class Flight:
         """Runs it."""
         source = START.replace("SLOTS", str(slots)).replace("AFTER", str(after)) + textwrap.dedent(program)
         command = [sys.executable, "-c", source, str(self.run), str(self.session)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        result = run_to_end(command, timeout=60)
         assert result.returncode == -how, result.stderr
         return self
 

@@ -23,6 +23,7 @@ from stepscope.runtime.events import Flag
 from stepscope.runtime.patterns import Patterns
 from tests.support.basics import require
 from tests.support.instrumented import sample
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.recording import Log, recording
 
@@ -330,11 +331,10 @@ def test_an_exception_while_instrumenting_takes_all_back() -> None:
 
 def test_torch_is_not_imported_for_it() -> None:
     """Nor is any other framework, by importing stepscope."""
-    import subprocess
 
     program = (
         "import sys, json, stepscope\nstepscope.instrument(json)\nfrom stepscope import nvtx\n"
         "print('torch' in sys.modules, 'nvtx' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=100)
+    done = run_to_end([sys.executable, "-W", "error", "-c", program])
     assert done.stdout == "False False\n", done.stderr

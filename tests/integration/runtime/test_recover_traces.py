@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,6 +17,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session_note import notes_in, replace_note
 from tests.support import pftrace
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 KILLED = """
@@ -53,7 +53,7 @@ WRITTEN = {"work": 2000, "enclosing": 20, "last": 1, "open": 1}
 def kill(place: Path, exporters: int = 100) -> Path:
     """A run whose traces are not in its directory, and which is killed; so many of its exporters are used."""
     (place / "session").mkdir()
-    subprocess.run([sys.executable, "-c", KILLED, str(place), str(exporters)], check=False)
+    run_to_end([sys.executable, "-c", KILLED, str(place), str(exporters)])
     return place
 
 
@@ -288,7 +288,7 @@ with sc.trace(output_dir=sys.argv[1], keep_last=5, exporters=[sc.ChromeTraceExpo
     os.kill(os.getpid(), signal.SIGKILL)
 """
     (tmp_path / "session").mkdir()
-    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run"), str(tmp_path / "session")], check=False)
+    run_to_end([sys.executable, "-c", program, str(tmp_path / "run"), str(tmp_path / "session")])
     before = (tmp_path / "run" / "t.json").read_bytes()
     assert b'"saved"' in before
     assert main(["recover", str(tmp_path / "run")]) == 3

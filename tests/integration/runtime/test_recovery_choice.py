@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +25,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session_note import SESSION_FILE, SessionNote, new_note, read_note
 from tests.support.basics import ROOT
 from tests.support.crashes import Crash, names
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 DEAD = SessionNote(directory="/nowhere", pid=7, start_time=1)
@@ -108,7 +108,7 @@ def test_a_flight_recorder_beside_a_profiler(tmp_path: Path) -> None:
     """It has no journal: the other's is not taken for one, and its kept steps come back whole."""
     (tmp_path / "session").mkdir()
     command = [sys.executable, "-c", FLIGHT, str(tmp_path / "run"), str(tmp_path / "session")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=ROOT)
+    result = run_to_end(command, timeout=60, cwd=ROOT)
     assert result.returncode == -signal.SIGKILL, result.stderr
     recovery = recover(tmp_path / "run")
     assert recovery.source is None
@@ -136,7 +136,7 @@ def test_programs_that_became_another_by_exec(tmp_path: Path) -> None:
     (tmp_path / "session").mkdir()
     run = tmp_path / "run"
     command = [sys.executable, "-c", EXEC, str(run), str(tmp_path / "session"), "0", EXEC]
-    subprocess.run(command, check=True, timeout=60, cwd=ROOT)
+    run_to_end(command, timeout=60, cwd=ROOT, check=True)
     for generation, note in enumerate(("session", "session-2")):
         found = names(recover(run / note).journal)
         spans_of = {name: count for name, count in found.items() if name.startswith("generation")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.mounts import IN_MEMORY, file_system_of
 from stepscope.runtime.options import Options
 from stepscope.runtime.recorder import recorder
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.recording import run_program
 
@@ -103,6 +103,6 @@ for number in range(2):
     with sc.trace(output_dir=f"{tmp_path}/run{{number}}", options=sc.Options(session_dir={str(session)!r})):
         pass
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    done = run_to_end([sys.executable, "-c", program], timeout=60, check=True)
     assert done.stderr.count("not in memory") == int(file_system_of(session) not in IN_MEMORY)
     assert file_system_of(Path("/dev/shm")) == "tmpfs"

@@ -15,6 +15,7 @@ from stepscope.runtime.events import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
 from tests.support.crashes import names, open_names
+from tests.support.launch import run_to_end
 
 START = """
 import atexit, multiprocessing, os, signal, subprocess, sys, threading, time
@@ -39,7 +40,7 @@ def run(place: Path, program: str) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end."""
     (place / "sessions").mkdir(exist_ok=True)
     command = [sys.executable, "-c", START + textwrap.dedent(program), str(place)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return run_to_end(command, timeout=60)
 
 
 def sessions(place: Path) -> list[str]:
@@ -202,7 +203,7 @@ def test_a_process_that_has_joined_and_lives(method: str, tmp_path: Path) -> Non
         )
     )
     (tmp_path / "sessions").mkdir()
-    done = subprocess.run([sys.executable, program, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    done = run_to_end([sys.executable, program, str(tmp_path)], timeout=60)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(sessions(tmp_path)) == 1
     sweep(tmp_path / "sessions")  # as the next process does that starts
@@ -283,5 +284,5 @@ import stepscope as sc
 with sc.trace(output_dir={str(tmp_path / "run")!r}):
     pass
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_to_end([sys.executable, "-c", program], timeout=60)
     assert "the process is ending" in done.stdout and done.stdout.endswith(" 1\n"), (done.stdout, done.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from stepscope.runtime._core import counter, instant, span
 from stepscope.runtime.events import Kind
 from stepscope.runtime.recovery.session_files import SessionFiles
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 from tests.support.recording import PREAMBLE, check_self_times, recording, run_program
 
 Handler = Callable[[int, FrameType | None], None]
@@ -127,7 +127,7 @@ with span("open", text="x" * 300):
     {end}
 """
     source = PREAMBLE.format(root=str(ROOT), options=f"session_dir={str(tmp_path)!r}") + program
-    ended = subprocess.run([sys.executable, "-P", "-c", source], timeout=60, check=False)
+    ended = run_to_end([sys.executable, "-P", "-c", source], timeout=60)
     assert ended.returncode in (-signal.SIGKILL, 9)
     (directory,) = tmp_path.iterdir()
     files = SessionFiles(directory)

@@ -26,6 +26,7 @@ from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
 from stepscope.runtime.session import in_use, make_session
 from stepscope.runtime.session_note import SessionNote, new_note, read_note
 from tests.support.crashes import BODY, MIDWAY, Crash, names
+from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
 
 START = """
@@ -44,7 +45,7 @@ with sc.trace(output_dir=sys.argv[1], exporters=[], options=options) as profiler
 def start(run: Path, session: Path, end: str = "os.kill(os.getpid(), signal.SIGKILL)") -> None:
     """Runs a program that is killed, or does what it is told."""
     command = [sys.executable, "-c", START.replace("END", end), str(run), str(session)]
-    subprocess.run(command, check=end == "pass", cwd=session.parent)
+    run_to_end(command, cwd=session.parent, check=end == "pass")
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +283,7 @@ def test_a_relative_place(tmp_path: Path) -> None:
     """A run whose `Options.session_dir` is relative is recovered from anywhere."""
     (tmp_path / "relative").mkdir()
     command = [sys.executable, "-c", START.replace("END", "os._exit(9)"), "run", "relative"]
-    assert subprocess.run(command, check=False, cwd=tmp_path).returncode == 9
+    assert run_to_end(command, cwd=tmp_path).returncode == 9
     recovery = recover(tmp_path / "run")
     assert (names(recovery.journal)["x"], recovery.missing) == (100, ())
 

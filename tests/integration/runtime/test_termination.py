@@ -71,7 +71,7 @@ def test_a_second_sigterm_does_not_cut_the_flush_short(tmp_path: Path) -> None:
         """
 class Slow(sc.exporters.MemoryExporter):
     async def aclose(self):
-        print("closing", flush=True)
+        os.write(1, b"closing\\n")  # the signal may come while `print` holds its lock
         await asyncio.sleep(1)
 profiler = sc.trace(output_dir="run", exporters=[Slow()])
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 import stepscope as sc
 from stepscope.compat.mindspore.layout import RAW
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 
 OFFLINE = """
 import sys
@@ -52,13 +52,7 @@ def test_an_unreadable_journal(what: str, raw: Path) -> None:
         "recover": (COMMAND, ["recover", str(raw)]),
         "merge": (COMMAND, ["merge", str(raw), "--out", str(raw / "trace.json")]),
     }[what]
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_CAPABILITIES + program, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = run_to_end([sys.executable, "-c", WITHOUT_CAPABILITIES + program, *arguments], timeout=60, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Permission denied" in done.stderr and str(raw / "journal") in done.stderr
     for untrue in ("no journal:", "no journal,", "has no journal", "Errno"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import ROOT
 from tests.support.crashes import names
+from tests.support.launch import run_to_end
 
 PROGRAM = """
 import os, resource, sys, time
@@ -90,7 +90,7 @@ assert all(w.waiting == 0 == w.dropped for w in profiler.statistics().recorder.w
 def test_nothing_is_lost(joined: str, loop: str, tmp_path: Path) -> None:
     """What cannot be read for want of descriptors is read when there are some again, also of those that have ended."""
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), joined, loop]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, cwd=ROOT)
+    done = run_to_end(command, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     found = names(tmp_path / "journal")
     for number in range(3):

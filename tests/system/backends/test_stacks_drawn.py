@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 from tests.support.basics import ROOT, require
+from tests.support.launch import run_to_end
 from tests.support.viewers import perfetto
 
 PROGRAM = ROOT / "tests" / "support" / "programs" / "stacks_and_regions.py"
@@ -45,14 +45,14 @@ select count(*) as n from slice s join slice p on s.parent_id = p.id where s.ts 
 def test_regions_and_steps_are_drawn_in_full_length() -> None:
     """With the drop-in profiler: judged as a viewer drops slices."""
     require("torch")
-    done = subprocess.run([sys.executable, PROGRAM], capture_output=True, text=True, timeout=100)
+    done = run_to_end([sys.executable, PROGRAM], server="torch")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_both_formats_draw_the_same(tmp_path: Path) -> None:
     """Perfetto's reader drops nothing; data loading, optimizer, regions and steps last as long in both files."""
     require("torch")
-    done = subprocess.run([sys.executable, "-c", TRAINING, tmp_path], capture_output=True, text=True, timeout=100)
+    done = run_to_end([sys.executable, "-c", TRAINING, tmp_path], server="torch")
     assert done.returncode == 0, done.stderr
     answers = [
         perfetto.query(tmp_path / name, perfetto.PROBLEMS, ANNOTATIONS, COUNTS, OUTSIDE)

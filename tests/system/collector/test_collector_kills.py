@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.support.collectors import COMMAND, Process, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.launch import run_to_end
 
 CLIENT = textwrap.dedent(
     """
@@ -65,8 +66,8 @@ def test_everything_is_there_once(tmp_path: Path) -> None:
         for name in "cd":
             command = [*COMMAND, "deliver", str(tmp_path / name), "--url", url]
             with contextlib.suppress(subprocess.TimeoutExpired):
-                subprocess.run(command, timeout=chance.uniform(0.5, 1.5), check=False)  # killed as well
-            subprocess.run(command, timeout=60, check=False)
+                run_to_end(command, timeout=chance.uniform(0.5, 1.5), server="command")  # killed as well
+            run_to_end(command, timeout=60, server="command")
             # Byte by byte what was recovered.
             recovered = (tmp_path / name / "journal.recovered").read_bytes()
             assert any(path.read_bytes() == recovered for path in journals(tmp_path / "c"))

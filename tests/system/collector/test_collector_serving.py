@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.request
@@ -25,6 +24,7 @@ from stepscope.collector.errors import DirectoryInUseError, ListenError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from tests.support.collecting import ask, collecting, training
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 
@@ -85,7 +85,7 @@ def test_a_second_collector_is_refused(tmp_path: Path) -> None:
     """It is told who has the directory; when that one was killed, nothing is in the way."""
     command = [sys.executable, "-m", "stepscope", "collect", "--dir", str(tmp_path), "--port", "0"]
     with collecting(tmp_path) as collector:
-        second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        second = run_to_end(command, timeout=60, server="command")
         assert second.returncode == 1 and f"pid {collector.process.pid}" in second.stderr
         assert collector.ranks() == {}
         collector.process.kill()

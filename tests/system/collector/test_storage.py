@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from stepscope.runtime.journal.discard import discard, free, places
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.viewers.browser import open_page
 
@@ -53,7 +53,7 @@ assert exporter.path == path
 def record(path: Path, windows: int, spans: int = 2000) -> Path:
     """A journal with windows of two steps each, by a process of its own: one has the names of all tests before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    subprocess.run([sys.executable, "-c", RECORDING, str(path), str(windows), str(spans)], check=True, timeout=100)
+    run_to_end([sys.executable, "-c", RECORDING, str(path), str(windows), str(spans)], check=True)
     return path
 
 

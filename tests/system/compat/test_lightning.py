@@ -23,6 +23,7 @@ from stepscope.runtime.events import Kind
 from tests.support.arming import SOCKET, say_in_environment
 from tests.support.basics import ROOT, Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 
 lightning: Any = Deferred("lightning.pytorch")
@@ -301,10 +302,13 @@ def test_spawned_ranks_write_side_by_side(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run(
+    done = run_to_end(
         [sys.executable, str(program), str(tmp_path)],
-        env=environment, capture_output=True, text=True, timeout=280, check=False, cwd=tmp_path,
-    )  # fmt: skip
+        timeout=280,
+        cwd=tmp_path,
+        environment=environment,
+        server="torch",
+    )
     assert done.returncode == 0, done.stderr
     run = tmp_path / "stepscope" / "fit"
     assert (run / "rank0" / "journal").is_file() and (run / "rank1" / "journal").is_file()

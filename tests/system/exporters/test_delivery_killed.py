@@ -17,6 +17,7 @@ from stepscope.exporters.collector.spool import DIRECTORY
 from tests.support.basics import ROOT, missing
 from tests.support.collecting import collecting
 from tests.support.collectors import COMMAND, free_port
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 
 PROGRAM = """
@@ -76,7 +77,7 @@ def kill(
 def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_to_end(command, timeout=60, server="command")
 
 
 def merged(directory: Path, out: Path) -> Counter[str]:

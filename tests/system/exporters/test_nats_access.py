@@ -23,6 +23,7 @@ from tests.support.basics import missing, poll, require
 from tests.support.collecting import collecting, until
 from tests.support.collectors import COMMAND, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.nats import NatsServer
 from tests.support.nkeys import Operator
@@ -240,7 +241,7 @@ def test_a_secret_in_a_url_is_refused(url: str) -> None:
 def test_commands_refuse_secrets_in_urls(command: str, tmp_path: Path) -> None:
     """And name the options to use instead."""
     arguments = [*command.format(tmp_path).split(), f"nats://me:{SECRET}@host"]
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = run_to_end([*COMMAND, *arguments], timeout=60, server="command")
     assert done.returncode == 1 and "--nats-credentials" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 

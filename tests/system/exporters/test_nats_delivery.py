@@ -13,6 +13,7 @@ import pytest
 from tests.support.collecting import CollectorProcess, collecting, until
 from tests.support.collectors import COMMAND, free_port, journals
 from tests.support.collectors import spans as spans_of
+from tests.support.launch import run_to_end
 from tests.support.messages import said
 from tests.support.nats import NatsServer
 
@@ -46,13 +47,13 @@ def server(tmp_path: Path) -> Generator[NatsServer]:
 def run(directory: Path, end: str, journal: str, url: str) -> None:
     """A run that reaches no server."""
     command = [sys.executable, "-c", PROGRAM, str(directory), url, end, journal]
-    subprocess.run(command, check=False, timeout=60, capture_output=True)
+    run_to_end(command, timeout=60, server="command")
 
 
 def deliver(place: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     command = [*COMMAND, "deliver", str(place), "--url", url, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return run_to_end(command, timeout=60, server="command")
 
 
 def taken(collector: CollectorProcess, streams: int) -> list[Path]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
 
 from tests.support.basics import ROOT
+from tests.support.launch import run_to_end
 
 NOT_HERE = 77
 """Exit status of a program that this machine lacks something for."""
@@ -34,7 +34,7 @@ NOT_HERE = 77
 def test_program(name: str) -> None:
     """It says `ok` and what is right."""
     command = [sys.executable, str(ROOT / "tests" / "support" / "programs" / f"{name}.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = run_to_end(command, timeout=200)
     if done.returncode == NOT_HERE:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0 and done.stdout.splitlines()[-1].startswith("ok"), done.stdout + done.stderr

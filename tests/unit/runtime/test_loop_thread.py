@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import sys
 import threading
 
@@ -14,6 +13,7 @@ import pytest
 from stepscope.runtime.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
 from stepscope.runtime.native_threads import Thread
 from tests.support.basics import ROOT, poll
+from tests.support.launch import run_to_end
 
 
 async def ended(thread: LoopThread) -> None:
@@ -82,7 +82,7 @@ LoopThread("mine", work, print)
 begun.wait()
 time.sleep(0.1)
 """
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+    run_to_end([sys.executable, "-c", program], timeout=60, cwd=ROOT, check=True)
 
 
 async def test_threads_of_the_executor_are_used_again() -> None:
