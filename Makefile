@@ -3,7 +3,8 @@
 # make test      the everyday tests, in minutes
 # make test-all  all tests: also the slow ones, with both event loops
 # make check     formatting, lint, imports, spelling, types
-# make nightly   other Pythons, sanitizers, torture, fuzzing
+# make nightly   newest dependencies, other Pythons, sanitizers, torture, fuzzing
+# make test-newest  the everyday tests with the newest versions of all dependencies but torch
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
@@ -23,6 +24,7 @@ MINDSPORE_VENV := .venv-mindspore
 COMPOSER_VENV := .venv-composer
 JAX_VENV := .venv-jax
 FUZZ_VENV := .venv-fuzz
+NEWEST_VENV := .venv-newest
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
@@ -36,7 +38,7 @@ PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all slow-tests nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest slow-tests nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -94,7 +96,20 @@ test-all: install viewers-if-npm
 slow-tests: install
 	@$(BIN)/python -m tools.slow_tests build/tests.xml
 
-nightly: test-pythons sanitize torture fuzz
+nightly: test-newest test-pythons sanitize torture fuzz
+
+# Torch stays, as an open range would bring gigabytes. The versions are in build/newest.txt.
+test-newest: UPGRADE = $(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade \
+	--upgrade-strategy eager -c $(NEWEST_VENV)/constraints.txt
+test-newest:
+	@test -d $(NEWEST_VENV) || $(PYTHON) -m venv $(NEWEST_VENV)
+	@mkdir -p build
+	@grep '^torch==' constraints.txt >$(NEWEST_VENV)/constraints.txt
+	@echo "upgrading $(NEWEST_VENV)"
+	@$(UPGRADE) torch "setuptools>=77"
+	@$(UPGRADE) --no-build-isolation -e ".[dev]"
+	@$(NEWEST_VENV)/bin/python -m pip freeze --exclude-editable >build/newest.txt
+	@$(NEWEST_VENV)/bin/pytest $(PYTEST_ARGS)
 
 check: lint types
 
