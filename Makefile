@@ -2,9 +2,11 @@
 # make demo-cluster  four ranks that train together and stream to a collector, while things break; DIR=... leaves what it made there
 # make test      the everyday tests, in minutes
 # make test-all  all tests: also the slow ones, with both event loops
+# make coverage  the branches that the everyday tests run: 85 % or more
 # make messages  tests/messages.json, of what errors, warnings and commands say in the tests
 # make check     formatting, lint, imports, spelling, types
-# make nightly   other Pythons, sanitizers, torture, fuzzing
+# make nightly   newest dependencies, other Pythons, coverage, sanitizers, torture, planted programs, fuzzing
+# make test-newest  the everyday tests with the newest versions of all dependencies but torch
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
@@ -34,6 +36,7 @@ MINDSPORE_VENV := .venv-mindspore
 COMPOSER_VENV := .venv-composer
 JAX_VENV := .venv-jax
 FUZZ_VENV := .venv-fuzz
+NEWEST_VENV := .venv-newest
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
@@ -50,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest coverage slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -105,6 +108,11 @@ test-all: install viewers-if-npm
 	@$(BIN)/pytest --all --junitxml=build/tests.xml $(PYTEST_ARGS)
 
 # After make test-all: which tests are too slow for make test.
+# Programs that the tests start count as well; of those that are killed it is not known what they ran.
+coverage: install
+	@rm -f build/coverage/.coverage*
+	@$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=85 $(PYTEST_ARGS)
+
 slow-tests: install
 	@$(BIN)/python -m tools.slow_tests build/tests.xml
 
@@ -112,7 +120,20 @@ slow-tests: install
 messages: install
 	@$(BIN)/pytest --update-messages $(PYTEST_ARGS) $$(grep -rl "tests.support.messages" tests --include="test_*.py")
 
-nightly: test-pythons sanitize torture fuzz
+nightly: test-newest test-pythons coverage sanitize torture planted fuzz
+
+# Torch stays, as an open range would bring gigabytes. The versions are in build/newest.txt.
+test-newest: UPGRADE = $(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade \
+	--upgrade-strategy eager -c $(NEWEST_VENV)/constraints.txt
+test-newest:
+	@test -d $(NEWEST_VENV) || $(PYTHON) -m venv $(NEWEST_VENV)
+	@mkdir -p build
+	@grep '^torch==' constraints.txt >$(NEWEST_VENV)/constraints.txt
+	@echo "upgrading $(NEWEST_VENV)"
+	@$(UPGRADE) torch "setuptools>=77"
+	@$(UPGRADE) --no-build-isolation -e ".[dev]"
+	@$(NEWEST_VENV)/bin/python -m pip freeze --exclude-editable >build/newest.txt
+	@$(NEWEST_VENV)/bin/pytest $(PYTEST_ARGS)
 
 check: lint types
 

@@ -11,10 +11,12 @@ from typing import Any, Protocol
 from stepscope.backends.kineto_blocks import MARKER
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace
+from stepscope.backends.torch_import import private
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
 from stepscope.runtime import _core, clock
 from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.errors import BackendError
 from stepscope.runtime.meter import own_threads
 from stepscope.runtime.native_threads import RLock, Thread, get_ident
 from stepscope.runtime.threads import start as start_thread
@@ -164,11 +166,8 @@ class KinetoSession:
             self._profile = self._stuck = None
             try:
                 if not slot.taken:  # else that would end what this thread has in its slot
-                    profiler: Any = import_module("torch.autograd.profiler")
-                    with slot.ours():
-                        profiler._disable_profiler()
-                    profiler._run_on_profiler_stop()
-            except RuntimeError as error:
+                    slot.empty()
+            except (RuntimeError, BackendError) as error:
                 return f"torch's profiler did not end: {first_line(error)}"
             finally:
                 self._settle()
@@ -212,10 +211,7 @@ class KinetoSession:
         if not self.here:
             return False
         torch: Any = import_module("torch")
-        profiler: Any = import_module("torch.autograd.profiler")
-        members = {getattr(torch.profiler.ProfilerActivity, name) for name in activities}
-        profiler._toggle_collection_dynamic(enable, members)
-        return True
+        return _toggle(enable, {getattr(torch.profiler.ProfilerActivity, name) for name in activities})
 
     def _mine(self) -> bool:
         if self._stuck is not None and self._thread not in (0, get_ident()):
@@ -271,7 +267,7 @@ class KinetoSession:
             **arguments,
         )
         # The first time torch starts a thread for good, which is to take none of the program's signals.
-        problem = _refusal("prepare", lambda: _core.without_signals(profile._prepare_trace))
+        problem = _refusal("prepare", lambda: _core.without_signals(private(profile, "_prepare_trace")))
         if not problem:
             self._profile, self._wants = profile, wants
         return problem
@@ -299,7 +295,7 @@ class KinetoSession:
         if self._wants.with_stack:
             _await_births()
         before = time.time_ns()
-        problem = _refusal("start", profile._start_trace)
+        problem = _refusal("start", lambda: private(profile, "_start_trace")())
         if problem:
             self._profile = None
             return problem
@@ -346,12 +342,12 @@ class KinetoSession:
         profile, self._profile = self._profile, None
         robbed = self._robbed
         self._recording = self.records_device = self._robbed = False
-        if not _is_on():
+        if not slot.holds("KINETO"):
             return None, TAKEN
         if robbed:
             if slot.kineto_taken:  # ending ours now would end that recording, and crash the program at its end
                 self._stuck = profile
-                import_module("torch.autograd.profiler")._toggle_collection_dynamic(False, {_cpu()})
+                _toggle(False, {_cpu()})
                 return None, ROBBED
             _hold_kineto()
         problem = _refusal("stop", lambda: profile.__exit__(None, None, None))
@@ -429,7 +425,9 @@ def _config(torch: Any, wants: TorchSettings) -> Any:
     """The user's, or the one that stops fastest: without torch's own post-processing, where nothing needs it."""
     if wants.experimental_config is not None:
         return wants.experimental_config
-    make = torch._C._profiler._ExperimentalConfig
+    make = getattr(torch._C._profiler, "_ExperimentalConfig", None)
+    if make is None:
+        return None
     if wants.with_stack or wants.with_flops:
         return make()
     try:
@@ -445,15 +443,9 @@ def _refusal(what: str, call: Any) -> str:
             call()
         if what != "prepare":
             slot.change()
-    except (RuntimeError, AssertionError, ValueError) as error:
+    except (RuntimeError, AssertionError, ValueError, BackendError) as error:
         return f"torch's profiler did not {what}: {first_line(error)}"
     return ""
-
-
-def _is_on() -> bool:
-    """Whether the slot of this thread has a recording of kineto."""
-    kind = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
-    return slot.taken and (kind is None or str(kind()).endswith("KINETO"))
 
 
 def _hold_kineto() -> None:
@@ -465,12 +457,20 @@ def _hold_kineto() -> None:
 
     def hold() -> None:
         profile: Any = import_module("torch.autograd.profiler").profile(use_kineto=True)
-        if not _refusal("start", profile._prepare_trace):
-            _refusal("start", profile._start_trace)
+        if not _refusal("start", lambda: private(profile, "_prepare_trace")()):
+            _refusal("start", lambda: private(profile, "_start_trace")())
 
     thread = Thread(target=hold, name="stepscope-kineto-holder", daemon=True)
     start_thread(thread)
     thread.join()
+
+
+def _toggle(enable: bool, activities: set[Any]) -> bool:
+    """Switches kinds of activities while kineto records; False where this version of torch cannot."""
+    toggle = getattr(import_module("torch.autograd.profiler"), "_toggle_collection_dynamic", None)
+    if toggle is not None:
+        toggle(enable, activities)
+    return toggle is not None
 
 
 def _cpu() -> Any:

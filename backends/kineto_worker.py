@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from _queue import SimpleQueue
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,6 +20,7 @@ from stepscope.backends.scratch import make_scratch_file, remove_scratch
 from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.nesting import cut_frames
 from stepscope.runtime.sink import Sink
 from stepscope.runtime.threads import Work

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from _queue import SimpleQueue
 from collections import Counter
 from collections.abc import Mapping
 from importlib import import_module
@@ -19,6 +18,7 @@ from stepscope.runtime import clock, locks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError, ClosedError
+from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import Work
 

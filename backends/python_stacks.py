@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator
 from itertools import count
@@ -15,6 +14,7 @@ from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.own_frames import of_the_program
+from stepscope.runtime.threads import frames
 from stepscope.runtime.tracks import TrackKind
 
 CATEGORY = "python_function"
@@ -63,7 +63,7 @@ class PythonStacksBackend(SamplingBackend):
     def _sample(self, now: int) -> tuple[Block | None, bytes]:
         done: list[tuple[int, _Call, int, int]] = []
         threads = {thread.ident: thread for thread in threading.enumerate()}
-        current = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+        current = frames()
         for ident in [ident for ident in self._stacks if ident not in current]:
             done += self._leave(ident, 0, now)
             del self._stacks[ident]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from stepscope.backends.torch_import import TorchImport
+from stepscope.backends.torch_import import COMPILER, TorchImport
 from stepscope.runtime import _core
 
 log = logging.getLogger("stepscope")
@@ -54,7 +54,7 @@ def substitute_region(original: type, code: Substitute, arguments: Callable[[Any
 
 def watch() -> None:
     """Tells the compiler as soon as it is imported."""
-    TorchImport(_tell, "torch._dynamo").watch()
+    TorchImport(_tell, COMPILER).watch()
 
 
 def _tell() -> None:
@@ -68,17 +68,17 @@ def _tell() -> None:
 
 
 def _register() -> None:
-    register: Any = import_module("torch._dynamo.decorators").substitute_in_graph
+    register: Any = import_module(f"{COMPILER}.decorators").substitute_in_graph
     # The compiler calls these after the graph that they were in: they are recorded, and break nothing.
-    config: Any = import_module("torch._dynamo.config")
+    config: Any = import_module(f"{COMPILER}.config")
     config.reorderable_logging_functions |= {_core.instant, _core.counter, _core.flow}
     for original, code in _known.items():
         if original not in _told:
             _told.add(original)
             register(original, skip_signature_check=True, is_embedded_type=isinstance(original, type))(code)
-    builder: Any = import_module("torch._dynamo.variables.builder")
-    variables: Any = import_module("torch._dynamo.variables.ctx_manager")
-    guards: Any = import_module("torch._dynamo.guards")
+    builder: Any = import_module(f"{COMPILER}.variables.builder")
+    variables: Any = import_module(f"{COMPILER}.variables.ctx_manager")
+    guards: Any = import_module(f"{COMPILER}.guards")
     make: Any = import_module("torch.profiler").record_function
     for region, arguments in _regions.items():
 

@@ -7,6 +7,28 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
+
+from stepscope.runtime.errors import BackendError
+
+COMPILER = "torch._dynamo"
+"""The module of torch.compile."""
+
+
+def private(owner: Any, name: str) -> Any:
+    """An attribute that torch calls private: any release may be without it.
+
+    Raises:
+        BackendError: if this one is; says which.
+    """
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        version = getattr(sys.modules.get("torch"), "__version__", "of this version")
+        where = getattr(owner, "__qualname__", None) or getattr(owner, "__name__", type(owner).__name__)
+        raise BackendError(
+            f"torch {version} has no {where}.{name}, a private name that is needed here; take a version of torch that has it"
+        ) from None
 
 
 class TorchImport:

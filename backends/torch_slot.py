@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
+from stepscope.backends.torch_import import private
 from stepscope.runtime import _core, locks
 from stepscope.runtime.native_threads import Thread, get_ident
 from stepscope.runtime.threads import start as start_thread
@@ -124,15 +125,29 @@ class TorchSlot:
         """Whether we could not take the slot because of an operator that still runs."""
 
     def watch(self) -> None:
-        """Notices the program's profilers from now on; to be undone by `unwatch`."""
+        """Notices the program's profilers from now on; to be undone by `unwatch`.
+
+        Raises:
+            BackendError: if this version of torch lacks what that takes.
+        """
+        torch: Any = import_module("torch")
+        flags: Any = import_module("torch.autograd.profiler")
+        region, ends = flags.record_function, private(torch.ops.profiler, "_record_function_exit")
+        # The wrappers need these in the program's calls, which must not fail.
+        for owner, name in (
+            (torch.autograd, "_profiler_enabled"),
+            (flags, "_is_profiler_enabled"),
+            (flags, "_set_is_profiler_enabled"),
+            (ends, "_RecordFunction"),
+        ):
+            private(owner, name)
         with self._lock:
             self._users += 1
             if self._users > 1:
                 return
             self._kineto.clear()
             self._changes_at_watch = self._changes.copy()
-            flags = sys.modules.get("torch.autograd.profiler")
-            if getattr(flags, "_is_profiler_enabled", False):  # on which thread torch does not say
+            if flags._is_profiler_enabled:  # on which thread torch does not say
                 self._kineto.add(get_ident() if self.taken else _SOMEWHERE)
             for name in _MODULES:
                 module = sys.modules.get(name)
@@ -142,8 +157,6 @@ class TorchSlot:
                         wrapper = self._wrap(original, what)
                         setattr(module, function, wrapper)
                         self._wrapped.append((module, function, original, wrapper))
-            torch: Any = import_module("torch")
-            region, ends = torch.autograd.profiler.record_function, torch.ops.profiler._record_function_exit
             # Not `__exit__`: a `with` statement that has begun already has it.
             for owner, name, wrap in (
                 (region, "__enter__", self._wrap_region_begin),
@@ -201,6 +214,24 @@ class TorchSlot:
     def taken(self) -> bool:
         """Whether a profiler is in the slot of the calling thread."""
         return bool(import_module("torch").autograd._profiler_enabled())
+
+    def holds(self, kind: str) -> bool:
+        """Whether the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any
+        kind, where torch does not say which."""
+        tell = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
+        return self.taken and (tell is None or str(tell()).endswith(kind))
+
+    def empty(self) -> None:
+        """Ends what is in the slot of the calling thread, which is ours.
+
+        Raises:
+            RuntimeError: if torch refuses.
+            BackendError: if this version of torch cannot.
+        """
+        profiler: Any = import_module("torch.autograd.profiler")
+        with self.ours():
+            private(profiler, "_disable_profiler")()
+        private(profiler, "_run_on_profiler_stop")()
 
     @property
     def kineto_taken(self) -> bool:

@@ -65,7 +65,7 @@ class _Emission(threading.local):
 
     def check(self) -> None:
         """Notices that somebody took the slot by a way that is not watched."""
-        if self.context is not None and not _is_on(import_module("torch")):
+        if self.context is not None and not _is_on():
             self.context, slot.emits = None, False
             self._lack("the program ended the recording of operators, or took torch's slot from it")
 
@@ -96,7 +96,7 @@ class _Emission(threading.local):
 
     def _came_back(self) -> bool:
         """Whether torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
-        if self._ended_inside is None or self.context is not None or not _is_on(import_module("torch")):
+        if self._ended_inside is None or self.context is not None or not _is_on():
             return False
         self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
         return True
@@ -108,7 +108,7 @@ class _Emission(threading.local):
         self._ended_inside = context if in_operator() else None
         try:
             with slot.ours():
-                if _is_on(import_module("torch")):
+                if _is_on():
                     context.__exit__(None, None, None)
         except RuntimeError as error:
             for user in self.users:
@@ -124,12 +124,9 @@ _emission = _Emission()
 slot.occupants.append(_emission)
 
 
-def _is_on(torch: Any) -> bool:
+def _is_on() -> bool:
     """Whether the slot of this thread still has our emission of operators."""
-    kind = getattr(torch._C._autograd, "_profiler_type", None)  # torch 2.0 and later
-    if not slot.taken:
-        return False
-    return kind is None or str(kind()).endswith("ITT")
+    return slot.holds("ITT")
 
 
 def emitting() -> bool:

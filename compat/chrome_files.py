@@ -9,7 +9,6 @@ import shutil
 import tempfile
 import threading
 import time
-from _queue import SimpleQueue
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.recorder import scratch_directory
 from stepscope.runtime.sink import BackendReport, Sink
 from stepscope.runtime.threads import start

@@ -19,7 +19,7 @@ from stepscope.runtime.ending import call_after_exit
 from stepscope.runtime.native_threads import Event, Thread, get_ident
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recorder import close_recorder
-from stepscope.runtime.threads import start, start_also_at_exit
+from stepscope.runtime.threads import call_before_threads_end, start, start_also_at_exit
 
 log = logging.getLogger("stepscope")
 
@@ -99,7 +99,7 @@ def _close_what_is_open() -> None:
 # Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
-getattr(threading, "_register_atexit", atexit.register)(_close)
+call_before_threads_end(_close)
 # Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
 atexit.register(_core.die_of_signal, 0)
 atexit.register(call_after_exit)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
-from stepscope.runtime import _core, clock, signals
+from stepscope.runtime import _core, clock, signals, threads
 from stepscope.runtime.change import Change
 from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.faults import Faults
@@ -212,7 +211,7 @@ class Hub:
             self._loop.call_soon_threadsafe(answered.give, None)
         if answered.wait(ANSWER_S):
             return ""
-        frame = sys._current_frames().get(self._thread_id)  # pyright: ignore[reportPrivateUsage]
+        frame = threads.frames().get(self._thread_id)
         called = None
         while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
             called, frame = frame, frame.f_back

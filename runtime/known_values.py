@@ -9,14 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from enum import Enum
+from pathlib import PurePath
 from typing import Any, cast
 
 from stepscope.runtime import _core
 
 _BY_MODULE: dict[str, frozenset[str]] = {
     "uuid": frozenset({"UUID"}),
-    "pathlib": frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}),
-    "pathlib._local": frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}),
+    PurePath.__module__: frozenset({"PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"}),
     "datetime": frozenset({"date", "datetime", "time", "timedelta"}),
     "decimal": frozenset({"Decimal"}),
     "fractions": frozenset({"Fraction"}),

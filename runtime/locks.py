@@ -12,9 +12,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from stepscope.runtime.native_threads import RLock
+from stepscope.runtime.native_threads import RLock, is_mine, set_free
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ def if_free(lock: RLock, call: Callable[[], T]) -> T | None:
     try:
         mine = lock.acquire(blocking=False)
     except BaseException:  # of a signal handler, which may have come right after it was taken
-        if _is_mine(lock):
+        if is_mine(lock):
             lock.release()
         raise
     if not mine:
@@ -61,7 +61,7 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
 def held_here() -> bool:
     """Whether the calling thread holds a lock that closing profilers may need: one of ours, or one of Python's own that
     everybody takes who starts a thread or writes to the log."""
-    return any(_is_mine(lock) for lock in _known())
+    return any(is_mine(lock) for lock in _known())
 
 
 def _known() -> Iterator[object]:
@@ -76,19 +76,12 @@ def _known() -> Iterator[object]:
         logger = logger.parent if logger.propagate else None
 
 
-def _is_mine(lock: object) -> bool:
-    # What `threading.Condition` asks of a lock.
-    is_owned = getattr(lock, "_is_owned", None)
-    return is_owned is not None and bool(is_owned())
-
-
 def _renew() -> None:
     """In a forked child: those that threads of the parent held at that moment are free."""
     for reference in _ours:
         lock = reference()
-        if lock is not None and not _is_mine(lock):
-            again: Any = lock
-            again._at_fork_reinit()  # as threads of Python's own library do
+        if lock is not None and not is_mine(lock):
+            set_free(lock)
 
 
 os.register_at_fork(after_in_child=_renew)

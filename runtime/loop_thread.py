@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import importlib
 import time
-from _queue import SimpleQueue  # not from `queue`: gevent patches that, also in programs whose threads it leaves alone
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
@@ -19,7 +18,7 @@ from stepscope.runtime import _core, threads
 from stepscope.runtime.change import Change
 from stepscope.runtime.lasting_loop import lasting_loop
 from stepscope.runtime.meter import register_loop
-from stepscope.runtime.native_threads import Condition, Lock, Thread
+from stepscope.runtime.native_threads import Condition, Lock, SimpleQueue, Thread
 from stepscope.runtime.promise import Promise
 
 P = ParamSpec("P")

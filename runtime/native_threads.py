@@ -1,4 +1,4 @@
-"""Threads, locks and events of the standard library as they were when stepscope was imported.
+"""Threads, locks, events and queues of the standard library as they were when stepscope was imported.
 
 gevent and eventlet replace them by greenlets (monkey patching), also while a profiler is open. The runtime's threads stay
 native then, and what waits for them waits natively: the hub of a greenlet library ends a wait for which it knows no greenlet.
@@ -13,16 +13,33 @@ import threading
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["Condition", "Event", "Lock", "RLock", "Thread", "get_ident", "on_main_thread", "start_new_thread"]
+__all__ = [
+    "Condition",
+    "Event",
+    "Lock",
+    "RLock",
+    "SimpleQueue",
+    "Thread",
+    "get_ident",
+    "on_main_thread",
+    "start_new_thread",
+]
 
 start_new_thread = _thread.start_new_thread
 get_ident = _thread.get_ident
 
 if TYPE_CHECKING:
+    from queue import SimpleQueue
     from threading import Condition, Event, Lock, RLock, Thread
 else:
+    try:
+        from _queue import SimpleQueue  # gevent patches that of `queue`, also in programs whose threads it leaves alone
+    except ImportError:
+        from queue import SimpleQueue
     Lock = _thread.allocate_lock
-    _RLOCK = ("__enter__", "__exit__", "acquire", "release", "_is_owned", "_acquire_restore", "_release_save")
+    _RLOCK = ("__enter__", "__exit__", "acquire", "release")
+    # The private ones are those that `threading.Condition` and the forks of Python's own library use where there are such.
+    _RLOCK_OF_PYTHON = ("_is_owned", "_acquire_restore", "_release_save", "_at_fork_reinit")
 
     def RLock():
         """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
@@ -31,7 +48,8 @@ else:
         interrupts.
         """
         lock = _thread.RLock()
-        members = {name: getattr(lock, name) for name in (*_RLOCK, "_at_fork_reinit")}
+        members = {name: getattr(lock, name) for name in _RLOCK}
+        members |= {name: getattr(lock, name) for name in _RLOCK_OF_PYTHON if hasattr(lock, name)}
         return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
 
     def _copies():
@@ -82,6 +100,21 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def set_thread_start(function: Any) -> None:
-    """Makes `Thread.start` use another function than `_thread.start_new_thread`."""
-    vars(Thread)["originals"]["_start_new_thread"] = function
+def set_thread_start(function: Any, everywhere: bool) -> None:
+    """Makes `Thread.start` use another function than `_thread.start_new_thread`; with `everywhere` also that of `threading`."""
+    names = (vars(Thread)["originals"], *([vars(threading)] if everywhere else ()))
+    for each in names:
+        each["_start_new_thread"] = function
+
+
+def is_mine(lock: object) -> bool:
+    """Whether the calling thread holds a reentrant lock; False if the lock does not tell."""
+    is_owned = getattr(lock, "_is_owned", None)
+    return is_owned is not None and bool(is_owned())
+
+
+def set_free(lock: object) -> None:
+    """Frees a lock of ours in a forked child, where its holder is gone."""
+    renew = getattr(lock, "_at_fork_reinit", None)  # as threads of Python's own library do
+    if renew is not None:
+        renew()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime import _core, native_threads
@@ -54,9 +56,18 @@ def start_also_at_exit() -> None:
     if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
         # Ours, and those of the libraries that exporters write with.
         _start = _core.start_thread
-        native_threads.set_thread_start(_start)
-        if not threads_replaced_by():
-            threading._start_new_thread = _start  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        native_threads.set_thread_start(_start, everywhere=not threads_replaced_by())
+
+
+def call_before_threads_end(function: Callable[[], object]) -> None:
+    """Has a function called when the main thread has ended, before CPython waits for other threads and pools end; the last
+    that was registered first. Where Python has no such hook, at the interpreter's exit."""
+    getattr(threading, "_register_atexit", atexit.register)(function)
+
+
+def frames() -> dict[int, FrameType]:
+    """What each thread of Python's is inside of, by its ident."""
+    return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
 
 
 def join(thread: threading.Thread, seconds: float | None = None) -> None:

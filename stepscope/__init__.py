@@ -22,6 +22,7 @@ except ModuleNotFoundError as _error:
     ) from _error
 
 from stepscope.backends.torch_arm import arm as _arm
+from stepscope.backends.torch_import import COMPILER as _COMPILER
 from stepscope.backends.torch_import import TorchImport as _TorchImport
 from stepscope.runtime import native_threads as _native_threads  # before a library such as gevent replaces these
 from stepscope.runtime._core import counter, flow, instant, span
@@ -98,7 +99,7 @@ _BEFORE_OTHERS = (_runtime, _native_threads)
 
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
-_TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), "torch._dynamo").watch()
+_TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
     from stepscope.runtime.join import join_if_told as _join_if_told
 

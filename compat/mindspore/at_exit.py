@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import threading
 from collections.abc import Callable
 
 import stepscope.runtime.exit as _exit
-from stepscope.runtime.threads import start_also_at_exit
+from stepscope.runtime.threads import call_before_threads_end, start_also_at_exit
 
 assert _exit is not None
 # The hooks run in reverse order of registration: those of the runtime, which close profilers, come after ours.
@@ -20,5 +18,4 @@ def before_exit(function: Callable[[], object]) -> None:
         start_also_at_exit()
         function()
 
-    register: Callable[[Callable[[], object]], object] = getattr(threading, "_register_atexit", atexit.register)
-    register(call)
+    call_before_threads_end(call)

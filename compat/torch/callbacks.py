@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from _queue import SimpleQueue
 from collections.abc import Callable
 from typing import Any
 
 from stepscope.runtime import locks
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.error_text import error_text
+from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.programs_code import run
 from stepscope.runtime.threads import Work
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.memory_usage import MemoryUsage
+from stepscope.compat.torch.profiler_util import build_tree, find_parents, shown_name, stack_filter
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.events import Flag
@@ -45,14 +46,14 @@ class FunctionEvents:
             events, use_device=asked.use_device, profile_memory=asked.profile_memory, with_flops=asked.with_flops
         )
         if asked.with_stack:
-            built._populate_cpu_children()
+            find_parents(built)
             _give_stacks(built)
             for event in built:
                 event.cpu_parent, event.cpu_children = None, []
         every, scopes = list(built), [event.scope for event in built]
         for event in every:  # torch would look for stacks of forward operators by thread numbers of its own
             event.scope = _FUNCTION
-        built._build_tree()
+        build_tree(built)
         for event, scope in zip(every, scopes, strict=True):
             event.scope = scope
         return built
@@ -62,7 +63,7 @@ class FunctionEvents:
         block = spans.block
         callers = spans.callers() if self._cycle.asked.with_stack else None
         cpu, device = self._usage.of_spans() if self._usage is not None else (None, None)
-        keep, nodes = self._util._filter_stack_entry, spans.nodes()
+        keep, nodes = stack_filter(self._util), spans.nodes()
         found: list[Any] = []
         fields = ("ts", "dur", "name", "step", "track", "flags", "args_at", "args_len")
         columns = zip(*(block[field].tolist() for field in fields), strict=True)
@@ -120,8 +121,8 @@ class FunctionEvents:
         if found is None:
             text = strings.text(name) if step is None else f"{strings.text(name)}#{step}"
             found = self._names[name, step] = (
-                self._util._rewrite_name(text, with_wildcard=True),
-                self._util._rewrite_name(text, with_wildcard=False),
+                shown_name(self._util, text, grouped=True),
+                shown_name(self._util, text, grouped=False),
             )
         return found
 

@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.exporters.output import whole_file
 from stepscope.runtime import locks
-from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.window import Window
 
 NEEDS = ("record_shapes", "profile_memory", "with_stack")
@@ -75,8 +75,14 @@ def export_memory_timeline(
         path: file to write.
         device: such as `cpu` or `cuda:0`; default: the first accelerator that was recorded, else the host.
         use_device: the accelerator that was recorded.
+
+    Raises:
+        BackendError: if this version of torch makes none.
     """
-    module: Any = import_module("torch.profiler._memory_profiler")
+    try:
+        module: Any = import_module("torch.profiler._memory_profiler")
+    except ModuleNotFoundError as error:
+        raise BackendError(f"this version of torch makes no memory timelines any more: {error}") from error
     chosen = device or (f"{use_device}:0" if use_device else "cpu")
     timeline = module.MemoryProfileTimeline(module.MemoryProfile(result))
     name = os.fspath(path)

@@ -16,6 +16,7 @@ from stepscope.compat.torch.cycle import Asked, Cycle
 from stepscope.compat.torch.exporting import export_window
 from stepscope.compat.torch.function_events import FunctionEvents
 from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_memory_timeline
+from stepscope.compat.torch.profiler_util import build_tree
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.exporters.output import whole_file
 from stepscope.runtime import clock
@@ -90,7 +91,7 @@ class Results(ABC):
         if not lists:
             util: Any = import_module("torch.autograd.profiler_util")
             empty = util.EventList([], profile_memory=self._asked.profile_memory)
-            empty._build_tree()
+            build_tree(empty)
             return empty
         for further in lists[1:]:
             lists[0].extend(further)

@@ -7,8 +7,10 @@ import base64
 import contextlib
 import re
 import ssl
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,20 @@ class Guarded(Client):
     """
 
     def __init__(self, servers: Servers) -> None:
-        """Args: whom to connect to."""
+        """Args: whom to connect to.
+
+        Raises:
+            NatsError: if this version of `nats` has no place where a server can be looked at.
+        """
         super().__init__()
         self._servers_meant = servers
+        places = {"_process_info": Client, "_current_server": self, "_transport": self}
+        gone = [name for name, owner in places.items() if not hasattr(owner, name)]
+        if gone:
+            raise NatsError(
+                f"nats: nats-py {version('nats-py')} has no Client.{', Client.'.join(gone)}, private names that it takes to look at a "
+                "server before credentials are sent to it, so nothing is sent; take a version that has them"
+            )
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         server = self._current_server
@@ -48,8 +61,7 @@ class Guarded(Client):
                 raise NatsError(f"nats: {host} does without TLS, so it is told nothing")
             if scheme in ("ws", "wss"):
                 # The client of `nats` follows redirects, also to hosts without TLS.
-                transport: Any = self._transport
-                for answer in transport._ws._response.history:
+                for answer in _redirects(self._transport, host):
                     location = answer.headers.get("Location", "")
                     raise NatsError(f"nats: {host} answered {answer.status}, {redirected(location)}")
         untyped: Any = super()
@@ -70,6 +82,16 @@ class Guarded(Client):
                 writer.transport.abort()  # does nothing if it is closed
 
 
+def _redirects(transport: Any, host: str) -> Sequence[Any]:
+    try:
+        history: Sequence[Any] = transport._ws._response.history
+    except AttributeError as error:
+        raise NatsError(
+            f"nats: with these versions of nats-py and aiohttp it cannot be seen whether {host} redirects, so it is told nothing: {error}"
+        ) from error
+    return history
+
+
 async def connect(servers: Servers, **options: Any) -> Client:
     """A connection to one of these servers; without end if none is there, unless options say otherwise.
 
@@ -79,6 +101,7 @@ async def connect(servers: Servers, **options: Any) -> Client:
 
     Raises:
         OSError: if a file of the access cannot be read, or is no certificate.
+        NatsError: if this version of `nats` does not let a server be looked at.
     """
     client = Guarded(servers)
     untyped: Any = client

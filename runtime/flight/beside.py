@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from _queue import SimpleQueue
 from collections import deque
 from collections.abc import Sequence, Sized
 from itertools import islice
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.found import made_anew
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.programs_code import run
 from stepscope.runtime.threads import Work
 

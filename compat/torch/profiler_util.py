@@ -1,0 +1,33 @@
+"""What is used of `torch.autograd.profiler_util` that torch calls private."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.backends.torch_import import private
+
+
+def shown_name(util: Any, text: str, *, grouped: bool) -> str:
+    """A name as torch shows it in traces, or with `grouped` as it groups by it: with a `*` in place of a number.
+
+    Raises:
+        BackendError: if this version of torch has no such function; the others, too.
+    """
+    return str(private(util, "_rewrite_name")(text, with_wildcard=grouped))
+
+
+def stack_filter(util: Any) -> Callable[[str], bool]:
+    """Whether torch shows an entry of a stack."""
+    keeps: Callable[[str], bool] = private(util, "_filter_stack_entry")
+    return keeps
+
+
+def find_parents(events: Any) -> None:
+    """Sets parents and children of the operators in torch's `EventList`."""
+    private(events, "_populate_cpu_children")()
+
+
+def build_tree(events: Any) -> None:
+    """The same, and all else that torch does to a list before it is shown."""
+    private(events, "_build_tree")()
