@@ -12,7 +12,7 @@
 # make bench     the benchmarks, beside other tracers
 # make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about ten minutes
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
-# make endurance 100 million spans and 10,000 starts, about fifteen minutes, for docs/reliability.md
+# make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.

@@ -171,7 +171,7 @@ def test_rows_never_overlap(runs: list[tuple[int, int]]) -> None:
                 assert other.end <= one.end
 
 
-@pytest.mark.checklist("C17", "D3")
+@pytest.mark.checklist("C17")
 def test_a_version_that_cannot_be_driven(monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore that is missing, too old or built without its profiler is a clear message, not an attribute error."""
     for name in ("mindspore", "mindspore._c_expression"):
