@@ -15,7 +15,7 @@ import uvloop
 from hypothesis import settings
 
 from stepscope.runtime import tasks
-from tests.support import disks
+from tests.support import disks, forked
 from tests.support.basics import heed_interrupts
 from tools.checklist import PAGE, unshown
 
@@ -26,6 +26,7 @@ os.environ["STEPSCOPE_SIGNALS"] = "none"
 pytest_plugins = ["tests.support.messages"]
 
 heed_interrupts()
+forked.Serving.on = True
 
 # A machine under load is slow, not wrong.
 settings.register_profile("everyday", deadline=None, max_examples=20)

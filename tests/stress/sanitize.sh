@@ -53,7 +53,7 @@ trap 'rm -rf "$copy"' EXIT
 # libuv closes descriptors by the bare system call, so that whoever is given the number next seems to race with it.
 echo "race:uv__" >"$copy/suppressions"
 export TSAN_OPTIONS="suppressions=$copy/suppressions"
-tar cf - --exclude=__pycache__ --exclude='*.so' pyproject.toml setup.py README.md stepscope runtime backends exporters collector compat tools tests |
+tar cf - --exclude=__pycache__ --exclude='*.so' pyproject.toml setup.py README.md stepscope runtime backends exporters collector analysis compat tools tests |
   tar xf - -C "$copy"
 cd "$copy"
 STEPSCOPE_DEBUG_BUILD=1 CC="$cc" CFLAGS="$flags -fno-omit-frame-pointer" \

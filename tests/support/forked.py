@@ -36,6 +36,12 @@ FIXED = (
 """Beginnings of the names of variables that are read when Python starts, or a module is imported; PYTHONPATH is served."""
 
 
+class Serving:
+    """Whether programs may be forks: in the process that runs the tests, not in programs that start further ones."""
+
+    on = False
+
+
 def request_of(
     command: Sequence[str | os.PathLike[str]], cwd: Any, environment: Mapping[str, str] | None
 ) -> dict[str, Any] | None:
@@ -45,7 +51,7 @@ def request_of(
         None if only a new Python can run it: for flags of the interpreter other than -P and -W, or an environment in
         which Python would start otherwise.
     """
-    if command[0] != sys.executable or "LD_PRELOAD" in os.environ:
+    if not Serving.on or command[0] != sys.executable or "LD_PRELOAD" in os.environ:
         return None
     variables = {torch_arm.VARIABLE: torch_arm.library(), **(os.environ if environment is None else environment)}
     if _fixed(variables) != _fixed(BEGAN_WITH | {torch_arm.VARIABLE: torch_arm.library()}):

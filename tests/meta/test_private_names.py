@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 
 from stepscope.runtime import _core
-from tests.support import ROOT, mindspore_python, missing
+from tests.support.basics import ROOT, mindspore_python, missing
 
 PARTS = ("runtime", "backends", "exporters", "collector", "compat", "stepscope")
 PRIVATE = re.compile(r"_(?!Z)[A-Za-z]\w*(?<!_)")
