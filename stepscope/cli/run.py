@@ -32,7 +32,8 @@ examples:
   torchrun --no-python --nproc-per-node 2 stepscope run --out runs/exp2 train.py
 
 Options come before the program; what follows it is the program's.
-One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in the last example. Other processes
+One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in
+the last example. Other processes
 that the program starts add their spans to its trace if they import stepscope and STEPSCOPE_JOIN=1 is set.
 If MS_PROFILER_OPTIONS has "start": true, stepscope.mindspore records the program as well: docs/mindspore.md.
 The run's directory always has a journal, a file that survives a kill: `stepscope recover DIR` brings it back.

@@ -38,6 +38,7 @@ _VARYING = [
         (re.escape(sys.executable), "<python>"),
         (re.escape(str(ROOT)), "<root>"),
         (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
+        (r"\bstepscope-\d+-[a-z0-9_]{8}\b", "stepscope-<pid>-<id>"),
         (r"(?<=\bpid )\d{2,}|(?<=\bprocess )\d{2,}", "<pid>"),
         (r"(?<=; )(?:no process of this user takes|(?:of its children )?these take) commands.*", "<processes>"),
         (r"\b0x[0-9a-f]{6,}", "<address>"),

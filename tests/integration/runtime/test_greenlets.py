@@ -183,7 +183,19 @@ def test_threads_that_were_patched_before_the_import_are_refused(library: str, t
 
 def run_command(directory: Path, *program: str) -> list[str]:
     """`stepscope run` of a program, with the files in a directory."""
-    return [sys.executable, "-W", "ignore", "-m", "stepscope", "run", "--no-torch", "--out", str(directory), *program]
+    return [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "stepscope",
+        "run",
+        "--report",
+        "--no-torch",
+        "--out",
+        str(directory),
+        *program,
+    ]
 
 
 def check_traced(directory: Path, errors: str) -> None:

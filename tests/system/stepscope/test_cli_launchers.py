@@ -39,7 +39,7 @@ def test_ranks_that_a_script_spawns(tmp_path: Path) -> None:
     ended = commands.stepscope("run", "--no-torch", "spawns.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert "children   4 processes" in ended.stderr and "STEPSCOPE_JOIN=1" in ended.stderr
-    ended = commands.stepscope("run", "--no-torch", "spawns.py", cwd=tmp_path, env={"STEPSCOPE_JOIN": "1"})
+    ended = commands.stepscope("run", "--report", "--no-torch", "spawns.py", cwd=tmp_path, env={"STEPSCOPE_JOIN": "1"})
     assert "children   1 process " in ended.stderr and "work in a child" in ended.stderr
 
 
