@@ -12,6 +12,7 @@ import ctypes
 import gc
 import importlib
 import importlib.machinery
+import io
 import json
 import os
 import runpy
@@ -88,9 +89,12 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     os.chdir(request["cwd"])
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old: Any = getattr(sys, name)
-        buffering = 1 if name == "stderr" or os.isatty(number) else -1
-        new: Any = open(number, old.mode, buffering, old.encoding, old.errors, newline="\n", closefd=False)
-        new.buffer.raw.name = f"<{name}>"
+        raw: Any = io.FileIO(number, f"{old.mode}b", closefd=False)
+        raw.name = f"<{name}>"
+        buffer: Any = raw if isinstance(old.buffer, io.FileIO) else type(old.buffer)(raw)
+        lines = not old.write_through and (name == "stderr" or os.isatty(number))
+        new: Any = io.TextIOWrapper(buffer, old.encoding, old.errors, "\n", lines, old.write_through)
+        new.mode = old.mode
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
     del sys.path[: len(_path_of_environment())]

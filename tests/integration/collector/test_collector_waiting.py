@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
 from tests.support.basics import require
 from tests.support.collecting import collecting, until
+from tests.support.launch import start
 from tests.unit.collector.test_collector_live import SECOND, START, events_frame, run_of, steps
 
 NAME = 77
@@ -134,7 +134,8 @@ def test_a_rank_of_data_parallel_training_is_named(tmp_path: Path) -> None:
     with collecting(tmp_path) as collector:
         shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, "-c", DDP, collector.url]
-        ranks = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}, cwd=tmp_path) for rank in range(2)]
+        each = [{**shared, "RANK": str(rank)} for rank in range(2)]
+        ranks = [start(command, server="torch", env=environment, cwd=tmp_path) for environment in each]
         try:
             assert [rank.wait(100) for rank in ranks] == [0, 0]
         finally:

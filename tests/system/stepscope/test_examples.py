@@ -23,6 +23,7 @@ from stepscope.exporters.conformance import check_exporter
 from tests.support import pftrace
 from tests.support.basics import ROOT, missing, require
 from tests.support.collectors import Process, free_port, journals, spans
+from tests.support.launch import run_to_end
 from tests.support.receiver import ReceiverThread
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -330,7 +331,7 @@ def test_otlp(tmp_path: Path) -> None:
 def test_otlp_without_a_receiver(tmp_path: Path) -> None:
     """One line says at which address nobody was, and what could be there."""
     command = [sys.executable, str(ROOT / "examples" / "otlp.py"), f"http://127.0.0.1:{free_port()}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = run_to_end(command, cwd=tmp_path)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert last.startswith(command[-1]) and "Connection refused" in last and "Jaeger" in last
