@@ -65,10 +65,10 @@ static Event write_mark(StepCounter *self, int64_t now, Thread **thread) {
     return mark;
 }
 
-/* `before`: whether the step that ends was recorded. Where a window may end with it, the reading is the last of that window. */
+/* `before`: whether the step that ends was recorded. Where the next may not be, as a window ends, the reading belongs to it. */
 static void read_signals(StepCounter *self, Thread *t, const Event *mark, bool before, bool change) {
     if (!self->reads || !t || !(before || recording(RECORD_EVENTS))) return;
-    readings_write(&self->readings, t, mark, before && change ? mark->ts - 1 : mark->ts);
+    readings_write(&self->readings, t, mark, before && (change || self->every > 1) ? mark->ts - 1 : mark->ts);
 }
 
 static PyObject *step_step(StepCounter *self, PyObject *unused) {
