@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from stepscope.backends.torch_import import TorchImport
 from stepscope.runtime import _core, join, observing
@@ -135,7 +135,7 @@ def facts_of(loader: Any) -> dict[str, Any]:
         if inner is None or not type(dataset).__module__.startswith("torch.utils.data"):
             break
         dataset = inner
-    kind: Any = type(dataset)
+    kind = cast(Any, type(dataset))
     batch = loader.batch_size
     if batch is None:
         batch = getattr(loader.batch_sampler, "batch_size", None)

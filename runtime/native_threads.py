@@ -102,7 +102,7 @@ os.register_at_fork(after_in_child=_forked)
 
 def set_thread_start(function: Any, everywhere: bool) -> None:
     """Makes `Thread.start` use another function than `_thread.start_new_thread`; with `everywhere` also that of `threading`."""
-    names = (vars(Thread)["originals"], *([vars(threading)] if everywhere else ()))
+    names: tuple[Any, ...] = (vars(Thread)["originals"], *([vars(threading)] if everywhere else ()))
     for each in names:
         each["_start_new_thread"] = function
 

@@ -264,8 +264,8 @@ class StepFactsBuilder:
         self._count_operators(facts, marks)
         begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
         if len(begin):
-            before: Any = np.searchsorted(begin, marks)
-            facts["collections"] = np.diff(before)
+            begun: Times = np.searchsorted(begin, marks).astype(np.int64)
+            facts["collections"] = np.diff(begun)
         self._fill_signals(facts, marks)
         self._done.append(facts)
         self._forget(int(marks[-1]), count)

@@ -31,7 +31,7 @@ def look(job: Job) -> list[Finding]:
     last: Any = own.argmax(axis=0)
     # What the others wait beyond what the last one communicates.
     waits: Any = np.median(communication, axis=0) - communication.min(axis=0)
-    cost = float(np.mean(waits)) / float(np.mean(step))
+    cost = float(waits.mean()) / float(np.mean(step))
     if cost < RANK_WAIT:
         return []
     counts: Any = np.bincount(last, minlength=len(ranks))
@@ -49,9 +49,9 @@ def look(job: Job) -> list[Finding]:
         return [
             Finding(
                 id="slow-rank",
-                title=f"Rank {number} holds the others up: they wait {human_time(float(np.mean(waits)))} of each step for it.",
+                title=f"Rank {number} holds the others up: they wait {human_time(float(waits.mean()))} of each step for it.",
                 cost=cost,
-                cost_ns=float(np.mean(waits)),
+                cost_ns=float(waits.mean()),
                 evidence=(
                     f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
                     f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
@@ -59,19 +59,20 @@ def look(job: Job) -> list[Finding]:
                     f"{human_time(mine[phase])}, theirs {human_time(theirs.get(phase, 0.0))}",
                 ),
                 action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}",
-                gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(np.mean(waits)))}",
+                gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(waits.mean()))}",
                 certainty="certain",
                 ranks=(number,),
-                steps=tuple(int(common[at]) for at in np.argsort(waits)[-3:]),
+                steps=tuple(int(common[at]) for at in waits.argsort()[-3:]),
             )
         ]
-    within = float(np.mean(own.max(axis=0) - np.median(own, axis=0)))
+    beyond: Any = own.max(axis=0) - np.median(own, axis=0)
+    within = float(beyond.mean())
     return [
         Finding(
             id="uneven-work",
-            title=f"Work is uneven: each step waits for another rank, {human_time(float(np.mean(waits)))} of it.",
+            title=f"Work is uneven: each step waits for another rank, {human_time(float(waits.mean()))} of it.",
             cost=cost,
-            cost_ns=float(np.mean(waits)),
+            cost_ns=float(waits.mean()),
             evidence=(
                 "the last at collectives changes: "
                 + ", ".join(
@@ -82,7 +83,7 @@ def look(job: Job) -> list[Finding]:
                 f"the last has {human_time(within)} more to do than the median rank of the same step; over all steps no rank is slower",
             ),
             action="give ranks equal work in each step: batches by total length rather than by number, sorted or bucketed by length",
-            gain=f"up to {human_time(float(np.mean(waits)))} of each step",
+            gain=f"up to {human_time(float(waits.mean()))} of each step",
             certainty="likely",
         )
     ]

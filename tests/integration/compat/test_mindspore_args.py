@@ -184,13 +184,16 @@ def test_the_file_of_mindspore_itself() -> None:
     assert "aic_metrics is taken" in both.diagnostics[0]
 
 
+WRONG: tuple[Any, ...] = (None, 1.5, "three", {}, True, 1)
+
+
 @pytest.mark.checklist("A12", "A7")
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         (field, value)
         for field, default in DEFAULTS.items()
-        for value in (None, 1.5, "three", {}, True, 1)
+        for value in WRONG
         if not (isinstance(value, int) and isinstance(value, bool) == isinstance(default, bool))
     ],
 )
