@@ -256,7 +256,7 @@ class StepFactsBuilder:
         """Makes the facts of the oldest steps: of all but the last of `count` marks."""
         if count < 2:
             return
-        marks = self._steps["ts"][:count].astype(np.int64)
+        marks: Times = self._steps["ts"][:count].astype(np.int64)
         facts: Any = np.zeros(count - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = self._steps["step"][: count - 1], marks[:-1], marks[1:]
         self._fill(facts["phases"], marks, list(Phase), 0)
@@ -264,8 +264,7 @@ class StepFactsBuilder:
         self._count_operators(facts, marks)
         begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
         if len(begin):
-            begun: Times = np.searchsorted(begin, marks).astype(np.int64)
-            facts["collections"] = np.diff(begun)
+            facts["collections"] = np.diff(np.searchsorted(begin, marks))
         self._fill_signals(facts, marks)
         self._done.append(facts)
         self._forget(int(marks[-1]), count)

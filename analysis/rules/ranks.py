@@ -46,6 +46,7 @@ def look(job: Job) -> list[Finding]:
             theirs[name] = float(np.median([np.median(parts(ranks[index]).get(name, np.zeros(1))) for index in others]))
         more = {name: value - theirs.get(name, 0.0) for name, value in mine.items() if name != "communication"}
         phase = max(more, key=lambda name: more[name])
+        longest: list[int] = waits.argsort()[-3:].tolist()
         return [
             Finding(
                 id="slow-rank",
@@ -62,7 +63,7 @@ def look(job: Job) -> list[Finding]:
                 gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(waits.mean()))}",
                 certainty="certain",
                 ranks=(number,),
-                steps=tuple(int(common[at]) for at in waits.argsort()[-3:]),
+                steps=tuple(common[at] for at in longest),
             )
         ]
     beyond: Any = own.max(axis=0) - np.median(own, axis=0)
