@@ -15,6 +15,7 @@ import uvloop
 from hypothesis import settings
 
 from stepscope.runtime import tasks
+from stepscope.runtime.session import session_of
 from tests.support import disks, forked
 from tests.support.basics import heed_interrupts
 from tools.checklist import PAGE, unshown
@@ -112,6 +113,14 @@ def no_thread_left() -> Iterator[None]:
         time.sleep(0.01)
     if left:
         pytest.fail(f"threads left running: {', '.join(left)}", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def no_session_left() -> Iterator[None]:
+    """Fails a test that leaves a session in a usual place: programs of later tests would find it above them, and join it."""
+    yield
+    if left := session_of(os.getpid()):
+        pytest.fail(f"session left: {left}", pytrace=False)
 
 
 @pytest.fixture(autouse=True)
