@@ -142,5 +142,5 @@ if __name__ == "__main__":
     if REQUEST["kind"] == "-m":
         runpy._run_module_as_main(REQUEST["program"])  # type: ignore[attr-defined]
     elif run(REQUEST["kind"], REQUEST["program"]):
-        sys.excepthook = lambda *_: None
-        raise RuntimeError  # not SystemExit, after which Python would not tell that it was interrupted
+        sys.excepthook = lambda *_: None  # it has been printed
+        raise sys.last_value  # not SystemExit, which would hide from Python that it was interrupted
