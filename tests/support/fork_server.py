@@ -19,6 +19,7 @@ import runpy
 import select
 import socket
 import sys
+import threading
 import types
 import warnings
 from typing import Any
@@ -111,6 +112,8 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     given._filters_mutated()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as Python does it for `random`
+    thread: Any = threading.main_thread()
+    thread._set_native_id()  # which Python 3.11 does not at a fork
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
 
