@@ -42,7 +42,7 @@ PROGRAMS = {
     "killed": ["-c", "import os; os.kill(os.getpid(), 9)"],
     "module": ["-m", "json.tool", "--help"],
     "no module": ["-m", "json.nothing"],
-    "file": ["program.py", "a"],
+    "file": ["./program.py", "a"],
 }
 
 

@@ -130,7 +130,7 @@ def run(kind: str, program: str) -> int:
     library = ctypes.CDLL(None)
     library.fopen.restype = ctypes.c_void_p
     opened = ctypes.c_void_p(library.fopen(os.fsencode(program), b"rb"))
-    return python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.abspath(program)), 1, None)
+    return python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.join(os.getcwd(), program)), 1, None)
 
 
 if __name__ == "__main__":
