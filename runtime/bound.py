@@ -31,10 +31,6 @@ _LOOK = 0.05
 class _Token:
     """Stands for a thread. Unlike its number it is never given to another one, and ends with it."""
 
-    def __init__(self) -> None:
-        self.name = threading.current_thread().name
-        self.number = threading.get_native_id()
-
 
 class _Here(threading.local):
     def __init__(self) -> None:
@@ -103,8 +99,8 @@ class BoundSource(Source):
     def start(self) -> None:
         """Opens the backend here: this is its thread from now on."""
         self.wanted = False
-        token = _here.token
-        self._thread, self._thread_name, self._thread_number = weakref.ref(token), token.name, token.number
+        self._thread, self._thread_name = weakref.ref(_here.token), threading.current_thread().name
+        self._thread_number = threading.get_native_id()
         self._told = FULL
         super().start()
 

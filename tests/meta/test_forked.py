@@ -25,7 +25,7 @@ import os, signal, sys, threading, warnings
 print(sys.argv, sys.orig_argv, sys.path, sys.warnoptions, os.getcwd(), sorted(os.environ.items()))
 print(sys.stdin, sys.stdout, sys.stderr, sys.stdout.buffer, sys.flags)
 print(sorted(globals()), __builtins__, __spec__, __loader__, [kind for kind, *_ in warnings.filters][-5:])
-print(threading.enumerate() == [threading.main_thread()], signal.pthread_sigmask(0, []), os.getsid(0) == os.getpid())
+print(threading.enumerate() == [threading.main_thread()], threading.main_thread().native_id == os.getpid(), signal.pthread_sigmask(0, []), os.getsid(0) == os.getpid())
 print([(number, signal.getsignal(number)) for number in signal.valid_signals()])
 print([stream.line_buffering for stream in (sys.stdin, sys.stdout, sys.stderr)], sorted(os.listdir("/proc/self/fd")))
 print(len(os.listdir("/proc/self/task")), threading.stack_size())
@@ -42,7 +42,7 @@ PROGRAMS = {
     "killed": ["-c", "import os; os.kill(os.getpid(), 9)"],
     "module": ["-m", "json.tool", "--help"],
     "no module": ["-m", "json.nothing"],
-    "file": ["program.py", "a"],
+    "file": ["./program.py", "a"],
 }
 
 

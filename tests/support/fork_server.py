@@ -19,6 +19,7 @@ import runpy
 import select
 import socket
 import sys
+import threading
 import types
 import warnings
 from typing import Any
@@ -112,6 +113,8 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     given._filters_mutated()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # as Python does it for `random`
+    thread: Any = threading.main_thread()
+    thread._set_native_id()  # which Python 3.11 does not at a fork
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     vars(main).update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
 
@@ -132,7 +135,7 @@ def run(kind: str, program: str) -> int:
     library = ctypes.CDLL(None)
     library.fopen.restype = ctypes.c_void_p
     opened = ctypes.c_void_p(library.fopen(os.fsencode(program), b"rb"))
-    return int(python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.abspath(program)), 1, None))
+    return int(python.PyRun_SimpleFileExFlags(opened, os.fsencode(os.path.join(os.getcwd(), program)), 1, None))
 
 
 if __name__ == "__main__":
@@ -147,5 +150,5 @@ if __name__ == "__main__":
     if REQUEST["kind"] == "-m":
         runpy._run_module_as_main(REQUEST["program"])  # type: ignore[attr-defined]
     elif run(REQUEST["kind"], REQUEST["program"]):
-        sys.excepthook = nothing
-        raise RuntimeError  # not SystemExit, after which Python would not tell that it was interrupted
+        sys.excepthook = nothing  # it has been printed
+        raise sys.last_value  # not SystemExit, which would hide from Python that it was interrupted

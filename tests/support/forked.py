@@ -18,7 +18,7 @@ from typing import Any
 from stepscope.backends import torch_arm
 
 BEGAN_WITH = dict(os.environ)
-FIXED = tuple("ASAN_ INTEL_ KERAS_ LANG LC_ LD_ MALLOC_ MKL_ OMP_ OPENBLAS_ PYTHON STEPSCOPE_JOIN TORCH_ TSAN_".split())
+FIXED = tuple("ASAN_ INTEL_ LANG LC_ LD_ MALLOC_ MKL_ OMP_ OPENBLAS_ PYTHON STEPSCOPE_JOIN TORCH_ TSAN_".split())
 """Beginnings of the names of variables that are read when Python starts, or a module is imported; PYTHONPATH is served."""
 
 

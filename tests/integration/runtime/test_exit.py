@@ -12,13 +12,16 @@ import pytest
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
 from tests.support.collecting import until
-from tests.support.launch import run_to_end
+from tests.support.launch import Server, run_to_end
 from tests.support.messages import said
 
 
-def run(script: str, directory: Path, *, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, directory: Path, *, code: int = 0, server: Server | None = "plain"
+) -> subprocess.CompletedProcess[str]:
     """Runs a script in a process of its own, with warnings as errors."""
-    done = run_to_end([sys.executable, "-W", "error", "-c", script], timeout=60, cwd=directory)
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = run_to_end(command, timeout=60, cwd=directory, server=server)
     assert done.returncode == code, done.stderr
     return done
 
@@ -336,8 +339,7 @@ def test_a_profiler_that_starts_when_all_is_over(before: str, tmp_path: Path) ->
         "        print(error)\n"
         "atexit.register(late)\n" + before
     )
-    # Of a fork of the server `threading` has been used, and its output at that time is lost.
-    done = run_to_end([sys.executable, "-W", "error", "-c", script], timeout=60, cwd=tmp_path, server=None)
+    done = run(script, tmp_path, server=None)  # the server has used them
     # Python itself refuses where nothing had used threads before.
     refusals = "start() of profiler 'stepscope': the process is ending", "can't register atexit after shutdown"
     assert done.stdout.strip().startswith(refusals) and not done.stderr

@@ -284,5 +284,5 @@ import stepscope as sc
 with sc.trace(output_dir={str(tmp_path / "run")!r}):
     pass
 """
-    done = run_to_end([sys.executable, "-c", program], timeout=60)
+    done = run_to_end([sys.executable, "-c", program], timeout=60, server=None)
     assert "the process is ending" in done.stdout and done.stdout.endswith(" 1\n"), (done.stdout, done.stderr)
