@@ -18,6 +18,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.session_note import notes_in, replace_note
 from tests.support import pftrace
+from tests.support.messages import said
 
 KILLED = """
 import os, signal, sys, time
@@ -185,8 +186,8 @@ def test_one_trace(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One that is named alone is not touched; it is said what to do."""
     before = (killed / "trace.json").read_bytes()
     assert main(["recover", str(killed / "run" / "trace.pftrace")]) == 1
-    said = capsys.readouterr().err
-    assert "Perfetto opens it as it is" in said and "stepscope recover ../run" in said
+    told = capsys.readouterr().err
+    assert "Perfetto opens it as it is" in told and "stepscope recover ../run" in told
     assert main(["recover", str(killed / "trace.json")]) == 1
     said(capsys.readouterr().err, "stepscope convert RUN trace.json")
     (killed / "random.json").write_bytes(os.urandom(1 << 20))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.launch import run_to_end
+from tests.support.messages import said
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 
@@ -59,11 +60,11 @@ def test_a_worker_that_changes_its_user(tmp_path: Path, before: int) -> None:
     """The thread that goes on is recorded whole; a thread that begins later is not, for a reason that both processes say."""
     done = run_to_end([sys.executable, "-c", WORKER, str(tmp_path / "run"), str(before)])
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["drained"] == before + 20_001
-    assert said["dropped"] == said["without_ring"] == 100 and said["produced"] == before + 20_101
-    assert "100 of them by threads without a ring (it changed its user after it had joined" in said["report"]
-    assert said["audit"] == []
+    counted: dict[str, Any] = json.loads(done.stdout)
+    assert counted["drained"] == before + 20_001
+    assert counted["dropped"] == counted["without_ring"] == 100 and counted["produced"] == before + 20_101
+    assert "100 of them by threads without a ring (it changed its user after it had joined" in counted["report"]
+    assert counted["audit"] == []
     assert len(said(done.stderr, "user 65534")) == 1
 
 
@@ -100,8 +101,8 @@ def test_a_process_that_changes_its_user(tmp_path: Path) -> None:
     (tmp_path / "session").mkdir()
     done = run_to_end([sys.executable, "-c", SERVER, str(tmp_path / "run"), str(tmp_path / "session")])
     assert done.returncode == 0, done.stderr
-    said: dict[str, Any] = json.loads(done.stdout)
-    assert said["exported"] >= 100_110 and not said["dropped"] and said["audit"] == []
+    counted: dict[str, Any] = json.loads(done.stdout)
+    assert counted["exported"] >= 100_110 and not counted["dropped"] and counted["audit"] == []
     (left,) = (tmp_path / "session").iterdir()
     said(done.stderr, left, "Permission denied")
     assert "could not be closed" not in done.stderr
