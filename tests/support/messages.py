@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import pytest
 
@@ -157,9 +157,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Reads the snapshot."""
-    path: Path = config.getoption("messages")
+    path: Path = config.option.messages
     _Running.kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    _Running.updating = config.getoption("update_messages")
+    _Running.updating = config.option.update_messages
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -191,7 +191,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     key = key_of(report.nodeid)
     _seen.add(key)
     if report.when == "call" and report.passed:
-        _passed.update((key, told) for kind, told in report.user_properties if kind == "messages")
+        _passed.update((key, cast(list[str], told)) for kind, told in report.user_properties if kind == "messages")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -199,11 +199,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     if not config.getoption("update_messages") or hasattr(config, "workerinput"):
         return
-    path: Path = config.getoption("messages")
+    path: Path = config.option.messages
     kept = dict(_Running.kept)
     # Of a test that ran with some of its parameters only, the others stay.
     partly = bool(config.option.keyword or session.shouldstop or any("::" in part for part in config.args))
-    ran = set() if partly else {_function(key) for key in _seen}
+    ran: set[str] = set() if partly else {_function(key) for key in _seen}
     gone = left_over(kept, path.parent) | {key for key in kept if _function(key) in ran and key not in _seen}
     gone |= {key for key, told in _passed.items() if not told}
     new = {key: kept[key] for key in kept if key not in gone} | {key: told for key, told in _passed.items() if told}
