@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import functools
 import getpass
 import json
 import logging
@@ -33,12 +35,12 @@ _VARYING = [
     (re.compile(pattern), name)
     for pattern, name in (
         (r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\":;,)]+", "<tmp>"),
-        (r"/dev/shm/stepscope-[\w.-]+", "<session>"),
+        (r"\bstepscope-\d+-\w{8}\b", "<session>"),
+        (r"(?<=journal\.)\d{15}-\d{15}", "<part>"),
         (re.escape(tempfile.gettempdir()) + r"/tmp[\w]{8}", "<tmp>"),
         (re.escape(sys.executable), "<python>"),
         (re.escape(str(ROOT)), "<root>"),
         (r"(?<=127\.0\.0\.1:)\d+", "<port>"),
-        (r"\bstepscope-\d+-[a-z0-9_]{8}\b", "stepscope-<pid>-<id>"),
         (r"(?<=\bpid )\d{2,}|(?<=\bprocess )\d{2,}", "<pid>"),
         (r"(?<=; )(?:no process of this user takes|(?:of its children )?these take) commands.*", "<processes>"),
         (r"\b0x[0-9a-f]{6,}", "<address>"),
@@ -161,6 +163,33 @@ def pytest_configure(config: pytest.Config) -> None:
     path = Path(str(config.getoption("messages")))
     _Running.kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     _Running.updating = bool(config.getoption("update_messages"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """An update runs those tests that look at messages."""
+    if not config.getoption("update_messages"):
+        return
+    known = {_function(key) for key in _Running.kept}
+    left_out = [item for item in items if _function(key_of(item.nodeid)) not in known and not _looks(item)]
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+    config.hook.pytest_deselected(items=left_out)
+
+
+def _looks(item: pytest.Item) -> bool:
+    """Whether a test calls one of the two, or a function of its file that is no test does."""
+    names = _looking(item.path)
+    return item.name.partition("[")[0] in names or any(not name.startswith("test_") for name in names)
+
+
+@functools.cache
+def _looking(path: Path) -> set[str]:
+    return {
+        function.name
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and any(isinstance(node, ast.Name) and node.id in ("refused", "said") for node in ast.walk(function))
+    }
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -327,7 +327,7 @@ def test_a_full_disk_while_saving(small_disk: Path) -> None:
         profile.steps(5)
         profiler.save("again")
         assert len(profile.windows) == 2
-        with pytest.raises(ExceptionGroup):  # how often the disk refuses hangs on the machine
+        with refused(ExceptionGroup, "stepscope", snapshot=False):  # how many errors is the disk's
             profiler.raise_errors()
     assert profile.memory.names(0, Kind.INSTANT).count("tick") == 20_000
     (path,) = (output_dir / "windows").glob("*.journal")

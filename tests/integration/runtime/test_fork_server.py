@@ -127,7 +127,7 @@ def test_a_session_that_moves_elsewhere_is_not_found_and_the_worker_says_what_to
     """No worker can know where it is: `join` returns False, and the log names the option that has to stay the same."""
     done = _moved(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
     assert done.stdout.split("\n")[:2] == ["0 20", "3 0"], done.stderr
-    said(done.stderr, "Options.session_dir")
+    said(done.stderr, "stepscope.join", "Options.session_dir")
 
 
 def test_a_process_that_joins_as_the_session_is_removed(tmp_path: Path) -> None:
