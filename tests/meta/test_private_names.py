@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from stepscope.runtime import _core
-from tests.support.basics import ROOT, mindspore_python, missing
+from stepscope.runtime.errors import BackendError
+from tests.support.basics import ROOT, mindspore_python, missing, require
 
 PARTS = ("runtime", "backends", "exporters", "collector", "compat", "stepscope")
 PRIVATE = re.compile(r"_(?!Z)[A-Za-z]\w*(?<!_)")
@@ -228,3 +229,26 @@ def test_each_name_is_used_in_one_module() -> None:
         if foreign and name in {name for name, _ in homes} and (name, module) not in homes
     }
     assert not elsewhere
+
+
+async def test_where_no_server_can_be_looked_at_none_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = require("nats.aio.client").Client
+    monkeypatch.delattr(client, "_process_info")
+    connection = require("stepscope.exporters.nats.connection")
+    servers = require("stepscope.exporters.nats.servers").Servers(("nats://127.0.0.1:1",))
+    with pytest.raises(require("nats.errors").Error, match="_process_info.*nothing is sent"):
+        await connection.connect(servers)
+
+
+def test_what_torch_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = require("torch.autograd.profiler")
+    monkeypatch.delattr(profiler, "_set_is_profiler_enabled")
+    slot = require("stepscope.backends.torch_slot").TorchSlot()
+    with pytest.raises(BackendError, match=r"torch\.autograd\.profiler\._set_is_profiler_enabled, a private name"):
+        slot.watch()
+    monkeypatch.undo()
+    begins = profiler.record_function.__enter__
+    slot.watch()
+    assert profiler.record_function.__enter__ is not begins, "the refused one has left nothing behind"
+    slot.unwatch()
+    assert profiler.record_function.__enter__ is begins
