@@ -54,7 +54,8 @@ def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
             trust=trust,
         )
     job = Job(summaries)
-    findings = without_echoes(sorted((found for rule in RULES for found in rule.look(job)), key=_order))
+    rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
+    findings = without_echoes(sorted((found for rule in rules for found in rule.look(job)), key=_order))
     verdict = findings[0].title if findings else NOTHING
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
-
 import msgspec
 
 from stepscope.analysis.findings import Finding
@@ -34,5 +32,5 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     wrong_if: str
     """What would prove a finding wrong."""
     look: Callable[[Job], list[Finding]]
-
-    RULES: ClassVar[dict[str, Rule]] = {}
+    of_steps: bool = True
+    """Whether it judges steps, of which there must be enough."""

@@ -116,6 +116,10 @@ class RankSummary:
         """ns of a phase in each steady step."""
         return self.steady["phases"][:, int(phase)]
 
+    def communication(self) -> NDArray[np.int64]:
+        """ns of each steady step in collectives, or waiting for those that another thread runs."""
+        return self.phase(Phase.COMMUNICATION) + self.phase(Phase.COMMUNICATION_ELSEWHERE)
+
     def uncovered(self) -> NDArray[np.int64]:
         """ns of each steady step that are in no phase."""
         return durations(self.steady) - self.steady["phases"].sum(axis=1)  # type: ignore[no-any-return]
@@ -145,7 +149,7 @@ class RankSummary:
         for index in rare.tolist():
             self._point(batch, events[index])
         for category, take in (("gc", self._collection), ("task run", self._task)):
-            number = strings.intern(category)
+            number = strings.category(category)
             for index in np.flatnonzero((kinds == Kind.SPAN) & (events["category"] == number)).tolist():
                 take(batch, events[index])
         waits = events[(kinds == Kind.SPAN) & (events["name"] == strings.intern("suspended"))]

@@ -13,10 +13,13 @@ import numpy as np
 
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
+from stepscope.collector.runs.recording import journals_in
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.window import Window
 
@@ -149,7 +152,8 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """Opens what was recorded.
 
     Args:
-        path: a journal, a run's directory, one with several runs of a job below, or a collector's directory.
+        path: a journal, a run's directory, one with several runs of a job below, or a collector's directory. Of several runs
+            that were written to one directory, the newest is taken.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -158,13 +162,31 @@ def load(path: str | os.PathLike[str]) -> Recording:
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
+    newest, older = _newest(place) if place.is_dir() else ([], [])
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        found, said = gather([place], lambda: Path(room))
+        found, said = gather([place, *newest], lambda: Path(room))
+    found = [one for one in found if one.path not in older]
+    said += [f"{path} is of an earlier run: name it to read it" for path in older]
     if not found:
         why = f": {said[0]}" if said else ""
         raise FormatError(f"there is no recording in {str(place)!r}{why}")
     found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
     return Recording(place, [Rank(one) for one in found], said)
+
+
+def _newest(place: Path) -> tuple[list[Path], list[Path]]:
+    """Of directories in which several runs have written: the journal of the newest, or what was recovered of it; and the others."""
+    newest: list[Path] = []
+    older: list[Path] = []
+    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL}:
+        paths = [path for path, _ in Journals.of(directory).found]
+        recovered = directory / f"{paths[0].name}{RECOVERED}" if paths else None
+        if recovered is not None and recovered.is_file():
+            paths.insert(0, recovered)
+        if len(paths) > 1:
+            newest.append(paths[0])
+            older += paths[1:]
+    return newest, older
 
 
 def facts_of(rank: Rank) -> Facts:

@@ -20,6 +20,7 @@ NAMES = {
     Phase.FORWARD: "forward",
     Phase.SUSPENDED: "waiting (task)",
     Phase.BACKWARD_ELSEWHERE: "backward",
+    Phase.COMMUNICATION_ELSEWHERE: "communication",
     Phase.SPAN: "your spans",
 }
 UNCOVERED = "not covered"

@@ -103,6 +103,26 @@ class _Calls(threading.local):
     """Whether a recording of kineto ended on this thread inside of an operator, which may still run."""
 
 
+class _Stand:
+    """Stands for what torch calls inside of an operator's object, whose hash is that of what it calls."""
+
+    def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._original = original
+        self._call = call
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self._original)
+
+
 class TorchSlot:
     """Who uses torch's slot. Any method may be called from any thread."""
 
@@ -132,13 +152,14 @@ class TorchSlot:
         """
         torch: Any = import_module("torch")
         flags: Any = import_module("torch.autograd.profiler")
-        region, ends = flags.record_function, private(torch.ops.profiler, "_record_function_exit")
+        region = flags.record_function
+        ends = private(private(torch.ops.profiler, "_record_function_exit"), "_RecordFunction")
         # The wrappers need these in the program's calls, which must not fail.
         for owner, name in (
             (torch.autograd, "_profiler_enabled"),
             (flags, "_is_profiler_enabled"),
             (flags, "_set_is_profiler_enabled"),
-            (ends, "_RecordFunction"),
+            (ends, "_op"),
         ):
             private(owner, name)
         with self._lock:
@@ -160,7 +181,8 @@ class TorchSlot:
             # Not `__exit__`: a `with` statement that has begun already has it.
             for owner, name, wrap in (
                 (region, "__enter__", self._wrap_region_begin),
-                (ends, "_RecordFunction", self._wrap_region_end),
+                # Below the operator's own object, which torch looks at while it compiles.
+                (ends, "_op", lambda original: _Stand(original, self._wrap_region_end(original))),
             ):
                 original = getattr(owner, name)
                 wrapper = wrap(original)

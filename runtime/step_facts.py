@@ -35,7 +35,9 @@ class Phase(IntEnum):
     """A task of asyncio waits."""
     BACKWARD_ELSEWHERE = 9
     """autograd works on a thread of its own, and nothing else is open here."""
-    SPAN = 10
+    COMMUNICATION_ELSEWHERE = 10
+    """A collective goes on in another thread, as gloo's do, and nothing else is open here."""
+    SPAN = 11
     """Spans of the program, without what is in them of the above."""
 
 
@@ -79,6 +81,8 @@ MANY_INTERVALS = 1 << 20
 
 _IGNORED = 255
 _DEVICE = 200
+_ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
+"""What spans of other threads count as, of those that count at all."""
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
@@ -213,8 +217,8 @@ class StepFactsBuilder:
                 continue
             chosen = classes == number
             if number < _DEVICE:
-                if number == Phase.BACKWARD:
-                    self._add(Phase.BACKWARD_ELSEWHERE, begin[chosen & ~stepping], end[chosen & ~stepping])
+                if (elsewhere := _ELSEWHERE.get(number)) is not None:
+                    self._add(elsewhere, begin[chosen & ~stepping], end[chosen & ~stepping])
                 chosen &= stepping
             if number == Phase.SPAN:
                 chosen &= self._within_a_step(begin, end)

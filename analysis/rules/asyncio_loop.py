@@ -150,6 +150,7 @@ RULES = (
         finds="a function that runs on the event loop for long",
         wrong_if="others are answered as late with that function on a thread",
         look=look_blocked,
+        of_steps=False,
     ),
     Rule(
         id="tasks-never-end",
@@ -157,6 +158,7 @@ RULES = (
         finds="tasks that are begun all through the run and do not end",
         wrong_if="their number is level in a run that is ten times as long",
         look=look_tasks,
+        of_steps=False,
     ),
     Rule(
         id="queue-grows",
@@ -164,5 +166,6 @@ RULES = (
         finds="producers that are quicker than consumers",
         wrong_if="it is level in a longer run",
         look=look_queue,
+        of_steps=False,
     ),
 )

@@ -8,16 +8,15 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.statistics import parts
 from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
-from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
 
 def look(job: Job) -> list[Finding]:
     """Each step's own work (all but communication) of each rank. Who has most of it is who the others wait for: this needs no clocks."""
-    ranks = [rank for rank in job.ranks if len(rank.steady) and rank.phase(Phase.COMMUNICATION).any()]
+    ranks = [rank for rank in job.ranks if len(rank.steady) and rank.communication().any()]
     if len(ranks) < 2:
         return []
     numbers: list[set[int]] = [set(rank.steady["step"].tolist()) for rank in ranks]
@@ -25,7 +24,7 @@ def look(job: Job) -> list[Finding]:
     if len(common) < FEWEST_STEPS:
         return []
     index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
-    communication = np.array([rank.phase(Phase.COMMUNICATION)[at] for rank, at in zip(ranks, index, strict=True)])
+    communication = np.array([rank.communication()[at] for rank, at in zip(ranks, index, strict=True)])
     step = np.array([durations(rank.steady)[at] for rank, at in zip(ranks, index, strict=True)])
     own: Any = step - communication
     last: Any = own.argmax(axis=0)
@@ -46,6 +45,7 @@ def look(job: Job) -> list[Finding]:
             theirs[name] = float(np.median([np.median(parts(ranks[index]).get(name, np.zeros(1))) for index in others]))
         more = {name: value - theirs.get(name, 0.0) for name, value in mine.items() if name != "communication"}
         phase = max(more, key=lambda name: more[name])
+        place = hottest(ranks[worst].samples_within())
         longest: list[int] = waits.argsort()[-3:].tolist()
         return [
             Finding(
@@ -58,12 +58,14 @@ def look(job: Job) -> list[Finding]:
                     f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
                     f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
                     f"{human_time(mine[phase])}, theirs {human_time(theirs.get(phase, 0.0))}",
+                    *(() if place is None else (f"{place.share:.0%} of its samples are in {place}",)),
                 ),
-                action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}",
+                action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}{'' if place is None else f': {place}'}",
                 gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(waits.mean()))}",
                 certainty="certain",
                 ranks=(number,),
                 steps=tuple(common[at] for at in longest),
+                places=() if place is None else (place,),
             )
         ]
     beyond: Any = own.max(axis=0) - np.median(own, axis=0)
