@@ -15,6 +15,7 @@ from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.queue_lengths import CATEGORY
 from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
 
 MOST_SAMPLES = 200_000
@@ -87,6 +88,8 @@ class RankSummary:
         self.queue: list[float] = []
         """Batches that were ready at each fetch."""
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
+        self.queues: dict[str, list[tuple[int, float]]] = {}
+        """Lengths of asyncio's queues, by where they were made."""
         self.counters: dict[str, list[tuple[int, float]]] = {}
         self.events = 0
         self.kinds: Counter[str] = Counter()
@@ -165,6 +168,8 @@ class RankSummary:
                 return
             if category == "loader":
                 self.queue.append(value)
+            elif category == CATEGORY:
+                self.queues.setdefault(name, []).append((ts, value))
             elif category == "thread cpu":
                 self.thread_cpu.setdefault(name, []).append((ts, value))
             else:
@@ -210,11 +215,21 @@ def steady_of(facts: Facts) -> Facts:
     return facts[count:]
 
 
-def place_of(stack: str, own: tuple[str, ...] = ()) -> Place | None:
+def own_functions(stack: str) -> dict[tuple[str, str], int]:
+    """Functions of the program's own in a sampled stack by name and file, outermost first, each with the line it was at."""
+    found: dict[tuple[str, str], int] = {}
+    for text in stack.split(";"):
+        frame = parse_frame(text)
+        if frame is not None and not in_library(frame.file):
+            found.pop((frame.function, frame.file), None)
+            found[frame.function, frame.file] = frame.line
+    return found
+
+
+def place_of(stack: str) -> Place | None:
     """The innermost function of the program's own in a sampled stack: the last that is in no library."""
-    frames = [parse_frame(frame) for frame in stack.split(";") if frame]
-    mine = [frame for frame in frames if frame is not None and not in_library(frame.file)]
-    return mine[-1] if mine else None
+    own = own_functions(stack)
+    return Place(*list(own)[-1], list(own.values())[-1]) if own else None
 
 
 def in_library(file: str) -> bool:

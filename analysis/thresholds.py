@@ -13,8 +13,10 @@ FIRST_STEPS = 5
 """Steps at the begin that are not judged: caches are cold, code compiles."""
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
-SLOW_STEPS_COST = 0.05
+SLOW_STEPS_COST = 0.10
 """Share of all time that single slow steps cost together, to be a finding."""
+DISTINCT = 0.5
+"""By how much more of the samples of slow steps a function has than of the others, to be what makes them slow."""
 RANK_WAIT = 0.10
 """Share of the step that others wait for a rank."""
 RANK_LAST = 0.60
@@ -23,9 +25,9 @@ GROWTH_PER_100_STEPS = 0.03
 """Of the process's memory."""
 GROWTH_BYTES = 64 << 20
 """Less than this in the whole run is no growth."""
-TINY_OPERATOR_NS = 30_000
+TINY_OPERATOR_NS = 10_000
 """Mean time of an operator below which launching it is what costs."""
-MANY_OPERATORS = 300
+MANY_OPERATORS = 1_000
 """Outermost operators of a step."""
 RUN_QUEUE = 0.10
 """Share of the step in which the thread waits for a processor."""
@@ -50,5 +52,7 @@ QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
 OWN_PROCESSORS = 0.75
 """Part of the processors that the job's own threads must use to be who contends for them."""
+FEWEST_READINGS = 5
+"""Of a queue's length, one each second."""
 PERIODIC = 0.70
 """Share of the excess of slow steps that those with a period must have."""

@@ -13,13 +13,14 @@ from stepscope.runtime.error_text import error_text
 from stepscope.runtime.native_threads import Thread
 from stepscope.runtime.observing import SignalSource
 from stepscope.runtime.stepping import Stepping
+from stepscope.runtime.task_runs import TASKS
 from stepscope.runtime.threads import start
 from stepscope.runtime.tracks import TrackKind
 
 SAMPLE_S = 0.05
 """Seconds between two looks at stacks, on average."""
 THREADS_S = 1.0
-"""Seconds between two readings of the processor time of threads."""
+"""Seconds between two readings of the processor time of threads, and of the lengths of queues."""
 MAX_NAMES = 256
 """Names of threads that are told apart; a program may start threads for ever."""
 OTHERS = "other threads"
@@ -56,9 +57,12 @@ class Sampler:
             due, looks = 0.0, 0
             while self._look(looks):
                 looks += 1
-                if self._cpu.users and time.monotonic() >= due - SAMPLE_S:
+                if time.monotonic() >= due - SAMPLE_S:
                     due = time.monotonic() + THREADS_S
-                    self._cpu.note = self._times.record()
+                    if self._cpu.users:
+                        self._cpu.note = self._times.record()
+                    if TASKS.users:
+                        TASKS.queues.record()
         except Exception as error:  # the program and its other signals go on
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
         self.close()

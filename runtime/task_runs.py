@@ -10,29 +10,33 @@ from typing import Any
 from stepscope.runtime import _core, asyncio_tasks, observing
 from stepscope.runtime.lasting_loop import is_lasting
 from stepscope.runtime.observing import SignalSource
+from stepscope.runtime.queue_lengths import QueueLengths
 
 _OWNERS = ((asyncio.Runner, "run"), (asyncio.BaseEventLoop, "run_forever"))
 """Where loops begin to run: `asyncio.run`, whatever its loop is, and loops of asyncio that are run by hand."""
 
 
 class TaskRuns(SignalSource):
-    """Each task as a span, with the time in which it waits inside of that."""
+    """Each task as a span, with the time in which it waits inside of that; and how long the loop's queues are."""
 
     signal = "tasks"
 
     def __init__(self) -> None:
         super().__init__()
         self._undo: list[Callable[[], None]] = []
+        self.queues = QueueLengths()
 
     def begin(self) -> None:
         """Wraps what runs loops."""
         _core.record_tasks(True)
         for owner, name in _OWNERS:
             self._replace(owner, name)
+        self.queues.begin()
 
     def end(self) -> None:
         """Puts it back, where nobody else has replaced it since."""
         _core.record_tasks(False)
+        self.queues.end()
         while self._undo:
             self._undo.pop()()
 
@@ -54,4 +58,5 @@ class TaskRuns(SignalSource):
         self._undo.append(put_back)
 
 
-observing.add(TaskRuns())
+TASKS = TaskRuns()
+observing.add(TASKS)

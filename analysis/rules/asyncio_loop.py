@@ -8,8 +8,8 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, hottest
-from stepscope.analysis.thresholds import BLOCKED_NS, LOOP_BLOCKED, NEVER_ENDING, QUEUE_GROWTH
+from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame
+from stepscope.analysis.thresholds import BLOCKED_NS, FEWEST_READINGS, LOOP_BLOCKED, NEVER_ENDING, QUEUE_GROWTH
 from stepscope.runtime.table import human_time
 
 
@@ -116,31 +116,41 @@ def look_tasks(job: Job) -> list[Finding]:
 
 
 def look_queue(job: Job) -> list[Finding]:
-    """A counter of a queue that rises all through the run, or tasks whose waits get longer and longer."""
+    """A queue whose length rises all through the run."""
     for rank in job.ranks:
-        for name, readings in rank.counters.items():
-            if not name.startswith("queue "):
-                continue
+        for name, readings in rank.queues.items():
             values = np.array([value for _, value in readings])
-            if len(values) < 10:
+            if len(values) < FEWEST_READINGS:
                 continue
-            thirds = [float(np.median(part)) for part in np.array_split(values, 3)]
-            if thirds[0] < thirds[1] < thirds[2] and thirds[2] - thirds[0] >= QUEUE_GROWTH:
-                return [
-                    Finding(
-                        id="queue-grows",
-                        title=f"A queue grows: {name.removeprefix('queue ')} from {values[0]:,.0f} to {values[-1]:,.0f}.",
-                        cost=0.5,
-                        cost_ns=0.0,
-                        evidence=(
-                            f"its length rose in every third of the run: {', '.join(f'{each:,.0f}' for each in thirds)}",
-                        ),
-                        action="more consumers, quicker ones, or asyncio.Queue(maxsize=...) so that producers wait",
-                        gain="answers that do not get later and later, memory that does not grow",
-                        certainty="certain",
-                    )
-                ]
+            first, second, third = (float(np.median(part)) for part in np.array_split(values, 3))
+            if not first < second < third or third - first < QUEUE_GROWTH or values[-1] < 0.8 * values.max():
+                continue
+            lasting = Counter(task.name for task in rank.tasks if task.open or task.dur > 0.5 * _length(rank))
+            tasks = ", ".join(f"{task} ({count})" for task, count in lasting.most_common(4))
+            place = parse_frame(name)
+            seconds = (readings[-1][0] - readings[0][0]) / 1e9
+            return [
+                Finding(
+                    id="queue-grows",
+                    title=f"A queue grows: what is made in {place.function if place else name} has {values[-1]:,.0f} items at the end.",
+                    cost=0.5,
+                    cost_ns=0.0,
+                    evidence=(
+                        f"its length rose in every third of the run: {first:,.0f}, {second:,.0f}, {third:,.0f}; "
+                        f"{(values[-1] - values[0]) / seconds:,.0f} more each second",
+                        f"tasks that were there most of the time, of which some take from it: {tasks}",
+                    ),
+                    action="more consumers, quicker ones, or asyncio.Queue(maxsize=...) so that producers wait",
+                    gain="answers that do not get later and later, memory that does not grow",
+                    certainty="certain",
+                    places=() if place is None else (place,),
+                )
+            ]
     return []
+
+
+def _length(rank: RankSummary) -> int:
+    return max(task.ts + task.dur for task in rank.tasks) - min(task.ts for task in rank.tasks) if rank.tasks else 0
 
 
 RULES = (
@@ -162,7 +172,7 @@ RULES = (
     ),
     Rule(
         id="queue-grows",
-        needs="lengths of queues",
+        needs="lengths of queues of asyncio (`stepscope run`)",
         finds="producers that are quicker than consumers",
         wrong_if="it is level in a longer run",
         look=look_queue,

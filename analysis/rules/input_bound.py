@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from stepscope.analysis.findings import Finding
+from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import Sample, durations, hottest
+from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, own_functions
 from stepscope.analysis.thresholds import FINDING, SAMPLES
 from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.table import human_count, human_time
 
 LOADER_FILES = ("torch/utils/data/",)
 
@@ -17,6 +19,23 @@ LOADER_FILES = ("torch/utils/data/",)
 def in_loader(sample: Sample) -> bool:
     """Whether the thread was in a DataLoader."""
     return any(file in sample.stack for file in LOADER_FILES)
+
+
+def in_collate(sample: Sample, facts: dict[str, Any]) -> bool:
+    """Whether a loader's own `collate_fn` is on the stack."""
+    file, _, _ = str(facts.get("collate_place", "")).rpartition(":")
+    name = str(facts.get("collate", ""))
+    return not in_library(file) and any(
+        where == file and name.endswith((f".{function}", f".{function.removesuffix('.__call__')}"))
+        for function, where in own_functions(sample.stack)
+    )
+
+
+def item_of(facts: dict[str, Any]) -> Place | None:
+    """Where a loader's data set makes an item."""
+    file, _, line = str(facts.get("place", "")).rpartition(":")
+    name = str(facts.get("dataset", "")).removeprefix("__main__.")
+    return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
 def look(job: Job) -> list[Finding]:
@@ -44,19 +63,24 @@ def look(job: Job) -> list[Finding]:
         evidence[0] += "; the loader works on the training process (num_workers=0)"
         action = "DataLoader(..., num_workers=4, prefetch_factor=4)"
         gain += ", if processors and storage allow it"
-        if place is not None and place.function == facts.get("collate"):
+        collating = sum(in_collate(sample, facts) for sample in samples)
+        if place is not None and collating > 0.5 * len(samples):
             kind = "slow-collate"
+            evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
             action = f"make {place.function} cheaper, or DataLoader(..., num_workers=4) so that workers run it"
     elif workers:
         kind = "input-bound-workers"
         ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
-        evidence[0] += f"; {workers} workers are too slow{ready}"
-        action = f"more workers than {workers}, or cheaper items: each worker makes a batch in about {human_time(cost * workers)} too much"
-        action = f"more than {workers} workers, or less work for each item"
+        evidence[0] += f"; {human_count(workers, 'worker')} cannot keep up{ready}"
+        action = f"more than {human_count(workers, 'worker')}, or less work for each item"
     else:
         kind = "input-bound-in-process"
         action = "load data in other processes: DataLoader(..., num_workers=4)"
-    if place is not None:
+    if workers:
+        place = item_of(facts)
+    if place is not None and workers:
+        evidence.append(f"workers make items in {place}")
+    elif place is not None:
         evidence.append(f"{place.share:.0%} of that in {place}")
     return [
         Finding(

@@ -26,12 +26,17 @@ def look(job: Job) -> list[Finding]:
     index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
     communication = np.array([rank.communication()[at] for rank, at in zip(ranks, index, strict=True)])
     step = np.array([durations(rank.steady)[at] for rank, at in zip(ranks, index, strict=True)])
-    own: Any = step - communication
+    queued = np.array([np.nan_to_num(rank.steady["run_queue_ns"])[at] for rank, at in zip(ranks, index, strict=True)])
+    # Without what a rank waits for processors, which is no work of its own.
+    own: Any = np.maximum(step - communication - queued, 0)
     last: Any = own.argmax(axis=0)
     # What the others wait beyond what the last one communicates.
     waits: Any = np.median(communication, axis=0) - communication.min(axis=0)
     cost = float(waits.mean()) / float(np.mean(step))
     if cost < RANK_WAIT:
+        return []
+    beyond: Any = own.max(axis=0) - np.median(own, axis=0)
+    if float(beyond.mean()) < RANK_WAIT * float(np.mean(step)):
         return []
     counts: Any = np.bincount(last, minlength=len(ranks))
     worst = int(counts.argmax())
@@ -68,7 +73,6 @@ def look(job: Job) -> list[Finding]:
                 places=() if place is None else (place,),
             )
         ]
-    beyond: Any = own.max(axis=0) - np.median(own, axis=0)
     within = float(beyond.mean())
     return [
         Finding(

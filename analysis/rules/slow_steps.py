@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections import Counter
 
-from stepscope.analysis.findings import Finding
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations, hottest
-from stepscope.analysis.statistics import UNCOVERED, parts
-from stepscope.analysis.thresholds import PERIODIC, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
-from stepscope.runtime.table import human_time
+from stepscope.analysis.rank_summary import Sample, durations, own_functions
+from stepscope.analysis.statistics import NAMES, UNCOVERED, parts
+from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_count, human_time
 
 
 def look(job: Job) -> list[Finding]:
-    """Steps of several times the median, if few of them cost much of all time."""
+    """Steps of several times the median, if few of them cost much of all time, and it is known what is different in them."""
     rank = job.main
-    took = durations(rank.steady)
+    took = durations(rank.steady) - waited_for_processors(job)
     if len(took) < 8:
         return []
     median = float(np.median(took))
@@ -27,13 +31,19 @@ def look(job: Job) -> list[Finding]:
     numbers = rank.steady["step"][slow].tolist()
     more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts(rank).items()}
     cause = max(more, key=lambda name: more[name])
-    samples = rank.samples_within(rank.steady[slow])
-    place = hottest(samples) if samples else None
+    usual = np.flatnonzero(took <= SLOW_STEP * median)
+    place = only_in(rank.samples_within(rank.steady[slow]), rank.samples_within(rank.steady[usual]))
+    if cause == NAMES[Phase.COMMUNICATION] and place is None and contended(job):
+        return []  # the thread that communicates may have waited for a processor: of that nothing is recorded
     period = period_of(slow, took[slow] - median, len(took))
-    if cause == UNCOVERED and place is not None:
-        where = f"{place.share:.0%} of the samples there are in {place}"
+    if place is not None:
+        where = f"{place.share:.0%} of the samples there are in {place}, which other steps hardly enter"
+    elif more[cause] >= COVERED * excess and cause != UNCOVERED:
+        where = f"{more[cause] / excess:.0%} of the excess is {cause}"
+    elif period:
+        where = f"the largest part of the excess, {more[cause] / excess:.0%}, is {cause}"
     else:
-        where = f"{more[cause] / excess:.0%} of the excess is {cause}" if excess else ""
+        return []
     each = human_time(excess / len(slow))
     evidence = [
         f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: {each} longer than the median of {human_time(median)}",
@@ -46,7 +56,7 @@ def look(job: Job) -> list[Finding]:
         title = f"A stall every {period} steps: {each} each time, {cost:.0%} of all time."
         kind, action = "periodic-stall", "do it more rarely, or on another thread or process while training goes on"
     else:
-        title = f"{len(slow)} slow steps cost {cost:.0%} of all time: {each} each."
+        title = f"{human_count(len(slow), 'slow step')} cost {cost:.0%} of all time: {each} each."
         kind, action = "slow-steps", "move what these steps do out of the loop, or do it more rarely"
     return [
         Finding(
@@ -54,14 +64,56 @@ def look(job: Job) -> list[Finding]:
             title=title,
             cost=cost,
             cost_ns=excess / len(took),
-            evidence=tuple(filter(None, evidence)),
-            action=action if place is None else f"{action}: {place}",
+            evidence=tuple(evidence),
+            action=action if place is None else f"{place.function}: {action}",
             gain=f"up to {cost:.0%} of the run",
-            certainty="certain" if place is not None and len(samples) >= SAMPLES else "likely",
+            certainty="certain" if place is not None else "likely",
             steps=tuple(numbers[:8]),
             places=() if place is None else (place,),
         )
     ]
+
+
+def waited_for_processors(job: Job) -> NDArray[np.float64]:
+    """ns in which each step of the main rank waited longer for a processor than steps do; or another rank did, for which it waited."""
+    steps = job.main.steady["step"]
+    most = np.zeros(len(steps))
+    for rank in job.ranks:
+        waits = np.nan_to_num(rank.steady["run_queue_ns"])
+        if not len(waits):
+            continue
+        known = dict(zip(rank.steady["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True))
+        most = np.maximum(most, [known.get(step, 0.0) for step in steps.tolist()])
+    return most
+
+
+def contended(job: Job) -> bool:
+    """Whether threads of the job that step wait for processors."""
+    shares = [
+        float(np.nan_to_num(rank.steady["run_queue_ns"]).sum() / durations(rank.steady).sum())
+        for rank in job.ranks
+        if len(rank.steady)
+    ]
+    return max(shares, default=0.0) >= RUN_QUEUE / 2
+
+
+def only_in(slow: list[Sample], usual: list[Sample]) -> Place | None:
+    """The function of the program in which most samples of slow steps are and few of the others: the innermost of such."""
+    if len(slow) < SAMPLES:
+        return None
+    stacks = [own_functions(sample.stack) for sample in slow]
+    here = Counter(function for stack in stacks for function in stack)
+    there = Counter(function for sample in usual for function in own_functions(sample.stack))
+    best, most = None, 0.0
+    for function, count in here.items():  # outer ones first
+        share = count / len(slow)
+        distance = share - there[function] / max(len(usual), 1)
+        if distance >= DISTINCT and distance >= most - 0.05:
+            best, most = function, max(distance, most)
+    if best is None:
+        return None
+    line, _ = Counter(stack[best] for stack in stacks if best in stack).most_common(1)[0]
+    return Place(*best, line, here[best] / len(slow))
 
 
 def period_of(slow: np.ndarray, excess: np.ndarray, count: int) -> int:

@@ -2,7 +2,7 @@
  *
  * Who asks for the interpreter's lock gets it when its holder lets go of it: where a function has ended that the sample is
  * of. So the main thread, which mostly is the one that steps, is asked to look itself, at its next instruction
- * (Py_AddPendingCall); it does not look where it does not run Python, and there the lock is free. */
+ * (main_thread.c); it does not look where it does not run Python, and there the lock is free. */
 #include "readings.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -98,6 +98,16 @@ static const Function *function_of(PyFrameObject *frame) {
     return &known[at];
 }
 
+/* A jump back to a loop's begin, where the main thread mostly looks, has no line: that of what is before it counts. */
+static int line_of(PyFrameObject *frame) {
+    int line = PyFrame_GetLineNumber(frame);
+    if (line >= 0) return line;
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    for (int at = PyFrame_GetLasti(frame) - 2; line < 0 && at >= 0; at -= 2) line = PyCode_Addr2Line(code, at);
+    Py_DECREF(code);
+    return line < 0 ? 0 : line;
+}
+
 /* The program's frames of a thread, the innermost first: not stepscope's, nor those of Python's library that it called
  * (runtime/own_frames.py). */
 static int frames_of(PyThreadState *state, Place *kept, int most) {
@@ -106,7 +116,7 @@ static int frames_of(PyThreadState *state, Place *kept, int most) {
     bool ours = false;
     if (known_count > KNOWN / 2) forget_functions();
     for (PyFrameObject *frame = PyThreadState_GetFrame(state); frame;) {
-        if (count < LOOKED_AT) all[count++] = (Place){function_of(frame), PyFrame_GetLineNumber(frame)};
+        if (count < LOOKED_AT) all[count++] = (Place){function_of(frame), line_of(frame)};
         PyFrameObject *back = count < LOOKED_AT ? PyFrame_GetBack(frame) : NULL;
         Py_DECREF(frame);
         frame = back;
@@ -222,7 +232,7 @@ static bool rest(int fd, double seconds) {
  * that has not the last time is in no Python, and what is not taken here takes the interpreter's lock, which is free. */
 static bool wanted_of_main(int fd, bool waits) {
     atomic_store(&wanted, true);
-    return !Py_AddPendingCall(take_on_main, NULL) && waits && rest(fd, PATIENCE_S) && !atomic_load(&wanted);
+    return call_on_main_thread(take_on_main) && waits && rest(fd, PATIENCE_S) && !atomic_load(&wanted);
 }
 
 PyObject *sampling_py_sample(PyObject *self, PyObject *args) {

@@ -1,0 +1,20 @@
+/* Asks Python's main thread to call something soon, from a thread without the interpreter's lock.
+ *
+ * Up to Python 3.12, Py_AddPendingCall tells the evaluation loop only if the main thread itself calls it
+ * (_Py_ThreadCanHandlePendingCalls in COMPUTE_EVAL_BREAKER): of a call by another thread it learns when it next takes the
+ * lock. So the loop's flag is set here, as PyThreadState_SetAsyncExc sets it from any thread. Its place is in internal headers,
+ * which hold for the Python that this is compiled for. */
+#include <Python.h>
+#if PY_VERSION_HEX < 0x030D0000
+#define Py_BUILD_CORE 1
+#include "internal/pycore_interp.h"
+#endif
+#include "readings.h"
+
+bool call_on_main_thread(int (*function)(void *)) {
+    if (Py_AddPendingCall(function, NULL)) return false;
+#if PY_VERSION_HEX < 0x030D0000
+    _Py_atomic_store_relaxed(&PyInterpreterState_Main()->ceval.eval_breaker, 1);
+#endif
+    return true;
+}

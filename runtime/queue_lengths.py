@@ -1,0 +1,68 @@
+"""Lengths of asyncio's queues, as counters by the place where each queue is made."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import weakref
+from typing import Any
+
+from stepscope.runtime import _core, clock, strings, tracks
+from stepscope.runtime.places import short_file
+
+CATEGORY = "queue"
+MOST_QUEUES = 256
+"""Queues that are followed at once; a program may make queues for ever."""
+
+
+class QueueLengths:
+    """Follows queues that are made between `begin` and `end`, as long as the program keeps them."""
+
+    def __init__(self) -> None:
+        self._followed: list[tuple[weakref.ref[asyncio.Queue[Any]], str]] = []
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def begin(self) -> None:
+        """Wraps `asyncio.Queue.__init__`."""
+        original = self._original = asyncio.Queue.__init__
+
+        @functools.wraps(original)
+        def init(queue: asyncio.Queue[Any], *args: Any, **kwargs: Any) -> None:
+            original(queue, *args, **kwargs)
+            if self._wrapper is not None and len(self._followed) < MOST_QUEUES:
+                self._followed.append((weakref.ref(queue), _caller()))
+
+        self._wrapper = init
+        asyncio.Queue.__init__ = init  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """Puts it back, unless somebody else has replaced it since; forgets the queues."""
+        if self._wrapper is not None and asyncio.Queue.__init__ is self._wrapper:
+            asyncio.Queue.__init__ = self._original  # type: ignore[method-assign]
+        self._wrapper = self._original = None
+        self._followed.clear()
+
+    def record(self) -> None:
+        """Records how many items wait in the queues of each place."""
+        lengths: dict[str, int] = {}
+        for entry in list(self._followed):
+            queue = entry[0]()
+            if queue is None:
+                self._followed.remove(entry)
+            else:
+                lengths[entry[1]] = lengths.get(entry[1], 0) + queue.qsize()
+        now, track, category = clock.now(), tracks.process(), strings.category(CATEGORY)
+        for place, length in lengths.items():
+            _core.put(True, strings.intern(place), category, track, now, float(length), b"")
+
+
+def _caller() -> str:
+    """The function that makes a queue, with its file and line: the innermost that is not in asyncio itself."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and "/asyncio/" in frame.f_code.co_filename:
+        frame = frame.f_back
+    code = frame.f_code
+    name = getattr(code, "co_qualname", code.co_name)
+    return f"{name} ({short_file(code.co_filename)}:{frame.f_lineno})"
