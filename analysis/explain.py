@@ -63,7 +63,13 @@ def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
 ENVIRONMENT = {"machine-shared"}
 """Findings about what is around the program: after those about itself."""
 ECHOES = {
-    "slow-rank": ("input-bound-in-process", "input-bound-workers", "uneven-work", "communication-exposed", "slow-steps"),
+    "slow-rank": (
+        "input-bound-in-process",
+        "input-bound-workers",
+        "uneven-work",
+        "communication-exposed",
+        "slow-steps",
+    ),
     "uneven-work": ("communication-exposed", "slow-steps"),
     "interpreter-lock": ("processors-contended", "python-between-operators", "program-waits"),
     "value-read-back": ("python-between-operators", "tiny-operators"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import msgspec
 
 from stepscope.analysis.findings import Finding

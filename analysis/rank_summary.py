@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import Place
 from stepscope.analysis.recording import Rank, finished
 from stepscope.analysis.thresholds import FIRST_STEPS
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import EventBatch, Flag, Kind
-from stepscope.runtime.queue_lengths import CATEGORY
 from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
 
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
+LATE_NS = 1_000_000
+"""How long after a call a sample may be taken that was asked for meanwhile."""
 MOST_TASKS = 200_000
 
 
@@ -82,6 +83,8 @@ class RankSummary:
         self.loaders: list[Loader] = []
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
+        self.forced_writes: list[tuple[int, int]] = []
+        """Begin and end of each."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.not_finite: dict[str, int] = {}
         """Counters that had a value that is no number: when first."""
@@ -90,6 +93,8 @@ class RankSummary:
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
         self.queues: dict[str, list[tuple[int, float]]] = {}
         """Lengths of asyncio's queues, by where they were made."""
+        self.demand: dict[str, list[tuple[int, float]]] = {}
+        """ns on processors and of waiting for one, by whose they are; and how many processors there are."""
         self.counters: dict[str, list[tuple[int, float]]] = {}
         self.events = 0
         self.kinds: Counter[str] = Counter()
@@ -151,7 +156,11 @@ class RankSummary:
         rare = np.flatnonzero((kinds == Kind.INSTANT) | (kinds == Kind.COUNTER))
         for index in rare.tolist():
             self._point(batch, events[index])
-        for category, take in (("gc", self._collection), ("task run", self._task)):
+        for category, take in (
+            ("gc", self._collection),
+            ("task run", self._task),
+            ("forced write", self._forced_write),
+        ):
             number = strings.category(category)
             for index in np.flatnonzero((kinds == Kind.SPAN) & (events["category"] == number)).tolist():
                 take(batch, events[index])
@@ -168,8 +177,10 @@ class RankSummary:
                 return
             if category == "loader":
                 self.queue.append(value)
-            elif category == CATEGORY:
+            elif category == queue_lengths.CATEGORY:
                 self.queues.setdefault(name, []).append((ts, value))
+            elif category == processor_demand.CATEGORY:
+                self.demand.setdefault(name, []).append((ts, value))
             elif category == "thread cpu":
                 self.thread_cpu.setdefault(name, []).append((ts, value))
             else:
@@ -188,6 +199,10 @@ class RankSummary:
         self.collections.append(
             Collection(int(event["ts"]), int(event["dur"]), int(arguments(batch, event).get("generation", -1)))
         )
+
+    def _forced_write(self, batch: EventBatch, event: Any) -> None:
+        if len(self.forced_writes) < MOST_SAMPLES:
+            self.forced_writes.append((int(event["ts"]), int(event["ts"] + event["dur"])))
 
     def _task(self, batch: EventBatch, event: Any) -> None:
         if len(self.tasks) < MOST_TASKS:
@@ -213,6 +228,17 @@ def steady_of(facts: Facts) -> Facts:
     """Steps that are judged: without the first ones, when caches are cold and code compiles."""
     count = min(FIRST_STEPS, len(facts) // 4)
     return facts[count:]
+
+
+def within(samples: list[Sample], intervals: list[tuple[int, int]]) -> list[Sample]:
+    """Samples that were asked for in one of the intervals, which are in order: a thread that runs no Python takes them at its end."""
+    begin, end = np.array(intervals, np.int64).reshape(-1, 2).T
+    at = np.array([sample.ts for sample in samples], np.int64)
+    index = np.searchsorted(begin, at, side="right") - 1
+    if not len(begin):
+        return []
+    inside = (index >= 0) & (at < end[np.maximum(index, 0)] + LATE_NS)
+    return [sample for sample, taken in zip(samples, inside.tolist(), strict=True) if taken]
 
 
 def own_functions(stack: str) -> dict[tuple[str, str], int]:

@@ -46,12 +46,14 @@ UNCOVERED_PLACE = 0.30
 """Share of the samples outside of torch that must be in one function to name it."""
 LOOP_BLOCKED = 0.05
 """Share of the run in which callbacks that are too long block the loop."""
+AT_THE_END = 0.01
+"""Part of the run, at its end, in which tasks that end are taken for cancelled."""
 NEVER_ENDING = 20
 """Tasks of one name that did not end."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
-OWN_PROCESSORS = 0.75
-"""Part of the processors that the job's own threads must use to be who contends for them."""
+TOO_MANY = 1.1
+"""Times the processors there are that the job would use, from which on it is itself who contends for them."""
 FEWEST_READINGS = 5
 """Of a queue's length, one each second."""
 PERIODIC = 0.70

@@ -88,7 +88,7 @@ class Profiler(Reporting):
         control: Control | None = None,
     ) -> None:
         import_module("stepscope.runtime.exit")  # closes profilers when the interpreter exits
-        for source in ("sampling", "task_runs"):
+        for source in ("forced_writes", "sampling", "task_runs"):
             import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
         self.options = options

@@ -12,6 +12,7 @@ from stepscope.runtime import _core, asyncio_tasks, clock, observing, strings, t
 from stepscope.runtime.error_text import error_text
 from stepscope.runtime.native_threads import Thread
 from stepscope.runtime.observing import SignalSource
+from stepscope.runtime.processor_demand import ProcessorDemand
 from stepscope.runtime.stepping import Stepping
 from stepscope.runtime.task_runs import TASKS
 from stepscope.runtime.threads import start
@@ -41,6 +42,7 @@ class Sampler:
         self._stacks, self._cpu = stacks, cpu
         self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._times = ThreadTimes()
+        self._demand = ProcessorDemand()
         self._thread = Thread(target=self._run, name="stepscope sampler", daemon=True)
         start(self._thread)
 
@@ -61,6 +63,7 @@ class Sampler:
                     due = time.monotonic() + THREADS_S
                     if self._cpu.users:
                         self._cpu.note = self._times.record()
+                        self._demand.record()
                     if TASKS.users:
                         TASKS.queues.record()
         except Exception as error:  # the program and its other signals go on

@@ -26,18 +26,19 @@ class Phase(IntEnum):
     GARBAGE_COLLECTION = 0
     COMMUNICATION = 1
     CHECKPOINT = 2
-    DATA = 3
-    OPTIMIZER = 4
-    BACKWARD = 5
-    COPY = 6
-    FORWARD = 7
-    SUSPENDED = 8
+    FORCED_WRITE = 3
+    DATA = 4
+    OPTIMIZER = 5
+    BACKWARD = 6
+    COPY = 7
+    FORWARD = 8
+    SUSPENDED = 9
     """A task of asyncio waits."""
-    BACKWARD_ELSEWHERE = 9
+    BACKWARD_ELSEWHERE = 10
     """autograd works on a thread of its own, and nothing else is open here."""
-    COMMUNICATION_ELSEWHERE = 10
+    COMMUNICATION_ELSEWHERE = 11
     """A collective goes on in another thread, as gloo's do, and nothing else is open here."""
-    SPAN = 11
+    SPAN = 12
     """Spans of the program, without what is in them of the above."""
 
 
@@ -97,6 +98,8 @@ def class_of(name: str, category: str) -> int:
         return Phase.GARBAGE_COLLECTION
     if category == "checkpoint":
         return Phase.CHECKPOINT
+    if category == "forced write":
+        return Phase.FORCED_WRITE
     if name.startswith(_COLLECTIVES):
         return Phase.COMMUNICATION
     if name.startswith("enumerate(DataLoader)") or category == "data":

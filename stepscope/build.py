@@ -15,7 +15,7 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import exit as closing_at_exit
-from stepscope.runtime import sampling, task_runs
+from stepscope.runtime import forced_writes, sampling, task_runs
 from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
@@ -32,7 +32,7 @@ from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
 
-_INSTALLED = (closing_at_exit, sampling, task_runs, torch_loader)
+_INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and signals are known. A profiler that
 is made later may find no descriptors to import them."""
 

@@ -9,7 +9,14 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame
-from stepscope.analysis.thresholds import BLOCKED_NS, FEWEST_READINGS, LOOP_BLOCKED, NEVER_ENDING, QUEUE_GROWTH
+from stepscope.analysis.thresholds import (
+    AT_THE_END,
+    BLOCKED_NS,
+    FEWEST_READINGS,
+    LOOP_BLOCKED,
+    NEVER_ENDING,
+    QUEUE_GROWTH,
+)
 from stepscope.runtime.table import human_time
 
 
@@ -90,14 +97,17 @@ def look_tasks(job: Job) -> list[Finding]:
     rank = max(job.ranks, key=lambda each: len(each.tasks))
     if len(rank.tasks) < NEVER_ENDING:
         return []
-    opened = Counter(task.name for task in rank.tasks if task.open)
+    end = max(task.ts + task.dur for task in rank.tasks)
+    # asyncio.run cancels at its end what is still there.
+    left = [task for task in rank.tasks if task.open or task.ts + task.dur > end - AT_THE_END * _length(rank)]
+    opened = Counter(task.name for task in left)
     all_of = Counter(task.name for task in rank.tasks)
     found: list[Finding] = []
     for name, count in opened.items():
         if count < NEVER_ENDING or count < 0.5 * all_of[name]:
             continue
-        starts = np.array([task.ts for task in rank.tasks if task.name == name and task.open])
-        spread = (starts.max() - starts.min()) / max(max(task.ts + task.dur for task in rank.tasks) - starts.min(), 1)
+        starts = np.array([task.ts for task in left if task.name == name])
+        spread = (starts.max() - starts.min()) / max(end - starts.min(), 1)
         if spread < 0.5:  # began together: a pool
             continue
         found.append(

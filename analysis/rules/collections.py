@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.rank_summary import durations, hottest, within
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
@@ -25,7 +25,8 @@ def look(job: Job) -> list[Finding]:
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
     regular = len(full) >= 0.5 * len(took)
-    place = hottest([sample for sample in rank.samples_within() if sample.state == "R"]) if regular else None
+    intervals = [(one.ts, one.ts + one.dur) for one in full]
+    place = hottest(within(rank.samples_within(), intervals)) if regular else None
     each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
     return [
         Finding(
@@ -35,6 +36,7 @@ def look(job: Job) -> list[Finding]:
             cost_ns=cost * rank.step_ns,
             evidence=(
                 f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",
+                *(() if place is None else (f"{place.share:.0%} of the samples there are in {place}",)),
             ),
             action="leave out gc.collect() in the loop"
             if regular

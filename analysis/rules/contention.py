@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import numpy as np
@@ -10,7 +9,8 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
-from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, OWN_PROCESSORS, RUN_QUEUE, SAMPLES
+from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, RUN_QUEUE, SAMPLES, TOO_MANY
+from stepscope.runtime import processor_demand
 from stepscope.runtime.table import human_time
 
 
@@ -27,17 +27,25 @@ def look_processors(job: Job) -> list[Finding]:
         return []
     preempted = float(np.nanmedian(rank.steady["preemptions"]))
     busy = busy_threads(rank.thread_cpu)
-    own = sum(share for _, share in busy) * len([each for each in job.ranks if len(each.steady)])
-    if busy and own < OWN_PROCESSORS * (os.cpu_count() or 1):
-        return [_shared(rank, cost, own)]
+    own, children, processors = demand(job)
+    if processors and own + children <= TOO_MANY * processors:
+        return [_shared(rank, cost, own + children, processors)]
     evidence = [
         f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
         f"it is preempted {preempted:,.0f} times"
     ]
+    if processors:
+        whose = f", and their child processes {children:.1f}" if children >= 0.1 else ""
+        evidence.append(f"the job's own threads would use {own:.1f} processors{whose}; there are {processors:g}")
     if busy:
         evidence.append(
             "threads of this process: " + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4])
         )
+    fewer = (
+        "fewer child processes"
+        if children > own
+        else "fewer threads: torch.set_num_threads(processors / processes), OMP_NUM_THREADS"
+    )
     return [
         Finding(
             id="processors-contended",
@@ -45,32 +53,48 @@ def look_processors(job: Job) -> list[Finding]:
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=tuple(evidence),
-            action="fewer threads: torch.set_num_threads(processors / processes), OMP_NUM_THREADS, fewer loader workers; or fewer programs beside it",
+            action=f"{fewer}, fewer loader workers; or more processors",
             gain=f"up to {cost:.0%} of each step",
-            certainty="certain",
+            certainty="certain" if processors else "likely",
         )
     ]
 
 
-def _shared(rank: RankSummary, cost: float, own: float) -> Finding:
+def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Finding:
     return Finding(
         id="machine-shared",
         title=f"Other programs use the processors: {cost:.0%} of each step is waiting for one.",
         cost=cost,
         cost_ns=cost * rank.step_ns,
-        evidence=(f"all threads of the job use {own:.1f} processors; all other findings hold beside this one",),
+        evidence=(
+            f"the job would use {own:.1f} of {processors:g} processors if it had them; all other findings hold beside this one",
+        ),
         action="measure again on a machine of its own, or see what else runs there",
         certainty="likely",
     )
 
 
+def demand(job: Job) -> tuple[float, float, float]:
+    """Processors that the threads of the ranks on one host would use, those of their child processes, and how many there are; 0: unknown."""
+    own = children = processors = 0.0
+    for rank in job.ranks:
+        if rank.of.host != job.main.of.host or processor_demand.PROCESSORS not in rank.demand:
+            continue
+        own += rate(rank.demand[processor_demand.OWN])
+        children += rate(rank.demand[processor_demand.CHILDREN])
+        processors = max(processors, rank.demand[processor_demand.PROCESSORS][-1][1])
+    return own, children, processors
+
+
+def rate(readings: list[tuple[int, float]]) -> float:
+    """By how much a counter grows in a ns."""
+    (first, before), (last, after) = readings[0], readings[-1]
+    return (after - before) / (last - first) if last > first else 0.0
+
+
 def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
     """Shares of a processor by thread, the busiest first."""
-    found: list[tuple[str, float]] = []
-    for name, readings in series.items():
-        (first, before), (last, after) = readings[0], readings[-1]
-        if last > first:
-            found.append((name, (after - before) / (last - first)))
+    found = [(name, rate(readings)) for name, readings in series.items()]
     return sorted((one for one in found if one[1] > 0.05), key=lambda one: -one[1])
 
 
@@ -111,9 +135,9 @@ def look_lock(job: Job) -> list[Finding]:
 RULES = (
     Rule(
         id="processors-contended",
-        needs="waiting for processors at each step (schedstat)",
-        finds="more threads than processors",
-        wrong_if="steps are as long with fewer threads",
+        needs="waiting for processors at each step and of all threads each second (schedstat)",
+        finds="more threads, or child processes, than processors",
+        wrong_if="steps are as long with fewer of them",
         look=look_processors,
     ),
     Rule(

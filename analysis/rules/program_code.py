@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame
+from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame, within
 from stepscope.analysis.rules.input_bound import in_loader
 from stepscope.analysis.thresholds import FINDING, SAMPLES, UNCOVERED_PLACE
 from stepscope.runtime.step_facts import Phase
@@ -70,13 +70,40 @@ def _beyond_engine(sample: Sample) -> bool:
     return any((frame := parse_frame(each)) is not None and not in_library(frame.file) for each in after)
 
 
+def look_writes(job: Job) -> list[Finding]:
+    """Time in `os.fsync` and the like."""
+    rank = job.main
+    if not len(rank.steady):
+        return []
+    took, waits = durations(rank.steady), rank.phase(Phase.FORCED_WRITE)
+    cost = float(np.median(waits)) / float(np.median(took))
+    if cost < FINDING:
+        return []
+    place = hottest(within(rank.samples_within(), rank.forced_writes))
+    evidence = [
+        f"{human_time(float(np.median(waits)))} of {human_time(rank.step_ns)} are in os.fsync or os.fdatasync, in "
+        f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
+    written = rank.steady["written_bytes"]
+    writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+    return [
+        _writes(
+            rank, cost, writes, evidence, place, f"about {human_time(float(np.median(waits)))} of each step", "certain"
+        )
+    ]
+
+
 def look_between(job: Job) -> list[Finding]:
     """Time that no operator covers, and where the stack was then."""
     rank = job.main
     if not len(rank.steady):
         return []
     took = durations(rank.steady)
-    bare = rank.uncovered() + rank.phase(Phase.SPAN)
+    queued = np.minimum(np.nan_to_num(rank.steady["run_queue_ns"]) / took, 1)
+    # Of what the thread waits for processors, each phase has its part.
+    bare = (rank.uncovered() + rank.phase(Phase.SPAN)) * (1 - queued)
     cost = float(np.median(bare)) / float(np.median(took))
     if cost < FINDING:
         return []
@@ -98,7 +125,7 @@ def look_between(job: Job) -> list[Finding]:
         evidence.append(f"{place.share:.0%} of the samples there are in {place}")
     gain = f"about {human_time(float(np.median(bare)))} of each step"
     if writes >= WRITTEN_BYTES and running < 0.6:
-        return [_writes(rank, cost, writes, evidence, place, gain)]
+        return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
     if running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1):
         title, kind = f"The loop waits {cost:.0%} of each step in the program's own code.", "program-waits"
         action = "do not wait in the loop: sleeps, locks, network and files belong on another thread"
@@ -123,7 +150,7 @@ def look_between(job: Job) -> list[Finding]:
 
 
 def _writes(
-    rank: RankSummary, cost: float, writes: float, evidence: list[str], place: Place | None, gain: str
+    rank: RankSummary, cost: float, writes: float, evidence: list[str], place: Place | None, gain: str, certainty: str
 ) -> Finding:
     return Finding(
         id="forced-writes",
@@ -133,7 +160,7 @@ def _writes(
         evidence=(*evidence, f"{writes / 1e3:,.0f} kB are written in each step"),
         action="write without fsync and flush in the loop, less often, or on another thread",
         gain=gain,
-        certainty="likely",
+        certainty=certainty,
         places=() if place is None else (place,),
     )
 
@@ -155,6 +182,13 @@ RULES = (
         finds="hooks of tensors and modules, and custom backward functions, that take long",
         wrong_if="backward takes as long without the hook",
         look=look_backward,
+    ),
+    Rule(
+        id="forced-writes",
+        needs="calls of `os.fsync` (signal `writes`); stack samples say where",
+        finds="a loop that waits until what it writes is on the disk",
+        wrong_if="the step is as long without the forced writes",
+        look=look_writes,
     ),
     Rule(
         id="python-between-operators",

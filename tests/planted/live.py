@@ -99,10 +99,10 @@ def run(program: Program, arguments: list[str], out: Path) -> None:
         raise RuntimeError(f"{program.name} ended with {done.returncode}:\n{done.stderr[-2000:]}")
 
 
-def judge(program: Program, out: Path, *, cured: bool) -> Outcome:
-    """Runs and explains."""
-    arguments = (program.cured or []) if cured else program.arguments
-    run(program, arguments, out)
+def judge(program: Program, out: Path, *, cured: bool, recorded: bool = False) -> Outcome:
+    """Runs, unless it is recorded already, and explains."""
+    if not recorded:
+        run(program, (program.cured or []) if cured else program.arguments, out)
     begin = time.perf_counter()
     answer = explain(out)
     return Outcome(program, cured, answer, time.perf_counter() - begin)
@@ -126,6 +126,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--out", type=Path, help="keep the runs there")
+    parser.add_argument("--recorded", action="store_true", help="judge the runs that are there, and run nothing")
     parser.add_argument("--markdown", type=Path, help="write the table to a file, too")
     parser.add_argument("--faults-only", action="store_true")
     given = parser.parse_args()
@@ -137,6 +138,8 @@ def main() -> int:
         print(row, flush=True)
 
     print(HEAD, flush=True)
+    if given.out is not None:
+        given.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as room:
         for program in programs():
             if given.names and program.name not in given.names:
@@ -145,7 +148,7 @@ def main() -> int:
                 for number in range(given.times):
                     out = (given.out or Path(room)) / f"{program.name}{'-cured' if cured else ''}-{number}"
                     try:
-                        outcome = judge(program, out.absolute(), cured=cured)
+                        outcome = judge(program, out.absolute(), cured=cured, recorded=given.recorded)
                     except Exception as error:
                         why = " ".join(str(error).split())[-300:]
                         tell(f"| {program.name} | {program.fault} | failed: {why} | | | **wrong** | |")
