@@ -78,7 +78,7 @@ def demand(job: Job) -> tuple[float, float, float]:
     """Processors that the threads of the ranks on one host would use, those of their child processes, and how many there are; 0: unknown."""
     own = children = processors = 0.0
     for rank in job.ranks:
-        if rank.of.host != job.main.of.host or processor_demand.PROCESSORS not in rank.demand:
+        if rank.of.host != job.main.of.host or len(rank.demand.get(processor_demand.PROCESSORS, ())) < 2:
             continue
         own += rate(rank.demand[processor_demand.OWN])
         children += rate(rank.demand[processor_demand.CHILDREN])

@@ -126,7 +126,10 @@ def look_between(job: Job) -> list[Finding]:
     gain = f"about {human_time(float(np.median(bare)))} of each step"
     if writes >= WRITTEN_BYTES and running < 0.6:
         return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
-    if running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1):
+    waits = running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1)
+    if not waits and not rank.steady["operators"].any():
+        return []  # a loop of Python alone does what it is for
+    if waits:
         title, kind = f"The loop waits {cost:.0%} of each step in the program's own code.", "program-waits"
         action = "do not wait in the loop: sleeps, locks, network and files belong on another thread"
     else:

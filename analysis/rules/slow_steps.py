@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import Sample, durations, own_functions
-from stepscope.analysis.statistics import NAMES, UNCOVERED, parts
+from stepscope.analysis.statistics import UNCOVERED, parts
 from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
-from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
+
+
+MOST_COMPARED = 64
+"""Slow steps whose distances are compared, and distances that are tried for a period."""
 
 
 def look(job: Job) -> list[Finding]:
@@ -33,15 +36,13 @@ def look(job: Job) -> list[Finding]:
     cause = max(more, key=lambda name: more[name])
     usual = np.flatnonzero(took <= SLOW_STEP * median)
     place = only_in(rank.samples_within(rank.steady[slow]), rank.samples_within(rank.steady[usual]))
-    if cause == NAMES[Phase.COMMUNICATION] and place is None and contended(job):
-        return []  # the thread that communicates may have waited for a processor: of that nothing is recorded
     period = period_of(slow, took[slow] - median, len(took))
     if place is not None:
         where = f"{place.share:.0%} of the samples there are in {place}, which other steps hardly enter"
-    elif more[cause] >= COVERED * excess and cause != UNCOVERED:
-        where = f"{more[cause] / excess:.0%} of the excess is {cause}"
+    elif more[cause] >= COVERED * excess and cause != UNCOVERED and not contended(job):
+        where = f"{min(more[cause] / excess, 1):.0%} of the excess is {cause}"
     elif period:
-        where = f"the largest part of the excess, {more[cause] / excess:.0%}, is {cause}"
+        where = f"the largest part of the excess, {min(more[cause] / excess, 1):.0%}, is {cause}"
     else:
         return []
     each = human_time(excess / len(slow))
@@ -88,7 +89,7 @@ def waited_for_processors(job: Job) -> NDArray[np.float64]:
 
 
 def contended(job: Job) -> bool:
-    """Whether threads of the job that step wait for processors."""
+    """Whether threads of the job that step wait for processors. Then others may, too, of which that is not recorded for each step."""
     shares = [
         float(np.nan_to_num(rank.steady["run_queue_ns"]).sum() / durations(rank.steady).sum())
         for rank in job.ranks
@@ -124,16 +125,16 @@ def period_of(slow: np.ndarray, excess: np.ndarray, count: int) -> int:
         excess: what each takes too long.
         count: of all steps.
     """
+    longest = np.sort(slow[np.argsort(excess)[-MOST_COMPARED:]])
+    distances = Counter(np.subtract.outer(longest, longest)[np.tril_indices(len(longest), -1)].tolist())
     best, most = 0, 0.0
-    for period in sorted(set(np.subtract.outer(slow, slow)[np.tril_indices(len(slow), -1)].tolist())):
-        if period < 2:
-            continue
-        for phase in {int(each) % period for each in slow}:
-            hit = slow % period == phase
-            foretold = len(range(phase, count, period))
-            covers = float(excess[hit].sum() / excess.sum())
-            if hit.sum() >= 3 and hit.sum() >= 0.8 * foretold and covers > most + 0.01:
-                best, most = period, covers
+    for period in sorted(period for period, _ in distances.most_common(MOST_COMPARED) if period >= 2):
+        hits = np.bincount(slow % period, minlength=period)
+        covered = np.bincount(slow % period, weights=excess, minlength=period) / excess.sum()
+        phase = int(covered.argmax())
+        foretold = len(range(phase, count, period))
+        if hits[phase] >= 3 and hits[phase] >= 0.8 * foretold and covered[phase] > most + 0.01:
+            best, most = period, float(covered[phase])
     return best if most >= PERIODIC else 0
 
 
