@@ -87,13 +87,26 @@ def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
 
 def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     if not summaries or not any(summary.events for summary in summaries):
+        if any(summary.of.foreign for summary in summaries):
+            return "Nothing was recorded: the trace has no events."
         return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
+    if any(summary.of.foreign for summary in summaries):
+        # The device's facts are said all the same.
+        steps_said = (
+            "No steps were recorded"
+            if steps == 0
+            else f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded"
+        )
+        return (
+            f"{steps_said}; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
+            "`prof.step()` at the end of each iteration."
+        )
     if steps == 0:
         return (
             "The program has no steps: call profiler.step() at the end of each iteration, or run a training with `stepscope run`, "
             "which takes each call of an optimizer's step() for one."
         )
-    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
+    return f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded; {FEWEST_STEPS} or more are needed: record longer."
 
 
 def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
@@ -102,7 +115,13 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
-    return f"{events:,} events, {lost}{still}."
+    notes = [note for rank in recording.ranks for note in rank.notes]
+    more = (
+        f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
+        if notes
+        else ""
+    )
+    return f"{events:,} events, {lost}{still}{more}."
 
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
@@ -113,7 +132,7 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
         said.append("processor time and memory of steps (no signals)")
     if any(len(summary.steady) and not summary.steady["operators"].any() for summary in summaries):
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
-    elif not any(summary.facts["device"].any() for summary in summaries if len(summary.facts)):
+    elif not any(summary.devices for summary in summaries):
         said.append("device activity (none was recorded)")
     return tuple(said)
 

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.findings import Place
+from stepscope.analysis.devices import DeviceBuilder, answers
+from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
 from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, strings
@@ -92,11 +93,14 @@ class RankSummary:
         self.kinds: Counter[str] = Counter()
         table = Aggregates()
         builders: dict[int, StepFactsBuilder] = {}
+        devices: dict[int, DeviceBuilder] = {}
         for batch in rank.batches():
             builder = builders.get(batch.window)
             if builder is None:
                 builder = builders[batch.window] = StepFactsBuilder(late=True)
+                devices[batch.window] = DeviceBuilder()
             builder.update(batch.events)
+            devices[batch.window].update(batch.events)
             table.update(batch.events)
             self._look(batch)
             self.events += len(batch)
@@ -106,6 +110,7 @@ class RankSummary:
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
         ]
         self.steady: Facts = steady_of(self.facts)
+        self.devices: tuple[DeviceAnswer, ...] = answers(devices[number] for number in sorted(devices))
 
     @property
     def step_ns(self) -> float:
