@@ -8,14 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.findings import DeviceAnswer, KernelTime, RankAnswer, Share
+from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, NameShare, RankAnswer
+from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind
-from stepscope.runtime.step_facts import DEVICE_CLASS, MANY_INTERVALS, Device, Phase, Times, class_of, union
-from stepscope.runtime.table import human_time
+from stepscope.runtime.step_facts import DEVICE_CLASS, MANY_INTERVALS, Device, Phase, Times, class_of, covered, union
+from stepscope.runtime.table import human_time, printable, shorten
 
 MOST_KERNELS = 20
 """Names of kernels in an answer."""
+MOST_NAME = 48
+"""Columns of a name in a sentence."""
+MOST_NAMES = 3
+"""Names of an activity of the host."""
+MOST_SPANS = 1 << 18
+"""Spans of a window that are kept until it is known what the host did meanwhile; in longer ones its activities have no names."""
 
 
 class Activity(IntEnum):
@@ -55,7 +62,19 @@ _PHASES = {
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 _LAUNCHES = ("launch", "graphexec")
 _HOST = 100
-_NOTHING = 255
+_OTHER = 255
+"""Spans that are no activity, but may lie between two that are."""
+_SPAN = np.dtype(
+    [
+        ("ts", "<i8"),
+        ("dur", "<i8"),
+        ("id", "<u8"),
+        ("parent", "<u8"),
+        ("name", "<u4"),
+        ("track", "<u4"),
+        ("class", "u1"),
+    ]
+)
 _Pieces = list[tuple[Times, Times]]
 
 
@@ -75,9 +94,15 @@ def activity_of(name: str, category: str) -> Activity | None:
 
 
 class DeviceBuilder:
-    """Gathers what devices and host did in one window. Memory grows with the gaps between intervals, not with their number."""
+    """Gathers what devices and host did in one window.
 
-    def __init__(self) -> None:
+    Args:
+        most_spans: that are kept to find names by; else memory grows with the gaps between intervals, not with their number.
+    """
+
+    def __init__(self, most_spans: int = MOST_SPANS) -> None:
+        self._room = most_spans
+        self._spans: list[Any] = []
         self._classes: dict[int, int] = {}
         self._owners: dict[int, int] = {}
         self._busy: dict[tuple[int, int], _Pieces] = {}
@@ -97,10 +122,11 @@ class DeviceBuilder:
         classes = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))[inverse]
         begin = spans["ts"].astype(np.int64)
         end = begin + spans["dur"]
+        self._keep(spans, classes)
         places, rows = np.unique(spans["track"].astype(np.int64) << 8 | classes, return_inverse=True)
         for at, place in enumerate(places.tolist()):
             track, number = place >> 8, place & 0xFF
-            if number == _NOTHING:
+            if number == _OTHER:
                 continue
             chosen = rows == at
             if number >= _HOST:
@@ -111,6 +137,17 @@ class DeviceBuilder:
             if number != Device.COPY:
                 self._count(device, spans["name"][chosen], spans["dur"][chosen])
 
+    def _keep(self, spans: Block, classes: Any) -> None:
+        self._room -= len(spans)
+        if self._room < 0:
+            self._spans.clear()
+            return
+        kept: Any = np.zeros(len(spans), _SPAN)
+        for field in ("ts", "dur", "id", "parent", "name", "track"):
+            kept[field] = spans[field]
+        kept["class"] = classes
+        self._spans.append(kept[classes >= _HOST])
+
     def _class(self, key: int) -> int:
         found = self._classes.get(key)
         if found is None:
@@ -120,7 +157,7 @@ class DeviceBuilder:
                 found = number - DEVICE_CLASS
             else:
                 activity = activity_of(name, category)
-                found = _NOTHING if activity is None else _HOST + activity
+                found = _OTHER if activity is None else _HOST + activity
             self._classes[key] = found
         return found
 
@@ -154,11 +191,14 @@ class DeviceBuilder:
         host = self._activities()
         return [self._use(device, host) for device in sorted({device for device, _ in self._busy})]
 
-    def _activities(self) -> dict[int, tuple[Times, Times]]:
-        """Of the threads that step or launch. Others may wait for hours: what they are in says nothing."""
+    def _threads(self) -> set[int]:
+        """Those that step or launch. Others may wait for hours: what they are in says nothing."""
         launching = {track for track, number in self._host if number in (Activity.LAUNCH, Activity.RUNTIME)}
         launching = launching or {track for track, number in self._host if number == Activity.OPERATOR}
-        chosen = launching | self._stepping
+        return launching | self._stepping
+
+    def _activities(self) -> dict[int, tuple[Times, Times]]:
+        chosen = self._threads()
         found: dict[int, tuple[Times, Times]] = {}
         for activity in Activity:
             pieces = [
@@ -180,19 +220,43 @@ class DeviceBuilder:
         for number in Device:
             if number in parts:
                 alone[number], busy = _more(busy, parts[number])
-        covered, meanwhile = busy, {}
+        taken, meanwhile = busy, {}
         for activity, (begin, end) in host.items():
             within = (end > first) & (begin < last)
             clipped = np.maximum(begin[within], first), np.minimum(end[within], last)
-            meanwhile[activity], covered = _more(covered, clipped)
+            meanwhile[activity], taken = _more(taken, clipped)
         found = tracks.get(device)
         return DeviceUse(
             found.name if found is not None and found.name else "device",
             last - first,
             [alone.get(number, 0) for number in Device],
             meanwhile,
+            self._names(first, last, busy),
             {strings.text(name): took for (owner, name), took in self._kernels.items() if owner == device},
         )
+
+    def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> dict[tuple[int, str], int]:
+        """How long spans of an activity and name were the innermost ones while the device idled."""
+        if not self._spans:
+            return {}
+        spans: Any = np.concatenate(self._spans)
+        spans = spans[np.isin(spans["track"], list(self._threads()))]
+        begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
+        idle = end - begin - (covered(*busy, end) - covered(*busy, begin))
+        order = np.argsort(spans["id"], kind="stable")
+        ids = spans["id"][order]
+        at = np.minimum(np.searchsorted(ids, spans["parent"]), max(len(ids) - 1, 0))
+        inner = (spans["parent"] != 0) & (ids[at] == spans["parent"])
+        own = idle.copy()
+        np.subtract.at(own, order[at[inner]], idle[inner])
+        keys, inverse = np.unique(spans["class"].astype(np.int64) << 32 | spans["name"], return_inverse=True)
+        sums = np.zeros(len(keys), np.int64)
+        np.add.at(sums, inverse, np.maximum(own, 0))
+        return {
+            (key >> 32, strings.text(key & 0xFFFFFFFF)): ns
+            for key, ns in zip(keys.tolist(), sums.tolist(), strict=True)
+            if ns and key >> 32 != _OTHER
+        }
 
 
 class DeviceUse:
@@ -204,10 +268,11 @@ class DeviceUse:
         total: int,
         alone: list[int],
         meanwhile: dict[int, int],
+        names: dict[tuple[int, str], int],
         kernels: dict[str, tuple[int, int]],
     ) -> None:
         self.name, self.total, self.alone = name, total, alone
-        self.meanwhile, self.kernels = meanwhile, kernels
+        self.meanwhile, self.names, self.kernels = meanwhile, names, kernels
 
     def add(self, other: DeviceUse) -> None:
         """Adds another window."""
@@ -215,6 +280,8 @@ class DeviceUse:
         self.alone = [mine + more for mine, more in zip(self.alone, other.alone, strict=True)]
         for activity, ns in other.meanwhile.items():
             self.meanwhile[activity] = self.meanwhile.get(activity, 0) + ns
+        for key, ns in other.names.items():
+            self.names[key] = self.names.get(key, 0) + ns
         for name, (ns, count) in other.kernels.items():
             mine = self.kernels.get(name, (0, 0))
             self.kernels[name] = (mine[0] + ns, mine[1] + count)
@@ -223,8 +290,10 @@ class DeviceUse:
         """As it is shown."""
         busy = sum(self.alone)
         idle = self.total - busy
-        spent = {NAMES[Activity(each)]: ns for each, ns in self.meanwhile.items() if ns}
-        spent[UNRECORDED] = idle - sum(spent.values())
+        spent = [(ns, NAMES[Activity(each)], self._mostly(each)) for each, ns in self.meanwhile.items() if ns]
+        spent.sort(key=lambda each: -each[0])
+        if rest := idle - sum(ns for ns, _, _ in spent):
+            spent.append((rest, UNRECORDED, ()))
         summed = sum(ns for ns, _ in self.kernels.values()) or 1
         kernels = sorted(self.kernels.items(), key=lambda item: (-item[1][0], item[0]))
         return DeviceAnswer(
@@ -235,14 +304,17 @@ class DeviceUse:
             computation_ns=self.alone[Device.COMPUTE],
             communication_ns=self.alone[Device.COMMUNICATION],
             copy_ns=self.alone[Device.COPY],
-            meanwhile=tuple(
-                Share(name, float(ns), ns / (idle or 1))
-                for name, ns in sorted(spent.items(), key=lambda item: (item[0] == UNRECORDED, -item[1]))
-                if ns
-            ),
+            meanwhile=tuple(HostActivity(name, ns, ns / (idle or 1), names) for ns, name, names in spent),
             kernels=tuple(KernelTime(name, ns, count, ns / summed) for name, (ns, count) in kernels[:MOST_KERNELS]),
             kernel_names=len(kernels),
         )
+
+    def _mostly(self, activity: int) -> tuple[NameShare, ...]:
+        found = sorted(
+            ((ns, name) for (number, name), ns in self.names.items() if number == _HOST + activity), reverse=True
+        )
+        total = sum(ns for ns, _ in found) or 1
+        return tuple(NameShare(name, ns, ns / total) for ns, name in found[:MOST_NAMES])
 
 
 def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
@@ -257,8 +329,13 @@ def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
     return tuple(found[name].answer() for name in sorted(found, key=lambda name: (len(name), name)))
 
 
+def idlest_of(devices: Iterable[DeviceAnswer]) -> DeviceAnswer | None:
+    """The one that idles most."""
+    return max(devices, key=lambda device: device.idle, default=None)
+
+
 def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | None:
-    """The device that idles most, of all processes."""
+    """The one that idles most, of all processes."""
     found = [(rank, device) for rank in ranks for device in rank.devices]
     return max(found, key=lambda each: each[1].idle, default=None)
 
@@ -278,8 +355,15 @@ def use_of(device: DeviceAnswer) -> str:
 
 
 def meanwhile_of(device: DeviceAnswer) -> str:
-    """What the host did while it idled, the largest first; nothing below 1 %."""
-    return ", ".join(f"{share.name} {share.share:.0%}" for share in device.meanwhile if share.share >= 0.01)
+    """What the host did while it idled, the largest first, nothing below 1 %; with names where it is 10 % or more."""
+    said: list[str] = []
+    for activity in device.meanwhile:
+        if activity.share < 0.01:
+            continue
+        names = ", ".join(f"{shorten(printable(each.name), MOST_NAME)} {each.share:.0%}" for each in activity.names[:2])
+        mostly = f" (of that {names})" if names and activity.share >= FINDING else ""
+        said.append(f"{activity.name} {activity.share:.0%}{mostly}")
+    return ", ".join(said)
 
 
 def _joined(pieces: _Pieces) -> tuple[Times, Times]:

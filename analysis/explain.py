@@ -6,13 +6,14 @@ import os
 
 import numpy as np
 
+from stepscope.analysis.devices import NAMES, Activity
 from stepscope.analysis.findings import Answer, Finding, RankAnswer
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.statistics import answer_of
-from stepscope.analysis.thresholds import FEWEST_STEPS, FINDING
+from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
 from stepscope.runtime.table import human_count
 
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
@@ -22,7 +23,7 @@ def explain(path: str | os.PathLike[str]) -> Answer:
     """Says what is slow in a run, why, and what to try.
 
     Args:
-        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+        path: as for `stepscope.load`.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -73,6 +74,20 @@ ECHOES = {
 }
 """Findings that are only another view of one that is there, if they cost no more."""
 
+IDLING = {
+    "slow-rank",
+    "input-bound-in-process",
+    "input-bound-workers",
+    "value-read-back",
+    "tiny-operators",
+    "python-between-operators",
+    "program-waits",
+    "garbage-collection",
+    "interpreter-lock",
+    "slow-backward-hook",
+}
+"""Findings for which a device idles: that it does is not said beside one that covers it."""
+
 
 def _order(one: Finding) -> tuple[bool, float]:
     return one.id in ENVIRONMENT, -one.cost
@@ -82,6 +97,8 @@ def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Two causes: both, in order of cost; one cause that two rules see: once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
+    causes = max((one.cost for one in findings if one.id in IDLING), default=0.0)
+    hidden |= {one.id for one in findings if one.id == "device-idle" and causes >= COVERED * one.cost}
     return tuple(one for one in findings if one.id not in hidden)
 
 
@@ -130,6 +147,9 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
         said.append("lines of code (no stack samples)")
     if any(len(summary.steady) and not np.isfinite(summary.steady["cpu_ns"]).any() for summary in summaries):
         said.append("processor time and memory of steps (no signals)")
+    activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
+    if any(each.name == NAMES[Activity.PYTHON] for each in activities):
+        said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
     if any(len(summary.steady) and not summary.steady["operators"].any() for summary in summaries):
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
     elif not any(summary.devices for summary in summaries):

@@ -82,6 +82,25 @@ class KernelTime(msgspec.Struct, frozen=True):
     """Of the summed time of all kernels."""
 
 
+class NameShare(msgspec.Struct, frozen=True):
+    """A name of spans, and its part of some time."""
+
+    name: str
+    ns: int
+    share: float
+
+
+class HostActivity(msgspec.Struct, frozen=True):
+    """What the host did while a device idled."""
+
+    name: str
+    ns: int
+    share: float
+    """Of the time in which the device idled."""
+    names: tuple[NameShare, ...] = ()
+    """The spans that were innermost for longest meanwhile; their shares are of this activity."""
+
+
 class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a device did from its first to its last event; of several windows, the sums. Times are ns, over all its streams."""
 
@@ -97,7 +116,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of collectives, and no computation beside them: it is exposed. What waited for it is not said."""
     copy_ns: int
     """Copies, and no kernel beside them: they are exposed."""
-    meanwhile: tuple[Share, ...]
+    meanwhile: tuple[HostActivity, ...]
     """What the host did while the device idled, each nanosecond once; they add up to `idle_ns`. It need not be what kept the
     device idle."""
     kernels: tuple[KernelTime, ...]

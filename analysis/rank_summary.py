@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.devices import DeviceBuilder, answers
+from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
 from stepscope.analysis.thresholds import FIRST_STEPS
@@ -94,11 +94,13 @@ class RankSummary:
         table = Aggregates()
         builders: dict[int, StepFactsBuilder] = {}
         devices: dict[int, DeviceBuilder] = {}
+        # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
+        most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         for batch in rank.batches():
             builder = builders.get(batch.window)
             if builder is None:
                 builder = builders[batch.window] = StepFactsBuilder(late=True)
-                devices[batch.window] = DeviceBuilder()
+                devices[batch.window] = DeviceBuilder(most_spans)
             builder.update(batch.events)
             devices[batch.window].update(batch.events)
             table.update(batch.events)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from stepscope.analysis.devices import idlest, meanwhile_of, use_of
+from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import largest
 from stepscope.analysis.findings import Answer, Finding, Share
 from stepscope.runtime.table import human_count, human_time, printable, shorten
@@ -17,8 +17,6 @@ from stepscope.runtime.table import human_count, human_time, printable, shorten
 BAR = 24
 """Columns of the longest bar."""
 MOST_KERNELS = 3
-MOST_NAME = 48
-"""Columns of a kernel's name."""
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 

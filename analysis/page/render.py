@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, parts_table
+from stepscope.analysis.page.content import Content, content_of, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import Recording, load
 from stepscope.runtime.table import human_count, human_time, printable
@@ -29,7 +29,7 @@ def report_html(path: str | os.PathLike[str]) -> str:
     """The report of a run as a page that needs no other file and asks nobody for anything.
 
     Args:
-        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+        path: as for `stepscope.load`.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -80,7 +80,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {"time": human_time, "counted": human_count, "code": _with_code}
+    filters: dict[str, Any] = {"time": human_time, "counted": human_count, "code": _with_code, "shortened": shortened}
     made.filters.update(filters)
     return made
 
