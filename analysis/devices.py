@@ -237,15 +237,15 @@ class DeviceBuilder:
 
     def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> dict[tuple[int, str], int]:
         """How long spans of an activity and name were the innermost ones while the device idled."""
-        if not self._spans:
-            return {}
-        spans: Any = np.concatenate(self._spans)
+        spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
         spans = spans[np.isin(spans["track"], list(self._threads()))]
+        if not len(spans):
+            return {}
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
         idle = end - begin - (covered(*busy, end) - covered(*busy, begin))
         order = np.argsort(spans["id"], kind="stable")
         ids = spans["id"][order]
-        at = np.minimum(np.searchsorted(ids, spans["parent"]), max(len(ids) - 1, 0))
+        at = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
         inner = (spans["parent"] != 0) & (ids[at] == spans["parent"])
         own = idle.copy()
         np.subtract.at(own, order[at[inner]], idle[inner])

@@ -168,9 +168,9 @@ class TraceRank(Rank):
         with tempfile.TemporaryFile(prefix="stepscope-load-") as room:
             for events in trace.slices():
                 marks.gather(events)
-                made, failed = _converted(converter, events)
+                converted, failed = _converted(converter, events)
                 lost += failed
-                for block, heap in made:
+                for block, heap in converted:
                     blocks.append(block)
                     heaps.append(room.write(heap))
             room.seek(0)
@@ -178,14 +178,16 @@ class TraceRank(Rank):
             whole = join_blocks(blocks)
             del blocks
             whole["ts"] += trace.base_ns
-            whole["track"] = rows.rows()[whole["track"]]
+            steps = marks.steps(trace.base_ns)
+            place = rows.of(*marks.thread) if steps else 0  # which may have no event but the steps
+            made = rows.rows()
+            whole["track"] = made[whole["track"]]
             cut_frames(whole)
             nest(whole)
-            steps = marks.steps(trace.base_ns)
             self._note(number, trace, whole, steps, lost)
-            track = int(rows.rows()[rows.of(*marks.thread)]) if steps else 0
             _number_steps(whole, steps)
-            yield EventBatch(source=SOURCE, window=number, events=_step_events(steps, track), args=b"")
+            if steps:
+                yield EventBatch(source=SOURCE, window=number, events=_step_events(steps, int(made[place])), args=b"")
             at = 0
             for size, held in zip(sizes, heaps, strict=True):
                 yield EventBatch(source=SOURCE, window=number, events=whole[at : at + size], args=room.read(held))

@@ -127,13 +127,14 @@ class KinetoFile:
     def _events(self, text: bytes) -> list[KinetoEvent]:
         try:
             return self._decode(b"[" + text + b"]")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> list[KinetoEvent]:
-        """Saves what it can of a slice in which something is no JSON: kineto does not escape quotes in names."""
+        """Saves what it can of a slice in which something is no JSON: kineto does not escape quotes in names, and the system cuts
+        names of threads to 15 bytes, wherever that is."""
         events: list[KinetoEvent] = []
-        for piece in text.split(_BETWEEN):
+        for piece in text.decode(errors="replace").encode().split(_BETWEEN):
             whole = piece if piece.endswith(b"\n  }") else piece + b"\n  }"
             try:
                 events.append(self._decode_one(_NAME.sub(_escaped, whole)))

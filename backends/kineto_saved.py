@@ -121,7 +121,7 @@ class SavedTrace(KinetoFile):
         while True:
             for found in _LIST.finditer(text, at):
                 try:
-                    self.head = dict(msgspec.json.decode(text[: found.end()] + b"]}", type=dict[str, Any]))
+                    self.head = dict(msgspec.json.decode(_text(text[: found.end()]) + b"]}", type=dict[str, Any]))
                 except (msgspec.DecodeError, RecursionError):
                     continue  # a text or an inner object that has this name as well
                 self._take_base(self.head.get("baseTimeNanoseconds", 0))
@@ -134,7 +134,7 @@ class SavedTrace(KinetoFile):
 
     def _no_events(self, text: bytes, *, whole: bool) -> str:
         try:
-            msgspec.json.decode(text)
+            msgspec.json.decode(_text(text))
         except (msgspec.DecodeError, RecursionError) as error:
             if whole:
                 return f"{self.path} is no JSON, or is cut before its events: {error}"
@@ -165,21 +165,26 @@ class SavedTrace(KinetoFile):
         joined = ",".join(shown[start:end] for start, end in pieces).encode("latin-1")
         try:
             return self._decode(b"[" + joined + b"]")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return [event for start, end in pieces if (event := self._one(shown[start:end])) is not None]
 
     def _one(self, shown: str) -> KinetoEvent | None:
         """An event of which something is not as it should be: perhaps an argument, as NaN is, that nobody asks for."""
         try:
-            return self._decode_one(shown.encode("latin-1"))
+            return self._decode_one(_text(shown.encode("latin-1")))
         except msgspec.DecodeError:
             pass
         try:
             found = {key: value for key, value in _value(shown)[0].items() if key != "args"}
-            return self._decode_one(json.dumps(found, ensure_ascii=False).encode("latin-1", "replace"))
+            return self._decode_one(_text(json.dumps(found, ensure_ascii=False).encode("latin-1", "replace")))
         except (msgspec.DecodeError, ValueError, AttributeError):
             self.skipped += 1
             return None
+
+
+def _text(data: bytes) -> bytes:
+    """UTF-8, whatever else there was."""
+    return data.decode(errors="replace").encode()
 
 
 def _pieces(text: str) -> tuple[list[tuple[int, int]], int, bool]:
@@ -227,7 +232,9 @@ class SavedTracks(KinetoTracks):
     def _row(self, pid: int | str, tid: int | str) -> int:
         known = self._made.get((pid, tid))
         if known is None:
-            process, thread = (number if isinstance(number, int) else 0 for number in (pid, tid))
+            process, thread = (
+                number if isinstance(number, int) and abs(number) < 1 << 63 else 0 for number in (pid, tid)
+            )
             device = self.is_device(pid)
             if pid not in self._parents:
                 label = self._labels.get(pid, "CPU")
