@@ -107,7 +107,8 @@ def _device(answer: Answer) -> Iterator[tuple[Text, int]]:
         f"{printable(device.name)}{whose} idles {device.idle:.0%} of the time: it {use_of(device)}{least}", "not bold"
     )
     yield line, 2
-    if device.meanwhile:
+    # The finding has said it.
+    if device.meanwhile and not any(finding.id == "device-idle" for finding in answer.findings[:MOST_SHOWN]):
         yield Text(f"while it idled, the host was in: {meanwhile_of(device)}"), 13
     if device.kernels:
         kernels = " · ".join(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -102,7 +103,8 @@ def _opened(path: Path) -> SavedTrace:
     trace = SavedTrace(path)
     trace.read_head()
     if not trace.head.keys() & _HEAD and not path.name.lower().endswith(OF_TORCH):
-        first = next(trace.slices(), [])
+        with contextlib.closing(cast("Generator[list[KinetoEvent]]", trace.slices())) as slices:
+            first = next(slices, [])
         if not any(event.cat in _CATEGORIES for event in first):
             raise FormatError(f"{path} is no trace of torch.profiler: nothing in its first events is of torch")
     return trace

@@ -84,10 +84,9 @@ class SavedTrace(KinetoFile):
             self._take_base(int(found[1]))
 
     def _open(self) -> IO[bytes]:
-        file = self.path.open("rb")
-        start = file.read(2)
-        file.seek(0)
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if start == _GZIP else file
+        with self.path.open("rb") as file:
+            compressed = file.read(2) == _GZIP
+        return cast("IO[bytes]", gzip.open(self.path)) if compressed else self.path.open("rb")
 
     def _read(self, file: IO[bytes]) -> bytes:
         """A slice, or what there is of it before the end, or before the place from which on nothing can be unpacked."""

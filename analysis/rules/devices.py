@@ -78,9 +78,10 @@ def _idle(uses: list[_Use]) -> Finding | None:
     step = float(np.median(use.took))
     several = len(use.rank.devices) > 1
     device = idlest_of(use.rank.devices)
+    copies = use.ns(Device.COPY)
     evidence = [
-        f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}, "
-        f"copies beside them {human_time(use.ns(Device.COPY))}"
+        f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}"
+        + (f", copies beside them {human_time(copies)}" if copies else "")
     ]
     action = FEWER_KERNELS
     if device is not None and device.meanwhile:
