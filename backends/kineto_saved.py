@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -83,19 +84,19 @@ class SavedTrace(KinetoFile):
         if not self.base_ns and (found := _BASE.search(self._tail)):
             self._take_base(int(found[1]))
 
-    def _open(self) -> IO[bytes]:
+    def _open(self) -> io.BufferedIOBase:
         with self.path.open("rb") as file:
             compressed = file.read(2) == _GZIP
-        return cast("IO[bytes]", gzip.open(self.path)) if compressed else self.path.open("rb")
+        return gzip.open(self.path) if compressed else self.path.open("rb")
 
-    def _read(self, file: IO[bytes]) -> bytes:
+    def _read(self, file: io.BufferedIOBase) -> bytes:
         """A slice, or what there is of it before the end, or before the place from which on nothing can be unpacked."""
         pieces: list[bytes] = []
         size = 0
         while size < self._slice_bytes and not self.problem:
             try:
                 # A larger read would lose what was unpacked before it failed.
-                piece = file.read1(self._slice_bytes - size)  # type: ignore[attr-defined]
+                piece = file.read1(self._slice_bytes - size)
             except EOFError:
                 self.problem = f"{self.path} is cut: its compressed data end in the middle"
                 break
@@ -108,7 +109,7 @@ class SavedTrace(KinetoFile):
             size += len(piece)
         return b"".join(pieces)
 
-    def _begin(self, file: IO[bytes]) -> bytes:
+    def _begin(self, file: io.BufferedIOBase) -> bytes:
         """Reads the head; returns what was read of the events with it."""
         text = self._read(file)
         if not text.lstrip().startswith(b"{"):
@@ -144,7 +145,7 @@ class SavedTrace(KinetoFile):
             raise FormatError(f"{self.path} is no trace of torch.profiler: baseTimeNanoseconds is {base!r:.40}")
         self.base_ns = base
 
-    def _any_layout(self, text: bytes, read: Any) -> Iterator[list[KinetoEvent]]:
+    def _any_layout(self, text: bytes, read: Callable[[], bytes]) -> Iterator[list[KinetoEvent]]:
         """Events of JSON that any program may have written: each is looked for the end of."""
         while True:
             # One character for each byte: where JSON has its structure, there is nothing but ASCII.
