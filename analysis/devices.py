@@ -15,6 +15,8 @@ from stepscope.runtime.events import Block, Kind
 from stepscope.runtime.step_facts import DEVICE_CLASS, MANY_INTERVALS, Device, Phase, Times, class_of, covered, union
 from stepscope.runtime.table import human_time, printable, shorten
 
+MOST_DEVICES = 64
+"""Of a process."""
 MOST_KERNELS = 20
 """Names of kernels in an answer."""
 MOST_NAME = 48
@@ -60,7 +62,6 @@ _PHASES = {
     Phase.DATA: Activity.DATA,
 }
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
-_LAUNCHES = ("launch", "graphexec")
 _HOST = 100
 _OTHER = 255
 """Spans that are no activity, but may lie between two that are."""
@@ -84,7 +85,7 @@ def activity_of(name: str, category: str) -> Activity | None:
         lower = name.lower()
         if "synchronize" in lower:
             return Activity.SYNCHRONISING
-        return Activity.LAUNCH if any(each in lower for each in _LAUNCHES) else Activity.RUNTIME
+        return Activity.LAUNCH if "launch" in lower else Activity.RUNTIME
     if category == "python_function":
         return Activity.PYTHON
     number = class_of(name, category)
@@ -187,9 +188,10 @@ class DeviceBuilder:
             self._kernels[device, name] = (old[0] + ns, old[1] + count)
 
     def finish(self) -> list[DeviceUse]:
-        """One for each device."""
+        """One for each device, up to `MOST_DEVICES`."""
         host = self._activities()
-        return [self._use(device, host) for device in sorted({device for device, _ in self._busy})]
+        devices = sorted({device for device, _ in self._busy})
+        return [self._use(device, host) for device in devices[:MOST_DEVICES]]
 
     def _threads(self) -> set[int]:
         """Those that step or launch. Others may wait for hours: what they are in says nothing."""

@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import stepscope as sc
+from stepscope.analysis.devices import DeviceBuilder, answers
 from stepscope.analysis.explain import explain
+from stepscope.analysis.findings import DeviceAnswer
 from stepscope.analysis.page.render import answer_html, recording_html, report_html
 from stepscope.analysis.rank_summary import arguments
 from stepscope.analysis.terminal import show
@@ -121,6 +123,20 @@ def test_what_the_host_did_meanwhile(tmp_path: Path) -> None:
     assert sum(one.share for one in device.kernels) == pytest.approx(1)
 
 
+def test_the_memory_for_names_is_bounded(tmp_path: Path) -> None:
+    """Beyond it, what the host did is known, but not in which spans."""
+    (rank,) = sc.load(save(tmp_path / "a.json", EVENTS)).ranks
+    found: list[DeviceAnswer] = []
+    for most_spans in (1_000, 10):
+        builder = DeviceBuilder(most_spans)
+        for batch in rank.batches():
+            builder.update(batch.events)
+        found += answers([builder])
+    named, nameless = ([len(activity.names) for activity in device.meanwhile] for device in found)
+    assert all(named[:-1]) and not any(nameless), "the last is what nothing covers"
+    assert [activity.ns for activity in found[0].meanwhile] == [activity.ns for activity in found[1].meanwhile]
+
+
 def test_without_steps_the_device_is_said(tmp_path: Path) -> None:
     """Steps are not judged, though annotations repeat."""
     events = [event for event in EVENTS if not event["name"].startswith("ProfilerStep")]
@@ -129,7 +145,7 @@ def test_without_steps_the_device_is_said(tmp_path: Path) -> None:
     answer = explain(path)
     assert answer.refused and "prof.step()" in answer.refused and not answer.findings
     assert answer.ranks[0].devices[0].idle == pytest.approx(0.795, abs=0.01)
-    assert "GPU 0 idles 79% of the time" in shown(path)
+    assert "GPU 0 idles 79% of the time" in shown(path) and "idles 79 % of the time" in answer_html(answer)
     page = report_html(path)
     assert "GPU 0: idle 79 % of the time" in page and "No steps were recorded" in page
     told = json.loads(stepscope("explain", "--json", path, cwd=tmp_path).stdout)
