@@ -173,7 +173,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
     if not found and place.is_dir():
         traces, notes = traces_below(place)
         if traces:
-            return Recording(place, list(traces), notes)
+            return Recording(place, list(traces), [*said, *notes])
         said += notes
     if not found:
         why = f": {said[0]}" if said else ""

@@ -118,7 +118,7 @@ def _cycle_of(trace: SavedTrace) -> tuple[int, str]:
 def _rank_of(trace: SavedTrace) -> int | None:
     told = trace.head.get("distributedInfo")
     number = cast("dict[str, Any]", told).get("rank") if isinstance(told, dict) else None
-    if isinstance(number, int) and 0 <= number < 1 << 31:
+    if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31:
         return number
     found = _RANK.search(trace.path.name)
     return int(found[1]) if found else None
