@@ -6,13 +6,14 @@ import os
 
 import numpy as np
 
+from stepscope.analysis.devices import NAMES, Activity
 from stepscope.analysis.findings import Answer, Finding, RankAnswer
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.statistics import answer_of
-from stepscope.analysis.thresholds import FEWEST_STEPS, FINDING
+from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
 from stepscope.runtime.table import human_count
 
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
@@ -22,7 +23,7 @@ def explain(path: str | os.PathLike[str]) -> Answer:
     """Says what is slow in a run, why, and what to try.
 
     Args:
-        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+        path: as for `stepscope.load`.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -80,6 +81,20 @@ ECHOES = {
 }
 """Findings that are only another view of one that is there, if they cost no more."""
 
+IDLING = {
+    "slow-rank",
+    "input-bound-in-process",
+    "input-bound-workers",
+    "value-read-back",
+    "tiny-operators",
+    "python-between-operators",
+    "program-waits",
+    "garbage-collection",
+    "interpreter-lock",
+    "slow-backward-hook",
+}
+"""Findings for which a device idles: that it does is not said beside one that covers it."""
+
 
 def _order(one: Finding) -> tuple[bool, float]:
     return one.id in ENVIRONMENT, -one.cost
@@ -89,18 +104,33 @@ def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Two causes: both, in order of cost; one cause that two rules see: once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
+    causes = max((one.cost for one in findings if one.id in IDLING), default=0.0)
+    hidden |= {one.id for one in findings if one.id == "device-idle" and causes >= COVERED * one.cost}
     return tuple(one for one in findings if one.id not in hidden)
 
 
 def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     if not summaries or not any(summary.events for summary in summaries):
+        if any(summary.of.foreign for summary in summaries):
+            return "Nothing was recorded: the trace has no events."
         return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
+    if any(summary.of.foreign for summary in summaries):
+        # The device's facts are said all the same.
+        steps_said = (
+            "No steps were recorded"
+            if steps == 0
+            else f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded"
+        )
+        return (
+            f"{steps_said}; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
+            "`prof.step()` at the end of each iteration."
+        )
     if steps == 0:
         return (
             "The program has no steps: call profiler.step() at the end of each iteration, or run a training with `stepscope run`, "
             "which takes each call of an optimizer's step() for one."
         )
-    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
+    return f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded; {FEWEST_STEPS} or more are needed: record longer."
 
 
 def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
@@ -109,7 +139,13 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
-    return f"{events:,} events, {lost}{still}."
+    notes = [note for rank in recording.ranks for note in rank.notes]
+    more = (
+        f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
+        if notes
+        else ""
+    )
+    return f"{events:,} events, {lost}{still}{more}."
 
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
@@ -118,9 +154,12 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
         said.append("lines of code (no stack samples)")
     if any(len(summary.steady) and not np.isfinite(summary.steady["cpu_ns"]).any() for summary in summaries):
         said.append("processor time and memory of steps (no signals)")
+    activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
+    if any(each.name == NAMES[Activity.PYTHON] for each in activities):
+        said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
     if any(len(summary.steady) and not summary.steady["operators"].any() for summary in summaries):
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
-    elif not any(summary.facts["device"].any() for summary in summaries if len(summary.facts)):
+    elif not any(summary.devices for summary in summaries):
         said.append("device activity (none was recorded)")
     return tuple(said)
 

@@ -71,6 +71,65 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """What was different in it."""
 
 
+class KernelTime(msgspec.Struct, frozen=True):
+    """All runs of the kernels of one name on a device."""
+
+    name: str
+    ns: int
+    """Summed over all streams: not what the program waited for."""
+    count: int
+    share: float
+    """Of the summed time of all kernels."""
+
+
+class NameShare(msgspec.Struct, frozen=True):
+    """A name of spans, and its part of some time."""
+
+    name: str
+    ns: int
+    share: float
+
+
+class HostActivity(msgspec.Struct, frozen=True):
+    """What the host did while a device idled."""
+
+    name: str
+    ns: int
+    share: float
+    """Of the time in which the device idled."""
+    names: tuple[NameShare, ...] = ()
+    """The spans that were innermost for longest meanwhile; their shares are of this activity."""
+
+
+class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device did from its first to its last event; of several windows, the sums. Times are ns, over all its streams."""
+
+    name: str
+    total_ns: int
+    busy_ns: int
+    """Any kernel, copy or set ran."""
+    idle_ns: int
+    """None did."""
+    computation_ns: int
+    """Kernels other than those of collectives, and sets of memory."""
+    communication_ns: int
+    """Kernels of collectives, and no computation beside them: it is exposed. What waited for it is not said."""
+    copy_ns: int
+    """Copies, and no kernel beside them: they are exposed."""
+    meanwhile: tuple[HostActivity, ...]
+    """What the host did while the device idled, each nanosecond once; they add up to `idle_ns`. It need not be what kept the
+    device idle."""
+    kernels: tuple[KernelTime, ...]
+    """Those with the most time."""
+    kernel_names: int
+    """How many names there are."""
+
+    @property
+    def idle(self) -> float:
+        """Share of the time in which the device idled."""
+        return self.idle_ns / self.total_ns if self.total_ns else 0.0
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -79,6 +138,7 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     statistics: Statistics | None
     shares: tuple[Share, ...]
     startup_ns: float = 0.0
+    devices: tuple[DeviceAnswer, ...] = ()
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.findings import Place
+from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
+from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
 from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
@@ -100,11 +101,16 @@ class RankSummary:
         self.kinds: Counter[str] = Counter()
         table = Aggregates()
         builders: dict[int, StepFactsBuilder] = {}
+        devices: dict[int, DeviceBuilder] = {}
+        # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
+        most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         for batch in rank.batches():
             builder = builders.get(batch.window)
             if builder is None:
                 builder = builders[batch.window] = StepFactsBuilder(late=True)
+                devices[batch.window] = DeviceBuilder(most_spans)
             builder.update(batch.events)
+            devices[batch.window].update(batch.events)
             table.update(batch.events)
             self._look(batch)
             self.events += len(batch)
@@ -114,6 +120,7 @@ class RankSummary:
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
         ]
         self.steady: Facts = steady_of(self.facts)
+        self.devices: tuple[DeviceAnswer, ...] = answers(devices[number] for number in sorted(devices))
 
     @property
     def step_ns(self) -> float:

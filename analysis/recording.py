@@ -39,7 +39,12 @@ class Rank:
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
+        notes: what could not be read of it, and why; of a trace of torch.profiler, once its events were read.
     """
+
+    notes: tuple[str, ...] = ()
+    foreign = False
+    """Whether another program than stepscope recorded it."""
 
     def __init__(self, found: runs.Recording) -> None:
         self.rank = found.run.rank
@@ -152,21 +157,31 @@ def load(path: str | os.PathLike[str]) -> Recording:
     """Opens what was recorded.
 
     Args:
-        path: a journal, a run's directory, one with several runs of a job below, or a collector's directory. Of several runs
-            that were written to one directory, the newest is taken.
+        path: a journal, a run's directory, one with several runs of a job below, a collector's directory, or a trace that
+            torch.profiler has saved, or a directory of those. Of several runs that were written to one directory, the newest
+            is taken.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording.
     """
+    from stepscope.analysis.torch_traces import is_trace, trace_of, traces_below
+
     place = Path(path)
     if not place.exists():
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
+    if is_trace(place):
+        return Recording(place, [trace_of(place)], [])
     newest, older = _newest(place) if place.is_dir() else ([], [])
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         found, said = gather([place, *newest], lambda: Path(room))
     found = [one for one in found if one.path not in older]
     said += [f"{path} is of an earlier run: name it to read it" for path in older]
+    if not found and place.is_dir():
+        traces, notes = traces_below(place)
+        if traces:
+            return Recording(place, list(traces), [*said, *notes])
+        said += notes
     if not found:
         why = f": {said[0]}" if said else ""
         raise FormatError(f"there is no recording in {str(place)!r}{why}")

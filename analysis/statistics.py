@@ -31,13 +31,14 @@ def answer_of(summary: RankSummary) -> RankAnswer:
     """Statistics and shares of a rank."""
     steady = summary.steady
     if not len(steady):
-        return RankAnswer(rank=summary.rank, name=summary.name, statistics=None, shares=())
+        return RankAnswer(rank=summary.rank, name=summary.name, statistics=None, shares=(), devices=summary.devices)
     return RankAnswer(
         rank=summary.rank,
         name=summary.name,
         statistics=statistics(summary),
         shares=shares(summary),
         startup_ns=float(durations(summary.facts)[0]),
+        devices=summary.devices,
     )
 
 

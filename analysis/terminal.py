@@ -9,12 +9,14 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import largest
 from stepscope.analysis.findings import Answer, Finding, Share
-from stepscope.runtime.table import human_count, human_time, printable
+from stepscope.runtime.table import human_count, human_time, printable, shorten
 
 BAR = 24
 """Columns of the longest bar."""
+MOST_KERNELS = 3
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 
@@ -69,6 +71,7 @@ def lines(answer: Answer) -> Iterator[tuple[Text, int]]:
         slow = rank.statistics
         if slow is not None and slow.slowest_ns > 1.3 * slow.p50:
             yield Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"), 2
+    yield from _device(answer)
     if answer.unknown:
         yield Text(f"Not known  {'; '.join(answer.unknown)}", "dim"), 2
     yield Text(f"Trust      {answer.trust}", "dim"), 2
@@ -86,6 +89,33 @@ def _finding(finding: Finding, *, first: bool) -> Iterator[tuple[Text, int]]:
         yield line, 2
     if finding.gain:
         yield Text(f"Gain   {printable(finding.gain)}"), 2
+
+
+def _device(answer: Answer) -> Iterator[tuple[Text, int]]:
+    """Of the device that idles most."""
+    found = idlest(answer.ranks)
+    if found is None:
+        return
+    rank, device = found
+    every = [each for one in answer.ranks for each in one.devices]
+    whose = f" of rank {rank.rank}" if rank.rank is not None and len(answer.ranks) > 1 else ""
+    least = (
+        f"; of {len(every)} devices the busiest idles {min(each.idle for each in every):.0%}" if len(every) > 1 else ""
+    )
+    line = Text("Device     ", "bold")
+    line.append(
+        f"{printable(device.name)}{whose} idles {device.idle:.0%} of the time: it {use_of(device)}{least}", "not bold"
+    )
+    yield line, 2
+    # The finding has said it.
+    if device.meanwhile and not any(finding.id == "device-idle" for finding in answer.findings[:MOST_SHOWN]):
+        yield Text(f"while it idled, the host was in: {meanwhile_of(device)}"), 13
+    if device.kernels:
+        kernels = " · ".join(
+            f"{shorten(printable(each.name), MOST_NAME)} {human_time(each.ns)} in {each.count:,}"
+            for each in device.kernels[:MOST_KERNELS]
+        )
+        yield Text(f"kernels with the most time, summed over streams: {kernels}"), 13
 
 
 def _bars(shares: tuple[Share, ...]) -> Text:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ _EVENTS = b'"traceEvents": ['
 _BETWEEN = b"\n  },"
 """What stands between two events: strings hold no raw line break, and what is inside an event is indented further."""
 
+MOST_EVENT = 64 << 20
+"""Bytes of one event."""
 
 _NAME = re.compile(rb'^(    "name": ")(.*)(",?)$', re.MULTILINE)
 _QUOTE = re.compile(rb'(?<!\\)"')
@@ -33,9 +35,9 @@ class KinetoEvent(msgspec.Struct, frozen=True, gc=False):
     cat: str = ""
     pid: int | str = 0
     tid: int | str = 0
-    ts: float = 0.0
+    ts: int | float = 0.0
     """µs since `base_ns`."""
-    dur: float = 0.0
+    dur: int | float = 0.0
     id: int | str = 0
     args: msgspec.Raw = _NO_ARGS
     """JSON text, read by `arguments`."""
@@ -90,16 +92,21 @@ class KinetoFile:
                     raise FormatError(f"{self.path} is no trace of kineto: it has no traceEvents")
                 text += more
             self._read_head(text[: at + len(_EVENTS)] + b"]}")
-            text = text[at + len(_EVENTS) :]
-            while True:
-                end = text.rfind(_BETWEEN)
-                if end >= 0:
-                    yield self._events(text[: end + 4])
-                    text = text[end + len(_BETWEEN) :]
-                more = file.read(self._slice_bytes)
-                if not more:
-                    break
-                text += more
+            yield from self._between_breaks(text[at + len(_EVENTS) :], lambda: file.read(self._slice_bytes))
+
+    def _between_breaks(self, text: bytes, read: Callable[[], bytes]) -> Iterator[list[KinetoEvent]]:
+        """The events of a file that is laid out as kineto does it, from the first one on."""
+        while True:
+            end = text.rfind(_BETWEEN)
+            if end >= 0:
+                yield self._events(text[: end + 4])
+                text = text[end + len(_BETWEEN) :]
+            more = read()
+            if not more:
+                break
+            text += more
+            if len(text) > MOST_EVENT:
+                raise FormatError(f"{self.path} is no trace of kineto: an event has no end")
         # The last event, and what follows the list.
         end = text.rfind(b"\n  }\n  ]")
         if end >= 0:
@@ -120,13 +127,14 @@ class KinetoFile:
     def _events(self, text: bytes) -> list[KinetoEvent]:
         try:
             return self._decode(b"[" + text + b"]")
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return self._one_by_one(text)
 
     def _one_by_one(self, text: bytes) -> list[KinetoEvent]:
-        """Saves what it can of a slice in which something is no JSON: kineto does not escape quotes in names."""
+        """Saves what it can of a slice in which something is no JSON: kineto does not escape quotes in names, and the system cuts
+        names of threads to 15 bytes, wherever that is."""
         events: list[KinetoEvent] = []
-        for piece in text.split(_BETWEEN):
+        for piece in text.decode(errors="replace").encode().split(_BETWEEN):
             whole = piece if piece.endswith(b"\n  }") else piece + b"\n  }"
             try:
                 events.append(self._decode_one(_NAME.sub(_escaped, whole)))

@@ -46,7 +46,9 @@ class Device(IntEnum):
     """Kinds of time on devices. Where several go on at once, on whatever stream, the first of them has the time."""
 
     COMPUTE = 0
+    """Kernels, and sets of memory, which move nothing between host and device."""
     COMMUNICATION = 1
+    """Kernels of collectives."""
     COPY = 2
 
 
@@ -81,7 +83,8 @@ MANY_INTERVALS = 1 << 20
 """Intervals from which on those that touch are joined."""
 
 _IGNORED = 255
-_DEVICE = 200
+DEVICE_CLASS = 200
+"""What `class_of` adds to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
 """What spans of other threads count as, of those that count at all."""
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
@@ -89,11 +92,11 @@ _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"}
 
 
 def class_of(name: str, category: str) -> int:
-    """The `Phase` of a span by its name and category; `_DEVICE` and more for what devices do; 255: none."""
+    """The `Phase` of a span by its name and category; `DEVICE_CLASS` and more for what devices do; 255: none."""
     if category in _KERNELS:
-        if category != "kernel" and category != "concurrent_kernel":
-            return _DEVICE + Device.COPY
-        return _DEVICE + (Device.COMMUNICATION if "nccl" in name.lower() else Device.COMPUTE)
+        if category == "gpu_memcpy":
+            return DEVICE_CLASS + Device.COPY
+        return DEVICE_CLASS + (Device.COMMUNICATION if "nccl" in name.lower() else Device.COMPUTE)
     if category == "gc":
         return Phase.GARBAGE_COLLECTION
     if category == "checkpoint":
@@ -219,7 +222,7 @@ class StepFactsBuilder:
             if number == _IGNORED:
                 continue
             chosen = classes == number
-            if number < _DEVICE:
+            if number < DEVICE_CLASS:
                 if (elsewhere := _ELSEWHERE.get(number)) is not None:
                     self._add(elsewhere, begin[chosen & ~stepping], end[chosen & ~stepping])
                 chosen &= stepping
@@ -267,7 +270,7 @@ class StepFactsBuilder:
         facts: Any = np.zeros(count - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = self._steps["step"][: count - 1], marks[:-1], marks[1:]
         self._fill(facts["phases"], marks, list(Phase), 0)
-        self._fill(facts["device"], marks, list(Device), _DEVICE)
+        self._fill(facts["device"], marks, list(Device), DEVICE_CLASS)
         self._count_operators(facts, marks)
         begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
         if len(begin):

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import Answer, RankAnswer, Share
+from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer, Share
 from stepscope.analysis.page.icicle import Icicle, icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
@@ -29,6 +29,8 @@ MOST_NODES = 3_000
 """Frames of the flame graph."""
 MOST_PROCESSES = 8
 """Processes that are shown one by one; the limits above are for all of them together."""
+MOST_DEVICES = 16
+"""Of a process, that are shown."""
 MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
 MOST_METADATA = 100
@@ -51,6 +53,14 @@ COLOURS = {
     "communicating": "communication",
     "copying": "copy",
     "idle": "uncovered",
+    "waiting for the device": "waiting",
+    "waiting for data": "data",
+    "calling collectives": "communication",
+    "launching kernels": "copy",
+    "other calls of the device's runtime": "optimizer",
+    "operators": "forward",
+    "Python": "backward",
+    "nothing that was recorded": "uncovered",
     UNCOVERED: "uncovered",
 }
 """Names of colours in the page's style."""
@@ -90,6 +100,23 @@ class SpanRow(msgspec.Struct, frozen=True):
     p50: float
 
 
+class Fact(msgspec.Struct, frozen=True):
+    """Something about the run."""
+
+    name: str
+    value: str
+
+
+class DeviceView(msgspec.Struct, frozen=True):
+    """A device from its first to its last event."""
+
+    answer: DeviceAnswer
+    use: Parts | None
+    meanwhile: Parts | None
+    names: tuple[Fact, ...]
+    """Of the host's activities, what was in them for longest."""
+
+
 class Process(msgspec.Struct, frozen=True, kw_only=True):
     """A process that is shown by itself."""
 
@@ -98,6 +125,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     tiles: tuple[tuple[str, str, str], ...]
     parts: Parts | None
     devices: Parts | None
+    device_views: tuple[DeviceView, ...]
     spans: tuple[SpanRow, ...]
     names: int
     """Names of spans that there are; the table has the first of them."""
@@ -108,15 +136,10 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     samples: int
     samples_of: str
     memory: bool
+    foreign: bool
+    """Whether torch.profiler recorded it."""
     data: dict[str, Any]
     """For the script."""
-
-
-class Fact(msgspec.Struct, frozen=True):
-    """Something about the run."""
-
-    name: str
-    value: str
 
 
 class RankRow(msgspec.Struct, frozen=True):
@@ -235,6 +258,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         tiles=tuple(_tiles(answer)),
         parts=parts_table(answer.shares),
         devices=_devices(summary),
+        device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
         spans=tuple(_span_row(row) for row in rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),
@@ -243,6 +267,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         samples=icicle.samples[0] if icicle is not None else 0,
         samples_of=of,
         memory=memory is not None,
+        foreign=summary.of.foreign,
         data={
             "chart": chart,
             "memory": memory,
@@ -301,6 +326,30 @@ def _devices(summary: RankSummary) -> Parts | None:
     ]
     idle = max(median - sum(share.ns for share in shares), 0.0)
     return parts_table([*sorted(shares, key=lambda share: -share.ns), Share("idle", idle, 0.0)])
+
+
+def _device_view(device: DeviceAnswer) -> DeviceView:
+    total, idle = device.total_ns or 1, device.idle_ns or 1
+    use = [
+        Share(name, float(ns), ns / total)
+        for name, ns in (
+            ("computing", device.computation_ns),
+            ("communicating", device.communication_ns),
+            ("copying", device.copy_ns),
+            ("idle", device.idle_ns),
+        )
+        if ns
+    ]
+    return DeviceView(
+        device,
+        parts_table(use),
+        parts_table([Share(each.name, float(each.ns), each.ns / idle) for each in device.meanwhile]),
+        tuple(
+            Fact(each.name, ", ".join(f"{shortened(name.name, 100)} {name.share:.0%}" for name in each.names))
+            for each in device.meanwhile
+            if each.names
+        ),
+    )
 
 
 def _starts(count: int, most: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -402,6 +451,7 @@ def _time(wall_ns: int) -> str:
 def _notes(recording: Recording) -> Iterable[str]:
     yield from recording.notes
     for rank in recording.ranks:
+        yield from (shortened(note, MOST_TEXT) for note in rank.notes)
         said: set[str] = set()
         for window in rank.windows.values():
             for text in window.diagnostics:
@@ -419,7 +469,8 @@ def _facts(recording: Recording) -> Iterable[Fact]:
         state = "ended in order" if rank.ended else "did not end in order, or still runs"
         name = label_of(rank) if several else "process"
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
-        yield Fact(name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {recorded}; {state}")
+        source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {state}"
+        yield Fact(name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}")
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
         for key, value in rank.metadata.items():

@@ -13,9 +13,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from stepscope.analysis.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, parts_table
+from stepscope.analysis.page.content import Content, content_of, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import Recording, load
 from stepscope.runtime.table import human_count, human_time, printable
@@ -29,7 +30,7 @@ def report_html(path: str | os.PathLike[str]) -> str:
     """The report of a run as a page that needs no other file and asks nobody for anything.
 
     Args:
-        path: a run's directory, its journal, a directory with several ranks' runs, or a collector's.
+        path: as for `stepscope.load`.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -58,8 +59,13 @@ def render(content: Content) -> str:
 def answer_html(answer: Answer) -> str:
     """Verdict, findings and phases, for notebooks: styles that touch nothing else, no script."""
     rank = largest(answer.ranks)
+    found = idlest(answer.ranks)
     return _environment().get_template("notebook.html").render(
-        answer=answer, rank=rank, parts=parts_table(rank.shares) if rank is not None else None, style=Markup(_file("answer.css"))
+        answer=answer,
+        rank=rank,
+        parts=parts_table(rank.shares) if rank is not None else None,
+        device=found[1] if found is not None else None,
+        style=Markup(_file("answer.css")),
     )  # fmt: skip
 
 
@@ -80,7 +86,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Any] = {"time": human_time, "counted": human_count, "code": _with_code}
+    filters: dict[str, Any] = {
+        "time": human_time,
+        "counted": human_count,
+        "code": _with_code,
+        "shortened": shortened,
+        "use": use_of,
+        "meanwhile": meanwhile_of,
+    }
     made.filters.update(filters)
     return made
 

@@ -2,57 +2,131 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.devices import NAMES, Activity, idlest_of, meanwhile_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING
-from stepscope.runtime.step_facts import Device
+from stepscope.runtime.step_facts import Device, Facts
 from stepscope.runtime.table import human_time
+
+FEWER_KERNELS = (
+    "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work of the host between launches"
+)
+ACTIONS = {
+    NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
+    NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
+    NAMES[Activity.COLLECTION]: "collect garbage less often: gc.freeze() before the loop, gc.disable() in it",
+    NAMES[Activity.CHECKPOINT]: "checkpoints that are written beside the training, or less often",
+    NAMES[
+        Activity.RUNTIME
+    ]: "find out what makes the loop call the device's runtime: allocation, and emptying of caches, are such calls",
+}
+"""What to try by what the host did most while the device idled."""
+
+
+class _Use:
+    """What the devices of one rank did in its steps, any stream of any device, ns of each step."""
+
+    def __init__(self, rank: RankSummary, steps: Facts) -> None:
+        self.rank, self.took = rank, durations(steps)
+        self.device: NDArray[np.int64] = steps["device"]
+
+    def ns(self, *which: Device) -> float:
+        """Median over the steps."""
+        return float(np.median(self.device[:, list(which)].sum(axis=1)))
+
+    @property
+    def idle(self) -> float:
+        """Share of the step."""
+        return float(np.median((self.took - self.device.sum(axis=1)) / self.took))
+
+    @property
+    def exposed(self) -> float:
+        """Share of the step in which it communicates and does not compute."""
+        return float(np.median(self.device[:, Device.COMMUNICATION] / self.took))
+
+
+def _uses(job: Job) -> list[_Use]:
+    """Of ranks with devices: steps of windows in which devices were recorded."""
+    found: list[_Use] = []
+    for rank in job.ranks:
+        steps: Any = rank.steady
+        windows = np.unique(steps["window"][steps["device"].any(axis=1)])
+        steps = steps[np.isin(steps["window"], windows) & (durations(steps) > 0)]
+        if len(steps):
+            found.append(_Use(rank, steps))
+    return found
 
 
 def look(job: Job) -> list[Finding]:
-    """Union of all streams of all devices of the rank, within its steps."""
-    rank = job.main
-    if not len(rank.steady) or not rank.steady["device"].any():
-        return []
-    took = durations(rank.steady)
-    device = rank.steady["device"]
-    idle = took - device.sum(axis=1)
-    found: list[Finding] = []
-    share = float(np.median(idle / took))
-    if share >= DEVICE_IDLE:
-        found.append(
-            Finding(
-                id="device-idle",
-                title=f"The device idles {share:.0%} of each step.",
-                cost=share,
-                cost_ns=share * rank.step_ns,
-                evidence=(
-                    f"of {human_time(rank.step_ns)} kernels take {human_time(float(np.median(device[:, Device.COMPUTE])))}, "
-                    f"copies beside them {human_time(float(np.median(device[:, Device.COPY])))}",
-                ),
-                action="larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work of the host between launches",
-                gain=f"up to {human_time(share * rank.step_ns)} of each step",
-                certainty="certain",
-            )
-        )
-    exposed = device[:, Device.COMMUNICATION]
-    share = float(np.median(exposed / took))
-    if share >= FINDING:
-        found.append(
-            Finding(
-                id="communication-exposed",
-                title=f"Communication that nothing hides takes {share:.0%} of each step.",
-                cost=share,
-                cost_ns=share * rank.step_ns,
-                evidence=(f"{human_time(float(np.median(exposed)))} of collectives without a kernel beside them",),
-                action="overlap it: larger buckets, prefetch of FSDP, gradient accumulation",
-                certainty="certain",
-            )
-        )
-    return found
+    """The rank in the middle stands for all; the others are said beside it."""
+    uses = _uses(job)
+    return [found for found in (_idle(uses), _exposed(uses)) if found is not None] if uses else []
+
+
+def _idle(uses: list[_Use]) -> Finding | None:
+    uses = sorted(uses, key=lambda use: use.idle)
+    use = uses[(len(uses) - 1) // 2]
+    if use.idle < DEVICE_IDLE:
+        return None
+    step = float(np.median(use.took))
+    several = len(use.rank.devices) > 1
+    device = idlest_of(use.rank.devices)
+    copies = use.ns(Device.COPY)
+    evidence = [
+        f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}"
+        + (f", copies beside them {human_time(copies)}" if copies else "")
+    ]
+    action = FEWER_KERNELS
+    if device is not None and device.meanwhile:
+        evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
+        action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
+    if len(uses) > 1:
+        evidence.append(f"by rank {_spread(uses[0].idle, uses[-1].idle)}")
+    return Finding(
+        id="device-idle",
+        title=f"{'All devices of a process idle' if several else 'The device idles'} {use.idle:.0%} of each step.",
+        cost=use.idle,
+        cost_ns=use.idle * step,
+        evidence=tuple(evidence),
+        action=action,
+        gain=f"up to {human_time(use.idle * step)} of each step",
+        certainty="certain",
+    )
+
+
+def _exposed(uses: list[_Use]) -> Finding | None:
+    uses = sorted(uses, key=lambda use: use.exposed)
+    use = uses[(len(uses) - 1) // 2]
+    if use.exposed < FINDING:
+        return None
+    step = float(np.median(use.took))
+    evidence = [
+        f"{human_time(use.ns(Device.COMMUNICATION))} of collectives without a kernel beside them, with the time "
+        "in which they wait for ranks that come later"
+    ]
+    if len(uses) > 1:
+        evidence.append(f"by rank {_spread(uses[0].exposed, uses[-1].exposed)}")
+    return Finding(
+        id="communication-exposed",
+        title=f"Communication that nothing hides takes {use.exposed:.0%} of each step.",
+        cost=use.exposed,
+        cost_ns=use.exposed * step,
+        evidence=tuple(evidence),
+        action="overlap it: larger buckets, prefetch of FSDP, gradient accumulation",
+        gain=f"at most {human_time(use.exposed * step)} of each step",
+        certainty="certain" if len(uses) > 1 else "likely",
+    )
+
+
+def _spread(least: float, most: float) -> str:
+    return f"{least:.0%} to {most:.0%}"
 
 
 RULES = (

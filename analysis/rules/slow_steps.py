@@ -14,7 +14,6 @@ from stepscope.analysis.statistics import UNCOVERED, parts
 from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
 from stepscope.runtime.table import human_count, human_time
 
-
 MOST_COMPARED = 64
 """Slow steps whose distances are compared, and distances that are tried for a period."""
 

@@ -14,6 +14,7 @@ examples:
   stepscope explain runs/exp1            one screen
   stepscope explain runs/ddp             the directory that holds rank0, rank1, ...
   stepscope explain runs/exp1 --json     for programs
+  stepscope explain host.pt.trace.json   what torch.profiler has saved
 
 exit codes: 0 explained, 1 failed, 2 wrong usage
 """
@@ -33,7 +34,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
+        help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
+        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those",
     )
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.set_defaults(function=explain, command="explain", parser=parser)

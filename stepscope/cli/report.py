@@ -35,7 +35,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
-        help="a run's directory, its journal, a directory of several ranks' runs, or a collector's",
+        help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
+        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those",
     )
     parser.add_argument(
         "-o",

@@ -210,3 +210,16 @@ def test_parents_are_the_innermost_around(rows: list[tuple[int, int, int]], orde
         children = sum(e - s for i, (_, s, e) in enumerate(rows, 1) if int(block[i - 1]["parent"]) == number)
         assert int(span["self_dur"]) == end - start - children
     assert np.array_equal(block["dur"], [end - start for _, start, end in rows])
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    """The system cuts names of threads anywhere: no event is lost for it."""
+    path = tmp_path / "a.json"
+    path.write_bytes(
+        b'{\n    "traceEvents": [\n  {\n    "ph": "X",\n    "name": "caf\xc3",\n    "pid": 1, "tid": 2, "ts": 1695835542481129, "dur": 3\n'
+        b'  },\n  {\n    "ph": "X",\n    "name": "b",\n    "pid": 1, "tid": 2, "ts": 4, "dur": 1\n  }\n  ]}'
+    )
+    file = KinetoFile(path)
+    events = [event for some in file.slices() for event in some]
+    assert [event.name for event in events] == ["caf\ufffd", "b"] and file.skipped == 0
+    assert round(events[0].ts * 1000) == 1695835542481129000, "whole µs of old versions are exact"

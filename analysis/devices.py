@@ -1,0 +1,378 @@
+"""What devices did between their first and their last event, and what the host did while they idled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, NameShare, RankAnswer
+from stepscope.analysis.thresholds import FINDING
+from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.step_facts import DEVICE_CLASS, MANY_INTERVALS, Device, Phase, Times, class_of, covered, union
+from stepscope.runtime.table import human_time, printable, shorten
+
+MOST_DEVICES = 64
+"""Of a process."""
+MOST_KERNELS = 20
+"""Names of kernels in an answer."""
+MOST_NAME = 48
+"""Columns of a name in a sentence."""
+MOST_NAMES = 3
+"""Names of an activity of the host."""
+MOST_SPANS = 1 << 18
+"""Spans of a window that are kept until it is known what the host did meanwhile; in longer ones its activities have no names."""
+
+
+class Activity(IntEnum):
+    """What the threads do that step or launch. Where several go on at once, the first of them has the time."""
+
+    SYNCHRONISING = 0
+    DATA = 1
+    COLLECTION = 2
+    CHECKPOINT = 3
+    COLLECTIVE = 4
+    LAUNCH = 5
+    RUNTIME = 6
+    OPERATOR = 7
+    PYTHON = 8
+
+
+NAMES = {
+    Activity.SYNCHRONISING: "waiting for the device",
+    Activity.DATA: "waiting for data",
+    Activity.COLLECTION: "garbage collection",
+    Activity.CHECKPOINT: "checkpoint",
+    Activity.COLLECTIVE: "calling collectives",
+    Activity.LAUNCH: "launching kernels",
+    Activity.RUNTIME: "other calls of the device's runtime",
+    Activity.OPERATOR: "operators",
+    Activity.PYTHON: "Python",
+}
+UNRECORDED = "nothing that was recorded"
+"""For one, Python between operators, where no Python functions were recorded."""
+
+_PHASES = {
+    Phase.GARBAGE_COLLECTION: Activity.COLLECTION,
+    Phase.CHECKPOINT: Activity.CHECKPOINT,
+    Phase.COMMUNICATION: Activity.COLLECTIVE,
+    Phase.DATA: Activity.DATA,
+}
+_RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
+_HOST = 100
+_OTHER = 255
+"""Spans that are no activity, but may lie between two that are."""
+_SPAN = np.dtype(
+    [
+        ("ts", "<i8"),
+        ("dur", "<i8"),
+        ("id", "<u8"),
+        ("parent", "<u8"),
+        ("name", "<u4"),
+        ("track", "<u4"),
+        ("class", "u1"),
+    ]
+)
+_Pieces = list[tuple[Times, Times]]
+
+
+def activity_of(name: str, category: str) -> Activity | None:
+    """What a span of the host is, by its name and category."""
+    if category in _RUNTIME:
+        lower = name.lower()
+        if "synchronize" in lower:
+            return Activity.SYNCHRONISING
+        return Activity.LAUNCH if "launch" in lower else Activity.RUNTIME
+    if category == "python_function":
+        return Activity.PYTHON
+    number = class_of(name, category)
+    if number in _PHASES:
+        return _PHASES[Phase(number)]
+    return Activity.OPERATOR if category in {"cpu_op", "operator"} else None
+
+
+class DeviceBuilder:
+    """Gathers what devices and host did in one window.
+
+    Args:
+        most_spans: that are kept to find names by; else memory grows with the gaps between intervals, not with their number.
+    """
+
+    def __init__(self, most_spans: int = MOST_SPANS) -> None:
+        self._room = most_spans
+        self._spans: list[Any] = []
+        self._classes: dict[int, int] = {}
+        self._owners: dict[int, int] = {}
+        self._busy: dict[tuple[int, int], _Pieces] = {}
+        self._host: dict[tuple[int, int], _Pieces] = {}
+        self._kernels: dict[tuple[int, int], tuple[int, int]] = {}
+        self._stepping: set[int] = set()
+        self._loose = 0
+
+    def update(self, events: Block) -> None:
+        """Takes events: steps and spans; others are passed over."""
+        kinds = events["kind"]
+        self._stepping.update(np.unique(events["track"][kinds == Kind.STEP]).tolist())
+        spans = events[(kinds == Kind.SPAN) & (events["dur"] > 0)]
+        if not len(spans):
+            return
+        unique, inverse = np.unique(spans["name"].astype(np.int64) << 16 | spans["category"], return_inverse=True)
+        classes = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))[inverse]
+        begin = spans["ts"].astype(np.int64)
+        end = begin + spans["dur"]
+        self._keep(spans, classes)
+        places, rows = np.unique(spans["track"].astype(np.int64) << 8 | classes, return_inverse=True)
+        for at, place in enumerate(places.tolist()):
+            track, number = place >> 8, place & 0xFF
+            if number == _OTHER:
+                continue
+            chosen = rows == at
+            if number >= _HOST:
+                self._add(self._host, (track, number - _HOST), begin[chosen], end[chosen])
+                continue
+            device = self._device(track)
+            self._add(self._busy, (device, number), begin[chosen], end[chosen])
+            if number != Device.COPY:
+                self._count(device, spans["name"][chosen], spans["dur"][chosen])
+
+    def _keep(self, spans: Block, classes: Any) -> None:
+        self._room -= len(spans)
+        if self._room < 0:
+            self._spans.clear()
+            return
+        kept: Any = np.zeros(len(spans), _SPAN)
+        for field in ("ts", "dur", "id", "parent", "name", "track"):
+            kept[field] = spans[field]
+        kept["class"] = classes
+        self._spans.append(kept[classes >= _HOST])
+
+    def _class(self, key: int) -> int:
+        found = self._classes.get(key)
+        if found is None:
+            name, category = strings.text(key >> 16), strings.text(key & 0xFFFF)
+            number = class_of(name, category)
+            if DEVICE_CLASS <= number < DEVICE_CLASS + len(Device):
+                found = number - DEVICE_CLASS
+            else:
+                activity = activity_of(name, category)
+                found = _OTHER if activity is None else _HOST + activity
+            self._classes[key] = found
+        return found
+
+    def _device(self, track: int) -> int:
+        """The track of the device that a stream belongs to."""
+        if track not in self._owners:
+            found = tracks.get(track)
+            self._owners[track] = track if found is None else found.parent or track
+        return self._owners[track]
+
+    def _add(self, to: dict[tuple[int, int], _Pieces], key: tuple[int, int], begin: Times, end: Times) -> None:
+        to.setdefault(key, []).append((begin, end))
+        self._loose += len(begin)
+        if self._loose > MANY_INTERVALS:
+            for kept in (self._busy, self._host):
+                for each, pieces in kept.items():
+                    kept[each] = [_joined(pieces)]
+            self._loose = 0
+
+    def _count(self, device: int, names: Any, took: Any) -> None:
+        unique, inverse = np.unique(names, return_inverse=True)
+        counts = np.bincount(inverse)
+        sums = np.zeros(len(unique), np.int64)
+        np.add.at(sums, inverse, took)
+        for name, ns, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
+            old = self._kernels.get((device, name), (0, 0))
+            self._kernels[device, name] = (old[0] + ns, old[1] + count)
+
+    def finish(self) -> list[DeviceUse]:
+        """One for each device, up to `MOST_DEVICES`."""
+        host = self._activities()
+        devices = sorted({device for device, _ in self._busy})
+        return [self._use(device, host) for device in devices[:MOST_DEVICES]]
+
+    def _threads(self) -> set[int]:
+        """Those that step or launch. Others may wait for hours: what they are in says nothing."""
+        launching = {track for track, number in self._host if number in (Activity.LAUNCH, Activity.RUNTIME)}
+        launching = launching or {track for track, number in self._host if number == Activity.OPERATOR}
+        return launching | self._stepping
+
+    def _activities(self) -> dict[int, tuple[Times, Times]]:
+        chosen = self._threads()
+        found: dict[int, tuple[Times, Times]] = {}
+        for activity in Activity:
+            pieces = [
+                piece
+                for (track, number), some in self._host.items()
+                if number == activity and track in chosen
+                for piece in some
+            ]
+            if pieces:
+                found[activity] = _joined(pieces)
+        return found
+
+    def _use(self, device: int, host: dict[int, tuple[Times, Times]]) -> DeviceUse:
+        parts = {number: _joined(pieces) for (owner, number), pieces in self._busy.items() if owner == device}
+        first = min(int(begin[0]) for begin, _ in parts.values())
+        last = max(int(end[-1]) for _, end in parts.values())
+        busy = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        alone: dict[int, int] = {}
+        for number in Device:
+            if number in parts:
+                alone[number], busy = _more(busy, parts[number])
+        taken, meanwhile = busy, {}
+        for activity, (begin, end) in host.items():
+            within = (end > first) & (begin < last)
+            clipped = np.maximum(begin[within], first), np.minimum(end[within], last)
+            meanwhile[activity], taken = _more(taken, clipped)
+        found = tracks.get(device)
+        return DeviceUse(
+            found.name if found is not None and found.name else "device",
+            last - first,
+            [alone.get(number, 0) for number in Device],
+            meanwhile,
+            self._names(first, last, busy),
+            {strings.text(name): took for (owner, name), took in self._kernels.items() if owner == device},
+        )
+
+    def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> dict[tuple[int, str], int]:
+        """How long spans of an activity and name were the innermost ones while the device idled."""
+        spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
+        spans = spans[np.isin(spans["track"], list(self._threads()))]
+        if not len(spans):
+            return {}
+        begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
+        idle = end - begin - (covered(*busy, end) - covered(*busy, begin))
+        order = np.argsort(spans["id"], kind="stable")
+        ids = spans["id"][order]
+        at = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
+        inner = (spans["parent"] != 0) & (ids[at] == spans["parent"])
+        own = idle.copy()
+        np.subtract.at(own, order[at[inner]], idle[inner])
+        keys, inverse = np.unique(spans["class"].astype(np.int64) << 32 | spans["name"], return_inverse=True)
+        sums = np.zeros(len(keys), np.int64)
+        np.add.at(sums, inverse, np.maximum(own, 0))
+        return {
+            (key >> 32, strings.text(key & 0xFFFFFFFF)): ns
+            for key, ns in zip(keys.tolist(), sums.tolist(), strict=True)
+            if ns and key >> 32 != _OTHER
+        }
+
+
+class DeviceUse:
+    """What a device did in some windows. What lies between windows is no idling."""
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        alone: list[int],
+        meanwhile: dict[int, int],
+        names: dict[tuple[int, str], int],
+        kernels: dict[str, tuple[int, int]],
+    ) -> None:
+        self.name, self.total, self.alone = name, total, alone
+        self.meanwhile, self.names, self.kernels = meanwhile, names, kernels
+
+    def add(self, other: DeviceUse) -> None:
+        """Adds another window."""
+        self.total += other.total
+        self.alone = [mine + more for mine, more in zip(self.alone, other.alone, strict=True)]
+        for activity, ns in other.meanwhile.items():
+            self.meanwhile[activity] = self.meanwhile.get(activity, 0) + ns
+        for key, ns in other.names.items():
+            self.names[key] = self.names.get(key, 0) + ns
+        for name, (ns, count) in other.kernels.items():
+            mine = self.kernels.get(name, (0, 0))
+            self.kernels[name] = (mine[0] + ns, mine[1] + count)
+
+    def answer(self) -> DeviceAnswer:
+        """As it is shown."""
+        busy = sum(self.alone)
+        idle = self.total - busy
+        spent = [(ns, NAMES[Activity(each)], self._mostly(each)) for each, ns in self.meanwhile.items() if ns]
+        spent.sort(key=lambda each: -each[0])
+        if rest := idle - sum(ns for ns, _, _ in spent):
+            spent.append((rest, UNRECORDED, ()))
+        summed = sum(ns for ns, _ in self.kernels.values()) or 1
+        kernels = sorted(self.kernels.items(), key=lambda item: (-item[1][0], item[0]))
+        return DeviceAnswer(
+            name=self.name,
+            total_ns=self.total,
+            busy_ns=busy,
+            idle_ns=idle,
+            computation_ns=self.alone[Device.COMPUTE],
+            communication_ns=self.alone[Device.COMMUNICATION],
+            copy_ns=self.alone[Device.COPY],
+            meanwhile=tuple(HostActivity(name, ns, ns / (idle or 1), names) for ns, name, names in spent),
+            kernels=tuple(KernelTime(name, ns, count, ns / summed) for name, (ns, count) in kernels[:MOST_KERNELS]),
+            kernel_names=len(kernels),
+        )
+
+    def _mostly(self, activity: int) -> tuple[NameShare, ...]:
+        found = sorted(
+            ((ns, name) for (number, name), ns in self.names.items() if number == _HOST + activity), reverse=True
+        )
+        total = sum(ns for ns, _ in found) or 1
+        return tuple(NameShare(name, ns, ns / total) for ns, name in found[:MOST_NAMES])
+
+
+def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
+    """Of the windows of a process: one for each device, in the order of their names."""
+    found: dict[str, DeviceUse] = {}
+    for builder in builders:
+        for use in builder.finish():
+            if use.name in found:
+                found[use.name].add(use)
+            else:
+                found[use.name] = use
+    return tuple(found[name].answer() for name in sorted(found, key=lambda name: (len(name), name)))
+
+
+def idlest_of(devices: Iterable[DeviceAnswer]) -> DeviceAnswer | None:
+    """The one that idles most."""
+    return max(devices, key=lambda device: device.idle, default=None)
+
+
+def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | None:
+    """The one that idles most, of all processes."""
+    found = [(rank, device) for rank in ranks for device in rank.devices]
+    return max(found, key=lambda each: each[1].idle, default=None)
+
+
+def use_of(device: DeviceAnswer) -> str:
+    """What it did, as a part of a sentence."""
+    parts = [
+        f"{text} {human_time(ns)}"
+        for text, ns in (
+            ("computes", device.computation_ns),
+            ("communicates without computing", device.communication_ns),
+            ("copies without computing", device.copy_ns),
+        )
+        if ns
+    ]
+    return f"{', '.join(parts)}, idles {human_time(device.idle_ns)} of {human_time(device.total_ns)}"
+
+
+def meanwhile_of(device: DeviceAnswer) -> str:
+    """What the host did while it idled, the largest first, nothing below 1 %; with names where it is 10 % or more."""
+    said: list[str] = []
+    for activity in device.meanwhile:
+        if activity.share < 0.01:
+            continue
+        names = ", ".join(f"{shorten(printable(each.name), MOST_NAME)} {each.share:.0%}" for each in activity.names[:2])
+        mostly = f" (of that {names})" if names and activity.share >= FINDING else ""
+        said.append(f"{activity.name} {activity.share:.0%}{mostly}")
+    return ", ".join(said)
+
+
+def _joined(pieces: _Pieces) -> tuple[Times, Times]:
+    return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
+
+
+def _more(one: tuple[Times, Times], other: tuple[Times, Times]) -> tuple[int, tuple[Times, Times]]:
+    """How much time is in the second alone, and both together."""
+    both = union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
+    return int((both[1] - both[0]).sum() - (one[1] - one[0]).sum()), both

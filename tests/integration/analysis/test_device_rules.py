@@ -1,0 +1,91 @@
+"""Rules about devices, on the simulated device and on traces of several ranks."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import stepscope as sc
+from stepscope.analysis.explain import explain
+from stepscope.analysis.findings import Finding
+from stepscope.backends.simulated import SimulatedDevice
+from tests.support.torch_trace import loop, rows, save
+
+
+def record(directory: Path, devices: list[SimulatedDevice], steps: int = 30) -> Path:
+    """A run of steps of 10 ms in an operator, beside these devices."""
+    with sc.trace(output_dir=directory, backends=devices) as profiler:
+        for _ in range(steps):
+            with sc.span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"):
+                time.sleep(0.001)
+            with sc.span("aten::mm", category="cpu_op"):
+                time.sleep(0.009)
+            profiler.step()
+    return directory
+
+
+def findings(path: Path) -> dict[str, Finding]:
+    return {finding.id: finding for finding in explain(path).findings}
+
+
+def test_a_device_that_idles(tmp_path: Path) -> None:
+    """One stream, whose kernels take a third of the time: with what the host did, and what the device did all through the run."""
+    path = record(tmp_path / "run", [SimulatedDevice(streams=1, kernels_per_second=500, device=5)])
+    found = findings(path)
+    assert 0.5 < found["device-idle"].cost < 0.8 and "communication-exposed" not in found
+    assert any("the host is in" in evidence for evidence in found["device-idle"].evidence)
+    (device,) = explain(path).ranks[0].devices
+    assert device.name == "simulated device 5" and 0.5 < device.idle < 0.8
+    assert sum(kernel.count for kernel in device.kernels) > 100
+    meanwhile = {activity.name: activity.share for activity in device.meanwhile}
+    assert {"waiting for data", "launching kernels"} <= meanwhile.keys() and sum(meanwhile.values()) < 1.001
+
+
+def test_devices_that_are_busy(tmp_path: Path) -> None:
+    """Several, whose gaps hardly ever coincide: any of them is busy nearly all the time. Each is said by itself."""
+    devices = [
+        SimulatedDevice(streams=2, kernels_per_second=700 + 210 * number, device=number, name=f"device {number}")
+        for number in range(6)
+    ]
+    path = record(tmp_path / "run", devices)
+    assert "device-idle" not in findings(path)
+    assert len(explain(path).ranks[0].devices) == 6
+
+
+def test_communication_that_nothing_hides(tmp_path: Path) -> None:
+    """What overlaps computation does not count."""
+    found = findings(save(tmp_path / "a.json", [*rows(), *loop(collective=300, kernel_us=500)]))
+    assert found["communication-exposed"].cost_ns == 300_000 and 0.29 < found["communication-exposed"].cost < 0.31
+    assert "device-idle" not in found
+    hidden = findings(save(tmp_path / "b.json", [*rows(), *loop(collective=1e-3, kernel_us=750)]))
+    assert "communication-exposed" not in hidden
+
+
+def test_no_rank_speaks_for_all(tmp_path: Path) -> None:
+    """The one in the middle does; the others are said beside it."""
+    for rank, kernel_us in enumerate((50, 800, 810)):
+        save(tmp_path / f"rank{rank}.json", [*rows(), *loop(kernel_us=kernel_us)])
+    assert "device-idle" not in findings(tmp_path)
+    for rank, kernel_us in enumerate((800, 100, 300)):
+        save(tmp_path / f"rank{rank}.json", [*rows(), *loop(kernel_us=kernel_us)])
+    idle = findings(tmp_path)["device-idle"]
+    assert 0.69 < idle.cost < 0.71 and any("20% to 90%" in evidence for evidence in idle.evidence)
+
+
+def test_a_cause_that_covers_the_idling_is_said_alone(tmp_path: Path) -> None:
+    """A device idles while the program waits for data."""
+    events = loop()
+    for event in events:
+        if event["name"] == "aten::mm":
+            event["dur"] = 200
+        if event["name"] == "train.py(3): step":
+            event |= {
+                "cat": "user_annotation", "name": "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                "ts": event["ts"] + 250, "dur": 720,
+            }  # fmt: skip
+    found = explain(
+        save(tmp_path / "a.json", [*rows(), *(event for event in events if event["cat"] != "python_function")])
+    )
+    assert [finding.id for finding in found.findings][0] == "input-bound-in-process"
+    assert "device-idle" not in {finding.id for finding in found.findings}
+    assert found.ranks[0].devices[0].meanwhile[0].name == "waiting for data"
