@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import numpy as np
 
 from stepscope.analysis.devices import NAMES, Activity
+from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
@@ -16,6 +18,8 @@ from stepscope.analysis.statistics import answer_of
 from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
 from stepscope.runtime.table import human_count
 
+MOST_TASKS = 8
+"""Names of tasks that are told."""
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 
 
@@ -39,7 +43,7 @@ def explain_recording(recording: Recording) -> Answer:
 
 def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """The same of ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(answer_of(summary) for summary in summaries)
+    ranks = tuple(_with_tasks(answer_of(summary), summary) for summary in summaries)
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -94,6 +98,11 @@ IDLING = {
     "slow-backward-hook",
 }
 """Findings for which a device idles: that it does is not said beside one that covers it."""
+
+
+def _with_tasks(answer: RankAnswer, summary: RankSummary) -> RankAnswer:
+    times = [each for loop in loops_of(summary) for each in loop.times()] if summary.tasks else []
+    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]))
 
 
 def _order(one: Finding) -> tuple[bool, float]:
