@@ -10,7 +10,7 @@
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
-# make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about ten minutes
+# make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about seven minutes, for docs/answers.md
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
@@ -165,7 +165,7 @@ bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
 
 planted: install
-	@$(BIN)/python -m tests.planted.live
+	@$(BIN)/python -m tests.planted.live --markdown docs/answers.md
 
 torture: install
 	@$(BIN)/python -m tests.stress.torture --markdown docs/reliability.md
