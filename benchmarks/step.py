@@ -59,7 +59,7 @@ def _with_signals(scale: Scale) -> Generator[Round]:
         yield once
 
 
-SLOW_STEPS = 100
+SLOW_STEPS = 250
 """Of 20 ms each: what signals cost by time is to be seen, and not what they cost by step."""
 
 
@@ -74,7 +74,7 @@ def _processor(scale: Scale) -> Generator[Round]:
     def used(names: str) -> float:
         """ms a second that threads other than the main one are on processors; that one runs Python for a fifth of the time."""
         with _signals(names), session() as profiler:
-            time.sleep(0.5)  # threads begin
+            time.sleep(1)  # threads begin
             begin, others = time.perf_counter(), _others_ns()
             for _ in range(SLOW_STEPS):
                 end = time.thread_time() + 0.004
