@@ -14,7 +14,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from stepscope.runtime import tasks
+from stepscope.runtime import recorder, tasks
 from stepscope.runtime.session import session_of
 from tests.support import disks, forked
 from tests.support.basics import heed_interrupts
@@ -119,6 +119,8 @@ def no_thread_left() -> Iterator[None]:
 def no_session_left() -> Iterator[None]:
     """Fails a test that leaves a session in a usual place: programs of later tests would find it above them, and join it."""
     yield
+    if (mine := recorder.current()) is not None:
+        mine.delivered(None)  # tests of the recorder itself have no profiler that would
     if left := session_of(os.getpid()):
         pytest.fail(f"session left: {left}", pytrace=False)
 
