@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import threading
@@ -130,6 +131,13 @@ def nothing_watched() -> Iterator[None]:
     """Each test begins with thread pools and loops as Python makes them: some record without a profiler."""
     yield
     tasks.release()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs for which no directory is named, and programs that begin where the tests are, leave nothing in the checkout."""
+    with contextlib.chdir(tmp_path_factory.mktemp("working-directory")):
+        yield
 
 
 @pytest.fixture
