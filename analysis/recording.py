@@ -14,6 +14,7 @@ import numpy as np
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
 from stepscope.runtime import strings, tracks
+from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
@@ -154,8 +155,9 @@ def load(path: str | os.PathLike[str]) -> Recording:
     Raises:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording.
+        TypeError: if the path is neither a str nor a Path.
     """
-    place = Path(path)
+    place = Path(path_argument("path", path))
     if not place.exists():
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
