@@ -136,7 +136,10 @@ def nothing_watched() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs for which no directory is named, and programs that begin where the tests are, leave nothing in the checkout."""
-    with contextlib.chdir(tmp_path_factory.mktemp("working-directory")):
+    base = tmp_path_factory.mktemp("working-directory")
+    deep = base.joinpath(*"d" * (len(str(base)) // 3 + 1))  # else commands would show the paths of tests relative to it
+    deep.mkdir(parents=True)
+    with contextlib.chdir(deep):
         yield
 
 

@@ -35,7 +35,6 @@ _VARYING = [
     (re.compile(pattern), name)
     for pattern, name in (
         (r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\":;,)]+", "<tmp>"),
-        (r"\.\./test_\w+", "<tmp>"),  # as it is seen from the tests' working directory
         (r"\bstepscope-\d+-\w{8}\b", "<session>"),
         (r"(?<=journal\.)\d{15}-\d{15}", "<part>"),
         (re.escape(tempfile.gettempdir()) + r"/tmp[\w]{8}", "<tmp>"),
