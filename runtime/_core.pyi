@@ -371,6 +371,26 @@ class Aggregates:
         """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
+def covers(
+    events: Any, classes: Any, categories: Any, signal: int, ignored: int, apart: int, inner: int, /
+) -> tuple[bytes, bytes]:
+    """What the spans of a contiguous block cover, by class and track; most of those that touch are joined. The GIL is released.
+
+    Args:
+        classes: a byte for each name's id: the class of its spans, if they have the category of the name.
+        categories: that category, 16 bits for each name's id.
+        signal: category of the counters that are wanted.
+        ignored: class of the spans that are not.
+        apart: class of which spans are not joined, and those that lie in another get the class `inner`.
+
+    Returns:
+        Intervals as class, track, begin, end (int64 each); and the numbers (int64) of the step marks, of the counters of
+        category `signal`, and of the spans whose name has another category or none.
+
+    Raises:
+        ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+    """
+
 def encode_chrome(
     events: Any,
     args: bytes,

@@ -6,13 +6,14 @@ back from a file: both go through `StepFactsBuilder`.
 
 from __future__ import annotations
 
+import itertools
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
+from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Block, Kind
 
 Facts: TypeAlias = NDArray[np.void]
@@ -56,6 +57,7 @@ SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptio
 """Readings of the thread that steps (its process, of memory), taken when a step begins."""
 SIGNAL = "step signal"
 """Category of the counters that hold them."""
+_SIGNAL = strings.category(SIGNAL)
 
 FACTS_DTYPE = np.dtype(
     [
@@ -74,15 +76,25 @@ FACTS_DTYPE = np.dtype(
 """Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
 during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
 
-SETTLED = 128
+SETTLED = 16
 """Steps that are kept open behind the newest: what is recorded of them may still come."""
-MANY = 4 * SETTLED
+MANY = 32 * SETTLED
 """Open steps from which on the oldest are settled."""
 
+MUCH = 1 << 14
+"""Intervals from which on fewer steps are settled at once, as what fits a processor's cache is quicker."""
+MOST_OPEN = 1 << 16
+"""Open steps from which on the oldest are settled, whatever has yet to come."""
 MANY_INTERVALS = 1 << 20
-"""Intervals from which on those that touch are joined."""
+"""Intervals that are held, from which on the older half is settled: 32 MB."""
 
 _IGNORED = 255
+_INNER = 100
+"""Class of spans of the program that lie in others, which may be left out."""
+_FOREVER = np.iinfo(np.int64).max
+_MARK = np.dtype([("ts", "<i8"), ("step", "<i8"), ("track", "<i8")])
+_COVER = np.dtype([("class", "<i8"), ("track", "<i8"), ("begin", "<i8"), ("end", "<i8")])
+_SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
 """What `class_of` adds to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
@@ -126,8 +138,12 @@ def union(begin: Times, end: Times) -> tuple[Times, Times]:
     """Intervals in order, those that touch or overlap made one."""
     if not len(begin):
         return begin, end
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], end[order]
+    if (begin[1:] > end[:-1]).all():
+        return begin, end
+    end = np.maximum.accumulate(end)
     first = np.concatenate(([True], begin[1:] > end[:-1]))
     last = np.concatenate((first[1:], [True]))
     return begin[first], end[last]
@@ -143,60 +159,137 @@ def covered(begin: Times, end: Times, at: Times) -> Times:
     return total[index] - inside
 
 
+class _Classes:
+    """Classes of spans by their names' ids, as arrays that `_core.covers` reads. Nearly all names have one category; spans of
+    the same name with another one are looked up one by one."""
+
+    def __init__(self) -> None:
+        self.tables = np.full(0, 0, np.uint8), np.full(0, _NO_CATEGORY, np.uint16)
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, names: NDArray[np.uint32], categories: NDArray[np.uint16]) -> NDArray[np.int64]:
+        """The class of each span, which is known afterwards."""
+        keys = names.astype(np.int64) << 16 | categories
+        unique, inverse = np.unique(keys, return_inverse=True)
+        found = np.fromiter((self._class(int(key) >> 16, int(key) & 0xFFFF) for key in unique), np.int64, len(unique))
+        return found[inverse]
+
+    def _class(self, name: int, category: int) -> int:
+        found = self._known.get((name, category))
+        if found is None:
+            found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
+            classes, categories = self.tables
+            if name >= len(classes):
+                more = max(2 * len(classes), name + 1) - len(classes)
+                classes = np.concatenate((classes, np.zeros(more, np.uint8)))
+                categories = np.concatenate((categories, np.full(more, _NO_CATEGORY, np.uint16)))
+            if categories[name] == _NO_CATEGORY:
+                classes[name], categories[name] = found, category
+            self.tables = classes, categories
+        return found
+
+
+_NO_CATEGORY = 0xFFFF
+_CLASSES = _Classes()
+
+
 class StepFactsBuilder:
     """Makes facts of steps of events, in whatever blocks they come.
 
-    Memory does not grow with the number of steps but for the facts: what is recorded of steps that lie far behind is settled.
+    Memory does not grow with the number of steps but for the facts, nor with the length of one: what is recorded of steps that
+    lie far behind is settled, and so is the older half of a step of very many spans.
 
     Args:
-        late: events may come long after their step has ended, as a backend delivers them that records a window as a whole. Nothing
-            is settled before `finish`.
+        late: events may come long after their step has ended, as a backend delivers them that records a window as a whole.
+            What is settled before `finish` is only what `settle` says.
     """
 
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
-        self._known: dict[tuple[int, int], int] = {}
-        self._steps: Any = np.zeros(0, [("ts", "<i8"), ("step", "<i8"), ("track", "<i8")])
-        self._intervals: dict[int, list[tuple[Times, Times]]] = {}
-        self._operators: list[tuple[Times, Times]] = []
+        self._steps: Any = np.zeros(0, _MARK)
+        self._covers: list[Any] = []
+        """Intervals that spans cover, by class and track."""
+        self._held = 0
         self._signals: dict[str, list[tuple[Times, NDArray[np.float64]]]] = {name: [] for name in SIGNALS}
         self._signal_ids: dict[int, str] = {}
         self._done: list[Facts] = []
-        self._loose = 0
-        """Intervals that were added since all were joined."""
+        self._before: Times = np.zeros(0, np.int64)
+        """The mark before the oldest of an open step."""
+        self._part: Facts | None = None
+        """Of the oldest step that is open, if a part of it is settled. Its mark is where the rest begins."""
 
     def update(self, events: Block) -> None:
         """Takes events: steps, spans and signals; others are passed over."""
-        kinds = events["kind"]
-        steps = events[kinds == Kind.STEP]
-        if len(steps):
-            new: Any = np.zeros(len(steps), self._steps.dtype)
-            new["ts"], new["step"], new["track"] = steps["ts"], steps["step"], steps["track"]
-            self._steps = np.sort(np.concatenate((self._steps, new)), order="ts", kind="stable")
-        counters = events[kinds == Kind.COUNTER]
-        if len(counters):
-            self._take_signals(counters)
-        spans = events[(kinds == Kind.SPAN) & (events["dur"] > 0)]
-        if len(spans):
-            self._take_spans(spans)
-        if not self._late and len(self._steps) > MANY:
-            self._settle(len(self._steps) - SETTLED)
+        events = np.ascontiguousarray(events)
+        classes, categories = _CLASSES.tables
+        found, rare = _core.covers(events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER)
+        if found:
+            self._hold(np.frombuffer(found, _COVER))
+        if rare:
+            self._take_rare(events[np.frombuffer(rare, np.int64)])
+        if not self._late:
+            self.settle(_FOREVER)
+
+    def settle(self, until: int) -> None:
+        """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
+        spans may have begun that have not ended."""
+        ready = int(np.searchsorted(self._steps["ts"], until, side="right"))
+        if len(self._steps) > MOST_OPEN:
+            ready = len(self._steps)
+        ready = min(ready, len(self._steps) - SETTLED)
+        if ready > MANY - SETTLED or (ready > SETTLED and self._held > MUCH):
+            self._settle(ready)
+        elif self._held > MANY_INTERVALS and (until < _FOREVER or not self._late):
+            self._settle_half()
+
+    def take(self) -> Facts:
+        """The facts that were settled since the last call."""
+        facts: Any = np.concatenate(self._done) if self._done else np.zeros(0, FACTS_DTYPE)
+        self._done.clear()
+        return facts  # type: ignore[no-any-return]
 
     def finish(self, end: int | None = None, window: int = 0) -> Facts:
-        """The facts of all steps that have ended.
+        """The facts of all steps that have ended, but for those that were taken.
 
         Args:
             end: when the last step ended, if that was not the beginning of another.
             window: its number.
         """
         if end is not None and len(self._steps) and end > int(self._steps["ts"][-1]):
-            last: Any = np.zeros(1, self._steps.dtype)
+            last: Any = np.zeros(1, _MARK)
             last["ts"], last["step"], last["track"] = end, -1, self._steps["track"][-1]
             self._steps = np.concatenate((self._steps, last))
         self._settle(len(self._steps))
-        facts: Any = np.concatenate(self._done) if self._done else np.zeros(0, FACTS_DTYPE)
+        facts = self.take()
         facts["window"] = window
-        return facts  # type: ignore[no-any-return]
+        return facts
+
+    def _hold(self, covers: Any) -> None:
+        self._covers.append(covers)
+        self._held += len(covers)
+
+    def _take_rare(self, events: Block) -> None:
+        kinds = events["kind"]
+        steps = events[kinds == Kind.STEP]
+        if len(steps):
+            self._take_marks(steps)
+        counters = events[kinds == Kind.COUNTER]
+        if len(counters):
+            self._take_signals(counters)
+        spans = events[kinds == Kind.SPAN]
+        if len(spans):
+            covers: Any = np.zeros(len(spans), _COVER)
+            covers["class"] = _CLASSES.of(spans["name"], spans["category"])
+            covers["track"], covers["begin"], covers["end"] = spans["track"], spans["ts"], spans["ts"] + spans["dur"]
+            self._hold(covers[covers["class"] != _IGNORED])
+
+    def _take_marks(self, steps: Block) -> None:
+        new: Any = np.zeros(len(steps), _MARK)
+        new["ts"], new["step"], new["track"] = steps["ts"], steps["step"], steps["track"]
+        in_order = (np.diff(new["ts"]) > 0).all() and (not len(self._steps) or new["ts"][0] > self._steps["ts"][-1])
+        self._steps = np.concatenate((self._steps, new))
+        if not in_order:
+            self._steps = np.sort(self._steps, order="ts", kind="stable")
 
     def _take_signals(self, counters: Block) -> None:
         for name in np.unique(counters["name"]).tolist():
@@ -207,98 +300,103 @@ class StepFactsBuilder:
                 these = counters[counters["name"] == name]
                 self._signals[known].append((these["ts"].astype(np.int64), these["value"].astype(np.float64)))
 
-    def _take_spans(self, spans: Block) -> None:
-        names, categories = spans["name"].astype(np.int64), spans["category"].astype(np.int64)
-        keys = names << 16 | categories
-        unique, inverse = np.unique(keys, return_inverse=True)
-        table = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))
-        classes = table[inverse]
-        stepping = (
-            np.isin(spans["track"], np.unique(self._steps["track"])) if len(self._steps) else np.zeros(len(spans), bool)
-        )
-        begin = spans["ts"].astype(np.int64)
-        end = begin + spans["dur"]
-        for number in np.unique(classes).tolist():
-            if number == _IGNORED:
-                continue
-            chosen = classes == number
-            if number < DEVICE_CLASS:
-                if (elsewhere := _ELSEWHERE.get(number)) is not None:
-                    self._add(elsewhere, begin[chosen & ~stepping], end[chosen & ~stepping])
-                chosen &= stepping
-            if number == Phase.SPAN:
-                chosen &= self._within_a_step(begin, end)
-            self._add(number, begin[chosen], end[chosen])
-            if number == Phase.FORWARD:
-                self._operators.append((begin[chosen], end[chosen]))
-
-    def _within_a_step(self, begin: Times, end: Times) -> NDArray[np.bool_]:
-        """Which do not hold a whole step: one around the loop is no part of its steps."""
-        marks = self._steps["ts"]
-        return np.searchsorted(marks, end, side="left") - np.searchsorted(marks, begin, side="right") < 2
-
-    def _class(self, key: int) -> int:
-        name, category = key >> 16, key & 0xFFFF
-        found = self._known.get((name, category))
-        if found is None:
-            found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
-        return found
-
-    def _add(self, number: int, begin: Times, end: Times) -> None:
-        if len(begin):
-            self._intervals.setdefault(number, []).append((begin, end))
-            self._loose += len(begin)
-        if self._loose > MANY_INTERVALS:
-            for each in list(self._intervals):
-                self._taken(each)
-            self._operators = [_joined(self._operators)] if self._operators else []
-            self._loose = 0
-
-    def _taken(self, number: int) -> tuple[Times, Times]:
-        pieces = self._intervals.get(number, [])
-        if not pieces:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        merged = _joined(pieces)
-        self._intervals[number] = [merged]
-        return merged
-
     def _settle(self, count: int) -> None:
         """Makes the facts of the oldest steps: of all but the last of `count` marks."""
         if count < 2:
             return
-        marks: Times = self._steps["ts"][:count].astype(np.int64)
-        facts: Any = np.zeros(count - 1, FACTS_DTYPE)
-        facts["step"], facts["begin"], facts["end"] = self._steps["step"][: count - 1], marks[:-1], marks[1:]
-        self._fill(facts["phases"], marks, list(Phase), 0)
-        self._fill(facts["device"], marks, list(Device), DEVICE_CLASS)
-        self._count_operators(facts, marks)
-        begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
-        if len(begin):
-            facts["collections"] = np.diff(np.searchsorted(begin, marks))
-        self._fill_signals(facts, marks)
+        marks = self._steps[:count]
+        facts = self._facts(marks)
+        begins: Times = marks["ts"].astype(np.int64)
+        if self._part is not None:
+            begins[0] = facts["begin"][0] = self._part["begin"][0]
+            for name in _SUMS:
+                facts[name][0] += self._part[name][0]
+            self._part = None
+        self._fill_signals(facts, begins)
         self._done.append(facts)
-        self._forget(int(marks[-1]), count)
+        self._before = begins[-2:-1]
+        self._steps = self._steps[count - 1 :]
+        self._forget(int(begins[-1]))
 
-    def _fill(self, into: Any, marks: Times, members: list[Any], offset: int) -> None:
+    def _settle_half(self) -> None:
+        """Makes facts of the older half of what is held: within a step, if need be. A span that goes on there and began before
+        counts from there on."""
+        covers = self._gathered()
+        until = int(np.median(covers["end"]))
+        self._settle(int(np.searchsorted(self._steps["ts"], until, side="right")))
+        if len(self._steps) and until > int(self._steps["ts"][0]):
+            marks = np.repeat(self._steps[:1], 2)
+            marks["ts"][1] = until
+            part = self._facts(marks)
+            if self._part is not None:
+                part["begin"] = self._part["begin"]
+                for name in _SUMS:
+                    part[name] += self._part[name]
+            self._part = part
+            self._steps["ts"][0] = until
+        self._forget(until, signals=False)
+
+    def _facts(self, marks: Any) -> Any:
+        """Of the time between marks that follow one another, but for signals."""
+        facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
+        facts["step"], facts["begin"], facts["end"] = marks["step"][:-1], marks["ts"][:-1], marks["ts"][1:]
+        covers = self._gathered()
+        covers = covers[covers["begin"] < marks["ts"][-1]]
+        order = np.argsort(covers["class"].astype(np.uint8), kind="stable")
+        covers = covers[order]
+        borders = np.searchsorted(covers["class"], np.arange(257))
+        by_class = {
+            number: covers[first:end]
+            for number, (first, end) in enumerate(itertools.pairwise(borders.tolist()))
+            if end > first
+        }
+        self._fill(facts, facts["device"], [(by_class.get(DEVICE_CLASS + each), each) for each in Device])
+        # The first mark of a run may be of another thread, or of none of the tasks that step.
+        lower = np.minimum(marks["track"][:-1], marks["track"][1:])
+        upper = np.maximum(marks["track"][:-1], marks["track"][1:])
+        for one, other in np.unique(np.stack((lower, upper)), axis=1).T.tolist():
+            chosen = (lower == one) & (upper == other)
+            self._fill_phases(facts, slice(None) if chosen.all() else chosen, by_class, (one, other))
+        return facts
+
+    def _fill_phases(self, facts: Any, chosen: Any, by_class: dict[int, Any], own: tuple[int, int]) -> None:
+        """Of the steps of one thread, or between two."""
+        steps = facts[chosen]
+        mine: dict[int, Any] = {}
+        others: dict[int, Any] = {}
+        for number, covers in by_class.items():
+            if number >= DEVICE_CLASS:
+                continue
+            inside = (covers["track"] == own[0]) | (covers["track"] == own[1])
+            mine[number] = covers[inside]
+            if number in _ELSEWHERE:
+                others[_ELSEWHERE[Phase(number)]] = covers[~inside]
+        if Phase.SPAN in mine:
+            mine[Phase.SPAN] = _within_steps(mine[Phase.SPAN], mine.get(_INNER), self._marks())
+        found = mine | others
+        phases = steps["phases"]
+        self._fill(steps, phases, [(found.get(each), each) for each in Phase])
+        facts["phases"][chosen] = phases
+        operators = found.get(Phase.FORWARD)
+        if operators is not None:
+            begin, end = union(operators["begin"], operators["end"])
+            facts["operators"][chosen] = _begun(begin, steps)
+            facts["operator_ns"][chosen] = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
+        collections = found.get(Phase.GARBAGE_COLLECTION)
+        if collections is not None:
+            facts["collections"][chosen] = _begun(union(collections["begin"], collections["end"])[0], steps)
+
+    def _fill(self, steps: Any, into: Any, found: list[tuple[Any, IntEnum]]) -> None:
         """Each nanosecond once: a class has what its intervals cover and no earlier class does."""
         begin = end = np.zeros(0, np.int64)
-        before = np.zeros(len(marks), np.int64)
-        for member in members:
-            more_begin, more_end = self._taken(offset + member)
-            if not len(more_begin):
+        before = np.zeros(len(steps), np.int64)
+        for more, member in found:
+            if more is None or not len(more):
                 continue
-            begin, end = union(np.concatenate((begin, more_begin)), np.concatenate((end, more_end)))
-            now = covered(begin, end, marks)
-            into[:, int(member)] = np.diff(now - before)
+            begin, end = union(np.concatenate((begin, more["begin"])), np.concatenate((end, more["end"])))
+            now = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
+            into[:, int(member)] = now - before
             before = now
-
-    def _count_operators(self, facts: Any, marks: Times) -> None:
-        if not self._operators:
-            return
-        begin, end = _joined(self._operators)
-        self._operators = [(begin, end)]
-        facts["operators"] = np.diff(np.searchsorted(begin, marks))
-        facts["operator_ns"] = np.diff(covered(begin, end, marks))
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
         for name in SIGNALS:
@@ -316,22 +414,43 @@ class StepFactsBuilder:
             at = np.where(near, values[np.maximum(index, 0)], np.nan)
             facts[name] = at[1:] if name == "resident_bytes" else np.diff(at)
 
-    def _forget(self, until: int, count: int) -> None:
-        self._steps = self._steps[count - 1 :]
-        for number, pieces in self._intervals.items():
-            self._intervals[number] = [_after(*each, until) for each in pieces]
-        self._operators = [_after(*each, until) for each in self._operators]
-        for name, readings in self._signals.items():
+    def _marks(self) -> Times:
+        """Begins of steps, from the one before the oldest that is open."""
+        marks: Times = self._steps["ts"].astype(np.int64)
+        if self._part is not None:
+            marks[0] = self._part["begin"][0]
+        return np.concatenate((self._before, marks))
+
+    def _gathered(self) -> Any:
+        if len(self._covers) != 1:
+            self._covers = [np.concatenate(self._covers) if self._covers else np.zeros(0, _COVER)]
+        return self._covers[0]
+
+    def _forget(self, until: int, *, signals: bool = True) -> None:
+        """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
+        covers = self._gathered()
+        self._covers = [covers[covers["end"] > until]]
+        self._held = len(self._covers[0])
+        for name, readings in self._signals.items() if signals else ():
             if readings:
                 ts, values = readings[0]
                 first = max(int(np.searchsorted(ts, until, side="right")) - 1, 0)
                 self._signals[name] = [(ts[first:], values[first:])]
 
 
-def _joined(pieces: list[tuple[Times, Times]]) -> tuple[Times, Times]:
-    return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
+def _begun(begin: Times, steps: Any) -> Any:
+    return np.searchsorted(begin, steps["end"]) - np.searchsorted(begin, steps["begin"])
 
 
-def _after(begin: Times, end: Times, until: int) -> tuple[Times, Times]:
-    kept = end > until
-    return np.maximum(begin[kept], until), end[kept]
+def _within_steps(outer: Any, inner: Any, marks: Times) -> Any:
+    """Spans that do not hold a whole step: one around the loop is no part of its steps. Those that lie in it are."""
+
+    def holds(spans: Any) -> NDArray[np.bool_]:
+        ends = np.searchsorted(marks, spans["end"], side="left")
+        return ends - np.searchsorted(marks, spans["begin"], side="right") >= 2  # type: ignore[no-any-return]
+
+    whole = holds(outer)
+    if not whole.any():
+        return outer
+    kept = outer[~whole]
+    return kept if inner is None else np.concatenate((kept, inner[~holds(inner)]))

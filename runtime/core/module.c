@@ -33,6 +33,7 @@ static PyMethodDef methods[] = {
     {"counter", FAST(span_py_counter), METH_FASTCALL | METH_KEYWORDS,
      "counter(name, value, /, *, category='user_annotation')\n--\n\nThe value of something at this moment; any number, also NaN."},
     {"counts", py_counts, METH_NOARGS, NULL},
+    {"covers", covers_py_of, METH_VARARGS, NULL},
     {"current_span", context_py_current_span, METH_NOARGS, NULL},
     {"decode_arguments", arguments_py_decode, METH_VARARGS, NULL},
     {"detach_files", ring_py_detach_files, METH_O, NULL},
