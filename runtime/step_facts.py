@@ -215,6 +215,8 @@ class StepFactsBuilder:
         self._done: list[Facts] = []
         self._before: Times = np.zeros(0, np.int64)
         """The mark before the oldest of an open step."""
+        self.begun: int | None = None
+        """When the first step began, in ns, as far as is known."""
         self._part: Facts | None = None
         """Of the oldest step that is open, if a part of it is settled. Its mark is where the rest begins."""
 
@@ -289,7 +291,9 @@ class StepFactsBuilder:
         in_order = (np.diff(new["ts"]) > 0).all() and (not len(self._steps) or new["ts"][0] > self._steps["ts"][-1])
         self._steps = np.concatenate((self._steps, new))
         if not in_order:
-            self._steps = np.sort(self._steps, order="ts", kind="stable")
+            self._steps = self._steps[np.unique(self._steps["ts"], return_index=True)[1]]
+        first = int(self._steps["ts"][0])
+        self.begun = first if self.begun is None else min(self.begun, first)
 
     def _take_signals(self, counters: Block) -> None:
         for name in np.unique(counters["name"]).tolist():
