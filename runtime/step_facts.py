@@ -235,7 +235,7 @@ class StepFactsBuilder:
     def settle(self, until: int) -> None:
         """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
         spans may have begun that have not ended."""
-        ready = int(np.searchsorted(self._steps["ts"], until, side="right"))
+        ready = int(np.searchsorted(self._steps["ts"], until, side="left"))
         if len(self._steps) > MOST_OPEN:
             ready = len(self._steps)
         ready = min(ready, len(self._steps) - SETTLED)

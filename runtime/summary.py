@@ -234,6 +234,13 @@ class Summary(Documented, frozen=True):
         if told:
             yield f"beside steps: {', '.join(told)}"
 
+    def _part_rows(self) -> Iterator[tuple[str, str, str]]:
+        steps = self.steps.steady if self.steps is not None else 1
+        for part in self.parts:
+            name = part.name.replace(UNCOVERED, f"{UNCOVERED} by any span")
+            yield name, human_time(part.total_ns / steps), f"{part.share:.1%}"
+        yield "a step", human_time(sum(part.total_ns for part in self.parts) / steps), "100.0%"
+
     def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
         if sort_by not in _SORT:
             raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
@@ -261,31 +268,17 @@ class Summary(Documented, frozen=True):
             rest = (row.total_ns, row.mean_ns, row.min_ns, row.p50_ns, row.p95_ns, row.p99_ns, row.max_ns)
             return [*map(human_time, rest)]
 
-        def share(row: SummaryRow) -> str:
-            return f"{row.self_ns / whole:.1%}" if whole else "-"
+        def own_time(row: SummaryRow) -> list[str]:
+            return [human_time(row.self_ns), *([f"{row.self_ns / whole:.1%}"] if whole else [])]
 
         lines = list(self._head())
         parts: list[str] = ["\n".join(remark.format(line) for line in lines)] if lines else []
-        if self.parts and self.steps is not None:
-            steps, bare = self.steps.steady, labels[0] if remark != "{}" else printable
-            parts.append(
-                table(
-                    _PART_HEAD,
-                    [
-                        (
-                            bare(part.name.replace(UNCOVERED, f"{UNCOVERED} by any span")),
-                            human_time(part.total_ns / steps),
-                            f"{part.share:.1%}",
-                        )
-                        for part in self.parts
-                    ],
-                )
-            )
+        if self.parts:
+            parts.append(table(_PART_HEAD, list(self._part_rows())))
         if shown:
-            head = _head("Name", "Count", "Self", "Steps %" if self.steps_ns else "Time %", *_SPAN_NUMBERS)
-            parts.append(
-                table(head, [(*label(row), human_time(row.self_ns), share(row), *times(row)) for row in shown])
-            )
+            share = ["Steps %" if self.steps_ns else "Time %"] if whole else []
+            head = _head("Name", "Count", "Self", *share, *_SPAN_NUMBERS)
+            parts.append(table(head, [(*label(row), *own_time(row), *times(row)) for row in shown]))
         hidden = len(self.rows) - len(shown)
         remarks = [f"{hidden:,} of {len(self.rows):,} rows are not shown"] if hidden else []
         spans, own = sum(row.count for row in self.rows), sum(row.self_ns for row in self.rows)
@@ -295,15 +288,13 @@ class Summary(Documented, frozen=True):
         remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]
         parts.append("\n".join(remark.format(line) for line in remarks))
         if self.elsewhere:
+            others = self.elsewhere[:MOST_ELSEWHERE]
             parts.append(
-                table(
-                    _ELSEWHERE_HEAD,
-                    [(*label(row), human_time(row.self_ns), *times(row)) for row in self.elsewhere[:MOST_ELSEWHERE]],
-                )
+                table(_ELSEWHERE_HEAD, [(*label(row), human_time(row.self_ns), *times(row)) for row in others])
             )
-            if len(self.elsewhere) > MOST_ELSEWHERE:
-                left = f"{len(self.elsewhere) - MOST_ELSEWHERE:,} of {len(self.elsewhere):,} rows are not shown"
-                parts[-1] += f"\n\n{remark.format(left)}" if remark != "{}" else f"\n{left}"
+            if len(self.elsewhere) > len(others):
+                left = f"{len(self.elsewhere) - len(others):,} of {len(self.elsewhere):,} rows are not shown"
+                parts.append(remark.format(left))
         counters = [row for row in self.counters if row.category not in QUIET]
         instants = [row for row in self.instants if row.category not in QUIET]
         if counters:
