@@ -92,8 +92,10 @@ _IGNORED = 255
 _INNER = 100
 """Class of spans of the program that lie in others, which may be left out."""
 _FOREVER = np.iinfo(np.int64).max
-_MARK = np.dtype([("ts", "<i8"), ("step", "<i8"), ("track", "<i8")])
-_COVER = np.dtype([("class", "<i8"), ("track", "<i8"), ("begin", "<i8"), ("end", "<i8")])
+_TS, _STEP, _ON = range(3)
+"""Columns of marks: when, which step, on which track."""
+_CLASS, _TRACK, _BEGIN, _END = range(4)
+"""Columns of what spans cover: arrays without named fields are quicker to join."""
 _SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
 """What `class_of` adds to a `Device`."""
@@ -206,8 +208,9 @@ class StepFactsBuilder:
 
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
-        self._steps: Any = np.zeros(0, _MARK)
-        self._covers: list[Any] = []
+        self._steps: Times = np.zeros((0, 3), np.int64)
+        """Marks of the steps that are open, in order."""
+        self._covers: list[Times] = []
         """Intervals that spans cover, by class and track."""
         self._held = 0
         self._signals: dict[str, list[tuple[Times, NDArray[np.float64]]]] = {name: [] for name in SIGNALS}
@@ -226,7 +229,7 @@ class StepFactsBuilder:
         classes, categories = _CLASSES.tables
         found, rare = _core.covers(events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER)
         if found:
-            self._hold(np.frombuffer(found, _COVER))
+            self._hold(np.frombuffer(found, np.int64).reshape(-1, 4))
         if rare:
             self._take_rare(events[np.frombuffer(rare, np.int64)])
         if not self._late:
@@ -235,7 +238,7 @@ class StepFactsBuilder:
     def settle(self, until: int) -> None:
         """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
         spans may have begun that have not ended."""
-        ready = int(np.searchsorted(self._steps["ts"], until, side="left"))
+        ready = int(np.searchsorted(self._steps[:, _TS], until, side="left"))
         if len(self._steps) > MOST_OPEN:
             ready = len(self._steps)
         ready = min(ready, len(self._steps) - SETTLED)
@@ -257,9 +260,8 @@ class StepFactsBuilder:
             end: when the last step ended, if that was not the beginning of another.
             window: its number.
         """
-        if end is not None and len(self._steps) and end > int(self._steps["ts"][-1]):
-            last: Any = np.zeros(1, _MARK)
-            last["ts"], last["step"], last["track"] = end, -1, self._steps["track"][-1]
+        if end is not None and len(self._steps) and end > int(self._steps[-1, _TS]):
+            last = np.array([(end, -1, self._steps[-1, _ON])], np.int64)
             self._steps = np.concatenate((self._steps, last))
         self._settle(len(self._steps))
         facts = self.take()
@@ -280,19 +282,19 @@ class StepFactsBuilder:
             self._take_signals(counters)
         spans = events[kinds == Kind.SPAN]
         if len(spans):
-            covers: Any = np.zeros(len(spans), _COVER)
-            covers["class"] = _CLASSES.of(spans["name"], spans["category"])
-            covers["track"], covers["begin"], covers["end"] = spans["track"], spans["ts"], spans["ts"] + spans["dur"]
-            self._hold(covers[covers["class"] != _IGNORED])
+            classes = _CLASSES.of(spans["name"], spans["category"])
+            covers = np.stack((classes, spans["track"], spans["ts"], spans["ts"] + spans["dur"]), axis=1).astype(
+                np.int64
+            )
+            self._hold(covers[classes != _IGNORED])
 
     def _take_marks(self, steps: Block) -> None:
-        new: Any = np.zeros(len(steps), _MARK)
-        new["ts"], new["step"], new["track"] = steps["ts"], steps["step"], steps["track"]
-        in_order = (np.diff(new["ts"]) > 0).all() and (not len(self._steps) or new["ts"][0] > self._steps["ts"][-1])
+        new = np.stack((steps["ts"], steps["step"], steps["track"]), axis=1).astype(np.int64)
+        last = self._steps[-1, _TS] if len(self._steps) else np.iinfo(np.int64).min
         self._steps = np.concatenate((self._steps, new))
-        if not in_order:
-            self._steps = self._steps[np.unique(self._steps["ts"], return_index=True)[1]]
-        first = int(self._steps["ts"][0])
+        if new[0, _TS] <= last or (new[1:, _TS] <= new[:-1, _TS]).any():
+            self._steps = self._steps[np.unique(self._steps[:, _TS], return_index=True)[1]]
+        first = int(self._steps[0, _TS])
         self.begun = first if self.begun is None else min(self.begun, first)
 
     def _take_signals(self, counters: Block) -> None:
@@ -310,7 +312,7 @@ class StepFactsBuilder:
             return
         marks = self._steps[:count]
         facts = self._facts(marks)
-        begins: Times = marks["ts"].astype(np.int64)
+        begins: Times = marks[:, _TS].copy()
         if self._part is not None:
             begins[0] = facts["begin"][0] = self._part["begin"][0]
             for name in _SUMS:
@@ -326,81 +328,72 @@ class StepFactsBuilder:
         """Makes facts of the older half of what is held: within a step, if need be. A span that goes on there and began before
         counts from there on."""
         covers = self._gathered()
-        until = int(np.median(covers["end"]))
-        self._settle(int(np.searchsorted(self._steps["ts"], until, side="right")))
-        if len(self._steps) and until > int(self._steps["ts"][0]):
-            marks = np.repeat(self._steps[:1], 2)
-            marks["ts"][1] = until
+        until = int(np.median(covers[:, _END]))
+        self._settle(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
+        if len(self._steps) and until > int(self._steps[0, _TS]):
+            marks = np.repeat(self._steps[:1], 2, axis=0)
+            marks[1, _TS] = until
             part = self._facts(marks)
             if self._part is not None:
                 part["begin"] = self._part["begin"]
                 for name in _SUMS:
                     part[name] += self._part[name]
             self._part = part
-            self._steps["ts"][0] = until
+            self._steps = self._steps.copy()
+            self._steps[0, _TS] = until
         self._forget(until, signals=False)
 
-    def _facts(self, marks: Any) -> Any:
+    def _facts(self, marks: Times) -> Any:
         """Of the time between marks that follow one another, but for signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
-        facts["step"], facts["begin"], facts["end"] = marks["step"][:-1], marks["ts"][:-1], marks["ts"][1:]
+        facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
         covers = self._gathered()
-        covers = covers[covers["begin"] < marks["ts"][-1]]
-        order = np.argsort(covers["class"].astype(np.uint8), kind="stable")
-        covers = covers[order]
-        borders = np.searchsorted(covers["class"], np.arange(257))
+        order = np.argsort(covers[:, _CLASS].astype(np.uint8), kind="stable")
+        classes, on, begin, end = np.ascontiguousarray(covers[order].T)
+        borders = np.flatnonzero(np.diff(classes, prepend=-1, append=256)).tolist()
         by_class = {
-            number: covers[first:end]
-            for number, (first, end) in enumerate(itertools.pairwise(borders.tolist()))
-            if end > first
+            int(classes[first]): (on[first:last], begin[first:last], end[first:last])
+            for first, last in itertools.pairwise(borders)
         }
-        self._fill(facts, facts["device"], [(by_class.get(DEVICE_CLASS + each), each) for each in Device])
+        devices = [(by_class.get(DEVICE_CLASS + each, _NOTHING)[1:], each) for each in Device]
+        _fill(facts, facts["device"], devices)
         # The first mark of a run may be of another thread, or of none of the tasks that step.
-        lower = np.minimum(marks["track"][:-1], marks["track"][1:])
-        upper = np.maximum(marks["track"][:-1], marks["track"][1:])
-        for one, other in np.unique(np.stack((lower, upper)), axis=1).T.tolist():
-            chosen = (lower == one) & (upper == other)
-            self._fill_phases(facts, slice(None) if chosen.all() else chosen, by_class, (one, other))
+        tracks = np.stack((marks[:-1, _ON], marks[1:, _ON]))
+        if (marks[:, _ON] == marks[0, _ON]).all():
+            self._fill_phases(facts, slice(None), by_class, tracks[:, 0])
+            return facts
+        tracks.sort(axis=0)
+        for own in np.unique(tracks, axis=1).T:
+            self._fill_phases(facts, (tracks.T == own).all(axis=1), by_class, own)
         return facts
 
-    def _fill_phases(self, facts: Any, chosen: Any, by_class: dict[int, Any], own: tuple[int, int]) -> None:
+    def _fill_phases(
+        self, facts: Any, chosen: Any, by_class: dict[int, tuple[Times, Times, Times]], own: Times
+    ) -> None:
         """Of the steps of one thread, or between two."""
         steps = facts[chosen]
-        mine: dict[int, Any] = {}
-        others: dict[int, Any] = {}
-        for number, covers in by_class.items():
+        found: dict[int, tuple[Times, Times]] = {}
+        for number, (on, begin, end) in by_class.items():
             if number >= DEVICE_CLASS:
                 continue
-            inside = (covers["track"] == own[0]) | (covers["track"] == own[1])
-            mine[number] = covers[inside]
+            inside = (on == own[0]) | (on == own[1])
+            if inside.all():
+                found[number] = begin, end
+                continue
+            found[number] = begin[inside], end[inside]
             if number in _ELSEWHERE:
-                others[_ELSEWHERE[Phase(number)]] = covers[~inside]
-        if Phase.SPAN in mine:
-            mine[Phase.SPAN] = _within_steps(mine[Phase.SPAN], mine.get(_INNER), self._marks())
-        found = mine | others
+                found[_ELSEWHERE[Phase(number)]] = begin[~inside], end[~inside]
+        if Phase.SPAN in found:
+            found[Phase.SPAN] = _within_steps(found[Phase.SPAN], found.get(_INNER), self._marks())
         phases = steps["phases"]
-        self._fill(steps, phases, [(found.get(each), each) for each in Phase])
+        _fill(steps, phases, [(found.get(each, _NOTHING[1:]), each) for each in Phase])
         facts["phases"][chosen] = phases
-        operators = found.get(Phase.FORWARD)
-        if operators is not None:
-            begin, end = union(operators["begin"], operators["end"])
+        if Phase.FORWARD in found:
+            begin, end = union(*found[Phase.FORWARD])
             facts["operators"][chosen] = _begun(begin, steps)
             facts["operator_ns"][chosen] = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
-        collections = found.get(Phase.GARBAGE_COLLECTION)
-        if collections is not None:
-            facts["collections"][chosen] = _begun(union(collections["begin"], collections["end"])[0], steps)
-
-    def _fill(self, steps: Any, into: Any, found: list[tuple[Any, IntEnum]]) -> None:
-        """Each nanosecond once: a class has what its intervals cover and no earlier class does."""
-        begin = end = np.zeros(0, np.int64)
-        before = np.zeros(len(steps), np.int64)
-        for more, member in found:
-            if more is None or not len(more):
-                continue
-            begin, end = union(np.concatenate((begin, more["begin"])), np.concatenate((end, more["end"])))
-            now = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
-            into[:, int(member)] = now - before
-            before = now
+        if Phase.GARBAGE_COLLECTION in found:
+            facts["collections"][chosen] = _begun(union(*found[Phase.GARBAGE_COLLECTION])[0], steps)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
         for name in SIGNALS:
@@ -420,20 +413,20 @@ class StepFactsBuilder:
 
     def _marks(self) -> Times:
         """Begins of steps, from the one before the oldest that is open."""
-        marks: Times = self._steps["ts"].astype(np.int64)
+        marks = self._steps[:, _TS].copy()
         if self._part is not None:
             marks[0] = self._part["begin"][0]
         return np.concatenate((self._before, marks))
 
-    def _gathered(self) -> Any:
+    def _gathered(self) -> Times:
         if len(self._covers) != 1:
-            self._covers = [np.concatenate(self._covers) if self._covers else np.zeros(0, _COVER)]
+            self._covers = [np.concatenate(self._covers) if self._covers else np.zeros((0, 4), np.int64)]
         return self._covers[0]
 
     def _forget(self, until: int, *, signals: bool = True) -> None:
         """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
         covers = self._gathered()
-        self._covers = [covers[covers["end"] > until]]
+        self._covers = [covers[covers[:, _END] > until]]
         self._held = len(self._covers[0])
         for name, readings in self._signals.items() if signals else ():
             if readings:
@@ -442,19 +435,36 @@ class StepFactsBuilder:
                 self._signals[name] = [(ts[first:], values[first:])]
 
 
+_NOTHING = (np.zeros(0, np.int64),) * 3
+
+
+def _fill(steps: Any, into: Any, found: list[tuple[tuple[Times, ...], Any]]) -> None:
+    """Each nanosecond once: a class has what its intervals cover and no earlier class does."""
+    begin = end = _NOTHING[0]
+    before: Times = np.zeros(len(steps), np.int64)
+    for (more_begin, more_end), member in found:
+        if len(more_begin):
+            begin, end = union(np.concatenate((begin, more_begin)), np.concatenate((end, more_end)))
+            now = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
+            into[:, int(member)] = now - before
+            before = now
+
+
 def _begun(begin: Times, steps: Any) -> Any:
     return np.searchsorted(begin, steps["end"]) - np.searchsorted(begin, steps["begin"])
 
 
-def _within_steps(outer: Any, inner: Any, marks: Times) -> Any:
+def _within_steps(outer: tuple[Times, Times], inner: tuple[Times, Times] | None, marks: Times) -> tuple[Times, Times]:
     """Spans that do not hold a whole step: one around the loop is no part of its steps. Those that lie in it are."""
 
-    def holds(spans: Any) -> NDArray[np.bool_]:
-        ends = np.searchsorted(marks, spans["end"], side="left")
-        return ends - np.searchsorted(marks, spans["begin"], side="right") >= 2  # type: ignore[no-any-return]
+    def holds(spans: tuple[Times, Times]) -> NDArray[np.bool_]:
+        return np.searchsorted(marks, spans[1], side="left") - np.searchsorted(marks, spans[0], side="right") >= 2
 
     whole = holds(outer)
     if not whole.any():
         return outer
-    kept = outer[~whole]
-    return kept if inner is None else np.concatenate((kept, inner[~holds(inner)]))
+    begin, end = outer[0][~whole], outer[1][~whole]
+    if inner is None:
+        return begin, end
+    within = ~holds(inner)
+    return np.concatenate((begin, inner[0][within])), np.concatenate((end, inner[1][within]))
