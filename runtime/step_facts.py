@@ -6,7 +6,6 @@ back from a file: both go through `StepFactsBuilder`.
 
 from __future__ import annotations
 
-import itertools
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.events import Block
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""
@@ -76,12 +75,12 @@ FACTS_DTYPE = np.dtype(
 """Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
 during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
 
-SETTLED = 16
+SETTLED = 8
 """Steps that are kept open behind the newest: what is recorded of them may still come."""
-MANY = 32 * SETTLED
+MANY = 64 * SETTLED
 """Open steps from which on the oldest are settled."""
 
-MUCH = 1 << 14
+MUCH = 1 << 15
 """Intervals from which on fewer steps are settled at once, as what fits a processor's cache is quicker."""
 MOST_OPEN = 1 << 16
 """Open steps from which on the oldest are settled, whatever has yet to come."""
@@ -101,6 +100,15 @@ DEVICE_CLASS = 200
 """What `class_of` adds to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
 """What spans of other threads count as, of those that count at all."""
+_DEVICES = tuple(DEVICE_CLASS + each for each in Device)
+_OWN = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
+"""What a class of spans counts as on the tracks that step."""
+_OTHERS = bytes(
+    each if each in _DEVICES else int(_ELSEWHERE[Phase(each)]) if each in _ELSEWHERE else _IGNORED
+    for each in range(256)
+)
+"""The same on other tracks."""
+_SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
@@ -209,17 +217,19 @@ class StepFactsBuilder:
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
         self._steps: Times = np.zeros((0, 3), np.int64)
-        """Marks of the steps that are open, in order."""
+        self._new_marks: list[Times] = []
+        """Those that are not among `_steps` yet."""
+        self._open = 0
+        """How many marks there are in both."""
         self._covers: list[Times] = []
         """Intervals that spans cover, by class and track."""
         self._held = 0
-        self._signals: dict[str, list[tuple[Times, NDArray[np.float64]]]] = {name: [] for name in SIGNALS}
-        self._signal_ids: dict[int, str] = {}
+        self._readings: list[Times] = []
+        """Of signals: when, which, and the value's bits."""
         self._done: list[Facts] = []
         self._before: Times = np.zeros(0, np.int64)
         """The mark before the oldest of an open step."""
-        self.begun: int | None = None
-        """When the first step began, in ns, as far as is known."""
+        self._first: int | None = None
         self._part: Facts | None = None
         """Of the oldest step that is open, if a part of it is settled. Its mark is where the rest begins."""
 
@@ -227,25 +237,42 @@ class StepFactsBuilder:
         """Takes events: steps, spans and signals; others are passed over."""
         events = np.ascontiguousarray(events)
         classes, categories = _CLASSES.tables
-        found, rare = _core.covers(events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER)
+        found, marks, readings, rare = _core.covers(
+            events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
+        )
         if found:
             self._hold(np.frombuffer(found, np.int64).reshape(-1, 4))
+        if marks:
+            self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
+            self._open += len(self._new_marks[-1])
+        if readings:
+            self._readings.append(np.frombuffer(readings, np.int64).reshape(-1, 3))
         if rare:
-            self._take_rare(events[np.frombuffer(rare, np.int64)])
+            spans = events[np.frombuffer(rare, np.int64)]
+            numbers = _CLASSES.of(spans["name"], spans["category"])
+            begin = spans["ts"].astype(np.int64)
+            covers = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
+            self._hold(covers[numbers != _IGNORED])
         if not self._late:
             self.settle(_FOREVER)
 
-    def settle(self, until: int) -> None:
+    def settle(self, until: int) -> bool:
         """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
-        spans may have begun that have not ended."""
-        ready = int(np.searchsorted(self._steps[:, _TS], until, side="left"))
-        if len(self._steps) > MOST_OPEN:
-            ready = len(self._steps)
-        ready = min(ready, len(self._steps) - SETTLED)
+        spans may have begun that have not ended; and only once there are many.
+
+        Returns:
+            Whether there is something to `take`.
+        """
+        if self._open <= MANY and self._held <= MUCH:
+            return False
+        times = self._marks()[:, _TS]
+        ready = len(times) if len(times) > MOST_OPEN else int(np.searchsorted(times, until, side="left"))
+        ready = min(ready, len(times) - SETTLED)
         if ready > MANY - SETTLED or (ready > SETTLED and self._held > MUCH):
             self._settle(ready)
-        elif self._held > MANY_INTERVALS and (until < _FOREVER or not self._late):
+        elif self._held > MANY_INTERVALS:
             self._settle_half()
+        return bool(self._done)
 
     def take(self) -> Facts:
         """The facts that were settled since the last call."""
@@ -260,51 +287,35 @@ class StepFactsBuilder:
             end: when the last step ended, if that was not the beginning of another.
             window: its number.
         """
-        if end is not None and len(self._steps) and end > int(self._steps[-1, _TS]):
-            last = np.array([(end, -1, self._steps[-1, _ON])], np.int64)
-            self._steps = np.concatenate((self._steps, last))
+        marks = self._marks()
+        if end is not None and len(marks) and end > int(marks[-1, _TS]):
+            self._steps = np.concatenate((marks, np.array([(end, -1, marks[-1, _ON])], np.int64)))
         self._settle(len(self._steps))
         facts = self.take()
         facts["window"] = window
         return facts
 
+    @property
+    def begun(self) -> int | None:
+        """When the first step began, in ns, as far as is known."""
+        self._marks()
+        return self._first
+
     def _hold(self, covers: Any) -> None:
         self._covers.append(covers)
         self._held += len(covers)
 
-    def _take_rare(self, events: Block) -> None:
-        kinds = events["kind"]
-        steps = events[kinds == Kind.STEP]
-        if len(steps):
-            self._take_marks(steps)
-        counters = events[kinds == Kind.COUNTER]
-        if len(counters):
-            self._take_signals(counters)
-        spans = events[kinds == Kind.SPAN]
-        if len(spans):
-            classes = _CLASSES.of(spans["name"], spans["category"])
-            covers = np.stack((classes, spans["track"], spans["ts"], spans["ts"] + spans["dur"]), axis=1).astype(
-                np.int64
-            )
-            self._hold(covers[classes != _IGNORED])
-
-    def _take_marks(self, steps: Block) -> None:
-        new = np.stack((steps["ts"], steps["step"], steps["track"]), axis=1).astype(np.int64)
-        last = self._steps[-1, _TS] if len(self._steps) else np.iinfo(np.int64).min
-        self._steps = np.concatenate((self._steps, new))
-        if new[0, _TS] <= last or (new[1:, _TS] <= new[:-1, _TS]).any():
-            self._steps = self._steps[np.unique(self._steps[:, _TS], return_index=True)[1]]
-        first = int(self._steps[0, _TS])
-        self.begun = first if self.begun is None else min(self.begun, first)
-
-    def _take_signals(self, counters: Block) -> None:
-        for name in np.unique(counters["name"]).tolist():
-            known = self._signal_ids.get(name)
-            if known is None:
-                known = self._signal_ids[name] = strings.text(name)
-            if known in self._signals:
-                these = counters[counters["name"] == name]
-                self._signals[known].append((these["ts"].astype(np.int64), these["value"].astype(np.float64)))
+    def _marks(self) -> Times:
+        """Those of the steps that are open, in order, each once."""
+        if self._new_marks:
+            marks = np.concatenate((self._steps, *self._new_marks))
+            if (marks[1:, _TS] <= marks[:-1, _TS]).any():
+                marks = marks[np.unique(marks[:, _TS], return_index=True)[1]]
+            self._steps, self._open = marks, len(marks)
+            self._new_marks.clear()
+            first = int(marks[0, _TS])
+            self._first = first if self._first is None else min(self._first, first)
+        return self._steps
 
     def _settle(self, count: int) -> None:
         """Makes the facts of the oldest steps: of all but the last of `count` marks."""
@@ -322,6 +333,7 @@ class StepFactsBuilder:
         self._done.append(facts)
         self._before = begins[-2:-1]
         self._steps = self._steps[count - 1 :]
+        self._open = len(self._steps)
         self._forget(int(begins[-1]))
 
     def _settle_half(self) -> None:
@@ -347,76 +359,59 @@ class StepFactsBuilder:
         """Of the time between marks that follow one another, but for signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
-        covers = self._gathered()
-        order = np.argsort(covers[:, _CLASS].astype(np.uint8), kind="stable")
-        classes, on, begin, end = np.ascontiguousarray(covers[order].T)
-        borders = np.flatnonzero(np.diff(classes, prepend=-1, append=256)).tolist()
-        by_class = {
-            int(classes[first]): (on[first:last], begin[first:last], end[first:last])
-            for first, last in itertools.pairwise(borders)
-        }
-        devices = [(by_class.get(DEVICE_CLASS + each, _NOTHING)[1:], each) for each in Device]
-        _fill(facts, facts["device"], devices)
-        # The first mark of a run may be of another thread, or of none of the tasks that step.
-        tracks = np.stack((marks[:-1, _ON], marks[1:, _ON]))
+        facts["device"] = self._shared(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
-            self._fill_phases(facts, slice(None), by_class, tracks[:, 0])
+            self._fill_phases(facts, slice(None), marks, (int(marks[0, _ON]),) * 2)
             return facts
-        tracks.sort(axis=0)
-        for own in np.unique(tracks, axis=1).T:
-            self._fill_phases(facts, (tracks.T == own).all(axis=1), by_class, own)
+        # The first mark of a run may be of another thread, or of none of the tasks that step.
+        tracks = np.sort(np.stack((marks[:-1, _ON], marks[1:, _ON])), axis=0)
+        for one, other in np.unique(tracks, axis=1).T.tolist():
+            self._fill_phases(facts, (tracks[0] == one) & (tracks[1] == other), marks, (one, other))
         return facts
 
-    def _fill_phases(
-        self, facts: Any, chosen: Any, by_class: dict[int, tuple[Times, Times, Times]], own: Times
-    ) -> None:
+    def _fill_phases(self, facts: Any, chosen: Any, marks: Times, own: tuple[int, int]) -> None:
         """Of the steps of one thread, or between two."""
-        steps = facts[chosen]
-        found: dict[int, tuple[Times, Times]] = {}
-        for number, (on, begin, end) in by_class.items():
-            if number >= DEVICE_CLASS:
-                continue
-            inside = (on == own[0]) | (on == own[1])
-            if inside.all():
-                found[number] = begin, end
-                continue
-            found[number] = begin[inside], end[inside]
-            if number in _ELSEWHERE:
-                found[_ELSEWHERE[Phase(number)]] = begin[~inside], end[~inside]
-        if Phase.SPAN in found:
-            found[Phase.SPAN] = _within_steps(found[Phase.SPAN], found.get(_INNER), self._marks())
-        phases = steps["phases"]
-        _fill(steps, phases, [(found.get(each, _NOTHING[1:]), each) for each in Phase])
-        facts["phases"][chosen] = phases
-        if Phase.FORWARD in found:
-            begin, end = union(*found[Phase.FORWARD])
-            facts["operators"][chosen] = _begun(begin, steps)
-            facts["operator_ns"][chosen] = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
-        if Phase.GARBAGE_COLLECTION in found:
-            facts["collections"][chosen] = _begun(union(*found[Phase.GARBAGE_COLLECTION])[0], steps)
+        ns, begun, covered = self._shared(marks, own, min(Phase), max(Phase), chosen)
+        facts["phases"][chosen] = ns.T
+        facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
+        facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]
+
+    def _shared(self, marks: Times, own: tuple[int, int], first: int, last: int, chosen: Any = slice(None)) -> Any:
+        """What `_core.share_time` gives, by slot and step, for slots that share time."""
+        begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
+        slots, known = (first, last), self._known_begins()
+        found = _core.share_time(
+            self._gathered(), begin, end, _OWN, _OTHERS, known, own, slots, (int(Phase.SPAN), _INNER)
+        )
+        return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
+        readings = self._readings[0] if len(self._readings) == 1 else np.zeros((0, 3), np.int64)
+        if len(self._readings) > 1:
+            readings = np.concatenate(self._readings)
+            self._readings = [readings]
+        names = readings[:, 1]
         for name in SIGNALS:
-            pieces = self._signals[name]
+            these = readings[names == _SIGNAL_IDS[name]]
+            ts, values = these[:, 0], np.ascontiguousarray(these[:, 2]).view(np.float64)
             facts[name] = np.nan
-            if not pieces:
+            if not len(ts):
                 continue
-            ts, values = (np.concatenate(each) for each in zip(*pieces, strict=True))
-            order = np.argsort(ts, kind="stable")
-            ts, values = ts[order], values[order]
-            self._signals[name] = [(ts, values)]
+            if (ts[1:] < ts[:-1]).any():
+                order = np.argsort(ts, kind="stable")
+                ts, values = ts[order], values[order]
             index = np.searchsorted(ts, marks, side="right") - 1
             # One that belongs to another mark is no reading of this one; that of a window's last mark comes just before it.
             near = (index >= 0) & (marks - ts[np.maximum(index, 0)] <= 1)
             at = np.where(near, values[np.maximum(index, 0)], np.nan)
             facts[name] = at[1:] if name == "resident_bytes" else np.diff(at)
 
-    def _marks(self) -> Times:
+    def _known_begins(self) -> Times:
         """Begins of steps, from the one before the oldest that is open."""
-        marks = self._steps[:, _TS].copy()
+        begins = self._steps[:, _TS].copy()
         if self._part is not None:
-            marks[0] = self._part["begin"][0]
-        return np.concatenate((self._before, marks))
+            begins[0] = self._part["begin"][0]
+        return np.concatenate((self._before, begins))
 
     def _gathered(self) -> Times:
         if len(self._covers) != 1:
@@ -426,45 +421,7 @@ class StepFactsBuilder:
     def _forget(self, until: int, *, signals: bool = True) -> None:
         """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
         covers = self._gathered()
-        self._covers = [covers[covers[:, _END] > until]]
+        self._covers = [covers.take(np.flatnonzero(covers[:, _END] > until), axis=0)]
         self._held = len(self._covers[0])
-        for name, readings in self._signals.items() if signals else ():
-            if readings:
-                ts, values = readings[0]
-                first = max(int(np.searchsorted(ts, until, side="right")) - 1, 0)
-                self._signals[name] = [(ts[first:], values[first:])]
-
-
-_NOTHING = (np.zeros(0, np.int64),) * 3
-
-
-def _fill(steps: Any, into: Any, found: list[tuple[tuple[Times, ...], Any]]) -> None:
-    """Each nanosecond once: a class has what its intervals cover and no earlier class does."""
-    begin = end = _NOTHING[0]
-    before: Times = np.zeros(len(steps), np.int64)
-    for (more_begin, more_end), member in found:
-        if len(more_begin):
-            begin, end = union(np.concatenate((begin, more_begin)), np.concatenate((end, more_end)))
-            now = covered(begin, end, steps["end"]) - covered(begin, end, steps["begin"])
-            into[:, int(member)] = now - before
-            before = now
-
-
-def _begun(begin: Times, steps: Any) -> Any:
-    return np.searchsorted(begin, steps["end"]) - np.searchsorted(begin, steps["begin"])
-
-
-def _within_steps(outer: tuple[Times, Times], inner: tuple[Times, Times] | None, marks: Times) -> tuple[Times, Times]:
-    """Spans that do not hold a whole step: one around the loop is no part of its steps. Those that lie in it are."""
-
-    def holds(spans: tuple[Times, Times]) -> NDArray[np.bool_]:
-        return np.searchsorted(marks, spans[1], side="left") - np.searchsorted(marks, spans[0], side="right") >= 2
-
-    whole = holds(outer)
-    if not whole.any():
-        return outer
-    begin, end = outer[0][~whole], outer[1][~whole]
-    if inner is None:
-        return begin, end
-    within = ~holds(inner)
-    return np.concatenate((begin, inner[0][within])), np.concatenate((end, inner[1][within]))
+        if signals:
+            self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]

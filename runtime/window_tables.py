@@ -73,8 +73,8 @@ class WindowTable:
 
     def settle(self, until: int) -> None:
         """Everything that began before a time, in ns, was given: facts of steps that ended by then are made."""
-        self._builder.settle(until)
-        self.steps.add(self._builder.take())
+        if self._builder.settle(until):
+            self.steps.add(self._builder.take())
 
     def finish(self, start: int, end: int, steps_end: int | None) -> None:
         """The window is over, and all was given.

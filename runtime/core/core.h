@@ -358,6 +358,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
 /* covers.c */
 PyObject *covers_py_of(PyObject *module, PyObject *args);
+PyObject *covers_py_share(PyObject *module, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);

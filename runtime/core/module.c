@@ -61,6 +61,7 @@ static PyMethodDef methods[] = {
     {"process_track", py_process_track, METH_NOARGS, NULL},
     {"put", readings_py_put, METH_VARARGS, NULL},
     {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},
+    {"share_time", covers_py_share, METH_VARARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
