@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.findings import RankAnswer, Share
 from stepscope.analysis.rank_summary import RankSummary
-from stepscope.runtime.step_parts import durations, is_uncovered, parts_of
+from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import statistics_of
 
 
@@ -40,5 +40,6 @@ def shares(summary: RankSummary) -> tuple[Share, ...]:
     made = [
         Share(name, float(column[usual].sum()) / total * median, float(column[usual].sum()) / total)
         for name, column in parts(summary).items()
+        if name == UNCOVERED or column[usual].any()
     ]
     return tuple(sorted(made, key=lambda share: (is_uncovered(share.name), -share.ns)))

@@ -420,17 +420,26 @@ def _icicle_data(icicle: Icicle | None, step_ns: float) -> dict[str, Any] | None
     return found | {"stepNs": round(step_ns)}
 
 
+def _rank_times(rank: RankAnswer) -> dict[str, float]:
+    """ns by part; there is no room for what uncovered time is made of."""
+    times: dict[str, float] = {}
+    for share in rank.shares:
+        name = UNCOVERED if is_uncovered(share.name) else share.name
+        times[name] = times.get(name, 0.0) + share.ns
+    return times
+
+
 def _rank_columns(ranks: Sequence[RankAnswer]) -> tuple[str, ...]:
     sums: dict[str, float] = {}
     for rank in ranks:
-        for share in rank.shares:
-            sums[share.name] = sums.get(share.name, 0.0) + share.ns
-    return tuple(sorted(sums, key=lambda name: (is_uncovered(name), -sums[name])))
+        for name, ns in _rank_times(rank).items():
+            sums[name] = sums.get(name, 0.0) + ns
+    return tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
 
 
 def _rank_row(summary: RankSummary, answer: RankAnswer, named: set[int], columns: Sequence[str]) -> RankRow:
     facts = answer.statistics
-    times = {share.name: share.ns for share in answer.shares}
+    times = _rank_times(answer)
     return RankRow(
         label=label_of(summary),
         host=summary.of.host,
