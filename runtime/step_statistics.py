@@ -16,6 +16,7 @@ from stepscope.runtime.table import human_time
 
 FIRST_STEPS = 5
 """Steps at the begin that are not judged: caches are cold, code compiles."""
+_MOST_PIECES = 64
 TOLD_NS = 1_000_000_000
 """What lies before the first step or after the last is shown from here on."""
 KEPT_STEPS = 1024
@@ -187,8 +188,7 @@ class StepTotals:
         """The first steps, which may not be judged."""
         self.running = _Running()
         """All others."""
-        self.last: Facts = np.zeros(0, FACTS_DTYPE)
-        """The last steps, at most `KEPT_STEPS`."""
+        self._last: tuple[Facts, ...] = ()
 
     def add(self, facts: Facts) -> None:
         """Adds steps, in the order of their times."""
@@ -198,7 +198,7 @@ class StepTotals:
         if not len(facts):
             return
         self._add(facts)
-        self.last = _last(self.last, facts)
+        self._last = _newest((*self._last, facts))
 
     def _add(self, facts: Facts) -> None:
         self.count += len(facts)
@@ -218,8 +218,14 @@ class StepTotals:
             made.running.merge(one.running)
             made.count += one.running.count
             made.ns += one.running.ns
-        made.last = _last(self.last, later.last)
+        made._last = _newest((*self._last, *later._last))
         return made
+
+    @property
+    def last(self) -> Facts:
+        """The last steps, at most `KEPT_STEPS`."""
+        last: Facts = np.concatenate(self._last) if self._last else np.zeros(0, FACTS_DTYPE)
+        return last[-KEPT_STEPS:]
 
     @property
     def judged(self) -> int:
@@ -239,9 +245,12 @@ class StepTotals:
 
     def nbytes(self) -> int:
         """Memory that it takes."""
-        return self.first.nbytes + self.last.nbytes + self.running.nbytes()
+        return self.first.nbytes + sum(facts.nbytes for facts in self._last) + self.running.nbytes()
 
 
-def _last(earlier: Facts, later: Facts) -> Facts:
-    joined: Facts = np.concatenate((earlier, later))
-    return joined[-KEPT_STEPS:].copy() if len(joined) > KEPT_STEPS else joined
+def _newest(pieces: tuple[Facts, ...]) -> tuple[Facts, ...]:
+    """Pieces that hold the last steps. They are joined from time to time only: most windows are short."""
+    if len(pieces) <= _MOST_PIECES and sum(map(len, pieces)) <= 2 * KEPT_STEPS:
+        return pieces
+    joined: Facts = np.concatenate(pieces)
+    return (joined[-KEPT_STEPS:].copy(),)

@@ -124,7 +124,9 @@ static bool scan(Covers *c, const char *bytes, size_t n, const Facts *facts) {
                 continue;
             }
             uint8_t class = facts->classes[v.name];
-            if (class != facts->ignored && !add(c, class, v.track, v.ts, v.ts + v.dur, facts)) return false;
+            int64_t end;
+            if (class == facts->ignored || __builtin_add_overflow(v.ts, v.dur, &end)) continue;
+            if (!add(c, class, v.track, v.ts, end, facts)) return false;
         }
     }
     size_t kept = 0;
@@ -232,14 +234,15 @@ typedef struct {
 static void measure(const Intervals *v, const Stretches *s, int64_t *ns, int64_t *begun) {
     size_t at = 0;
     for (size_t i = 0; i < s->count; i++) {
-        int64_t begin = s->begins[i], end = s->ends[i], sum = 0, count = 0;
+        int64_t begin = s->begins[i], end = s->ends[i], count = 0;
+        uint64_t sum = 0; /* times that a file says may be any */
         while (at < v->count && v->all[at].end <= begin) at++;
         for (size_t j = at; j < v->count && v->all[j].begin < end; j++) {
             int64_t from = v->all[j].begin > begin ? v->all[j].begin : begin, to = v->all[j].end < end ? v->all[j].end : end;
-            sum += to - from;
+            sum += (uint64_t)to - (uint64_t)from;
             count += v->all[j].begin >= begin;
         }
-        ns[i] = sum;
+        ns[i] = (int64_t)sum;
         if (begun) begun[i] = count;
     }
 }
@@ -306,7 +309,7 @@ static bool share(const Cover *covers, size_t n, const Sharing *by, const Stretc
         Intervals swap = all;
         all = both, both = swap;
         measure(&all, s, now, NULL);
-        for (size_t i = 0; i < s->count; i++) ns[i] = now[i] - before[i], before[i] = now[i];
+        for (size_t i = 0; i < s->count; i++) ns[i] = (int64_t)((uint64_t)now[i] - (uint64_t)before[i]), before[i] = now[i];
     }
     free(slots), free(memory), free(before);
     return enough;

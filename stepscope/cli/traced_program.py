@@ -122,7 +122,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def _empty(self) -> list[str]:
         """What to do if the program recorded nothing but its steps."""
         found = self.profiler.aggregates()
-        spans = [row.name for row in found.rows if not row.name.startswith("ProfilerStep")]
+        spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
             return []
         why = "records nothing itself" if "torch" in sys.modules else "imports no torch, and records nothing itself"

@@ -214,6 +214,12 @@ def test_a_long_run_takes_no_more_memory() -> None:
     before = totals.nbytes()
     totals.add(facts[5_000:])
     assert totals.nbytes() < before + 4096 and len(totals.last) == KEPT_STEPS
+    windows = totals
+    for number in range(200):
+        one = StepTotals()
+        one.add(facts[number : number + 1])
+        windows = windows.merged(one)
+        assert windows.nbytes() < 3 * before
     found, parts = totals.of_judged()
     judged = lengths[FIRST_STEPS:]
     assert found is not None and (found.slowest, found.slowest_ns) == (700, 5e6)
