@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from stepscope.runtime.step_statistics import StepStatistics as Statistics
+
 
 class Place(msgspec.Struct, frozen=True):
     """A place in the program's code."""
@@ -51,24 +53,6 @@ class Share(msgspec.Struct, frozen=True):
     ns: float
     """Median over steady steps, scaled so that all parts add up to the step."""
     share: float
-
-
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rank's steps, times in ns."""
-
-    steps: int
-    steady: int
-    """Steps that are judged: without the first ones."""
-    mean: float
-    p50: float
-    p95: float
-    rate: float
-    """Steps a second."""
-    slowest: int
-    """Number of the slowest steady step."""
-    slowest_ns: float
-    slowest_why: str
-    """What was different in it."""
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -149,7 +133,10 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     statistics: Statistics | None
     shares: tuple[Share, ...]
-    startup_ns: float = 0.0
+    startup_ns: int = 0
+    """What was recorded before the first step."""
+    shutdown_ns: int = 0
+    """What was recorded after the last step."""
     tasks: tuple[TaskTimes, ...] = ()
     """Of its event loops: those first that ran or were ready longest, eight at most."""
     devices: tuple[DeviceAnswer, ...] = ()

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
-from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import EventBatch, Flag, Kind
 from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_parts import durations as durations
+from stepscope.runtime.step_statistics import first_steps
 
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
@@ -226,15 +227,9 @@ def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
     return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
 
 
-def durations(facts: Facts) -> NDArray[np.int64]:
-    """ns of each step."""
-    return facts["end"] - facts["begin"]  # type: ignore[no-any-return]
-
-
 def steady_of(facts: Facts) -> Facts:
     """Steps that are judged: without the first ones, when caches are cold and code compiles."""
-    count = min(FIRST_STEPS, len(facts) // 4)
-    return facts[count:]
+    return facts[first_steps(len(facts)) :]
 
 
 def within(samples: list[Sample], intervals: list[tuple[int, int]]) -> list[Sample]:

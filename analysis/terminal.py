@@ -12,6 +12,7 @@ from rich.text import Text
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import largest
 from stepscope.analysis.findings import Answer, Finding, Share
+from stepscope.runtime.step_statistics import TOLD_NS
 from stepscope.runtime.table import human_count, human_time, printable, shorten
 
 BAR = 24
@@ -71,6 +72,10 @@ def lines(answer: Answer) -> Iterator[tuple[Text, int]]:
         slow = rank.statistics
         if slow is not None and slow.slowest_ns > 1.3 * slow.p50:
             yield Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"), 2
+        beside = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
+        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
+        if told:
+            yield Text(f"Beside steps: {', '.join(told)}"), 2
     yield from _device(answer)
     if answer.unknown:
         yield Text(f"Not known  {'; '.join(answer.unknown)}", "dim"), 2
