@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Protocol
+
 import msgspec
+
+from stepscope.runtime.table import human_count
+
+
+def short_file(file: str) -> str:
+    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    path = PurePath(file)
+    try:
+        here = Path.cwd()
+        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
+            return str(path.relative_to(here))
+    except OSError:  # the working directory was deleted
+        pass
+    return os.path.join(*path.parts[-2:]) if path.parts else file
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -142,6 +161,13 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     """For something outside of the loop."""
 
 
+class Ranked(Protocol):
+    """What may have a rank."""
+
+    @property
+    def rank(self) -> int | None: ...
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -152,7 +178,20 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     startup_ns: float = 0.0
     tasks: tuple[TaskTimes, ...] = ()
     """Of its event loops: those first that ran or were ready longest, eight at most."""
+    places: tuple[Place, ...] = ()
+    """Of a process without steps and tasks: where most samples of its stack are."""
     devices: tuple[DeviceAnswer, ...] = ()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were marked. If not, the whole run is one."""
+        return self.statistics is not None and self.statistics.steps > 1
+
+
+def processes(ranks: Sequence[Ranked]) -> str:
+    """How many there are, as ranks if all are."""
+    noun = ("rank", "s") if all(each.rank is not None for each in ranks) else ("process", "es")
+    return human_count(len(ranks), *noun)
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -281,6 +281,11 @@ def parse_frame(text: str) -> Place | None:
 
 def hottest(samples: list[Sample]) -> Place | None:
     """The place of the program's own where most samples are, with its share."""
+    return next(iter(most_sampled(samples, 1)), None)
+
+
+def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
+    """So many functions of the program's own, each at the line where most of its samples are, with its share."""
     counted: Counter[tuple[str, str]] = Counter()
     lines: dict[tuple[str, str], Counter[int]] = {}
     for sample in samples:
@@ -289,7 +294,6 @@ def hottest(samples: list[Sample]) -> Place | None:
             key = (place.function, place.file)
             counted[key] += 1
             lines.setdefault(key, Counter())[place.line] += 1
-    if not counted:
-        return None
-    key, count = counted.most_common(1)[0]
-    return Place(*key, lines[key].most_common(1)[0][0], count / len(samples))
+    return tuple(
+        Place(*key, lines[key].most_common(1)[0][0], count / len(samples)) for key, count in counted.most_common(most)
+    )
