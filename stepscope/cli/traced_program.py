@@ -128,7 +128,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
         files = [("See it", how) for how in self._opening()] or [("Files", opening.shown(run))]
         several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
         if several:
-            files = [("Files", opening.merge(run.parent, f"{run.parent.name}.pftrace"))]
+            merge = opening.merge(run.parent, f"{run.parent.name}.pftrace")
+            files = [("Files", f"{opening.shown(run.parent)}/rank*; merged: {merge}")]
         return Ending(
             path=str(run.parent if several else run),
             ranks=size or 0 if several else 0,
