@@ -12,7 +12,7 @@ import msgspec
 from stepscope.runtime.table import human_count
 
 
-def short_file(file: str) -> str:
+def shown_file(file: str) -> str:
     """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
     path = PurePath(file)
     try:

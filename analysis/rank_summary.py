@@ -23,6 +23,8 @@ MOST_SAMPLES = 200_000
 LATE_NS = 1_000_000
 """How long after a call a sample may be taken that was asked for meanwhile."""
 MOST_TASKS = 200_000
+COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
+"""Files in which every stack of a program begins that `stepscope run` runs."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -266,8 +268,9 @@ def place_of(stack: str) -> Place | None:
 
 
 def in_library(file: str) -> bool:
-    """Whether a file belongs to Python or to a package that was installed."""
-    return "site-packages" in file or "dist-packages" in file or "/lib/python3" in file or file.startswith("<")
+    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
+    installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
+    return installed or file.startswith("<") or file.endswith(COMMAND)
 
 
 def parse_frame(text: str) -> Place | None:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, short_file
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, shown_file
 from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 
 BAR = 24
@@ -133,7 +133,7 @@ def lines(answer: Answer) -> Iterator[Line]:
 
 def short_places(text: str) -> str:
     """The text with the files of places, `(/path/of/file.py:12)`, as people read them."""
-    return _PLACE.sub(lambda found: f"({short_file(found[1])}:{found[2]})", text)
+    return _PLACE.sub(lambda found: f"({shown_file(found[1])}:{found[2]})", text)
 
 
 def _shown(answer: Answer) -> RankAnswer | None:

@@ -155,8 +155,8 @@ class JoinFirst:
 
 def _forks(loader: Any) -> bool:
     """Whether its workers are forked, and so have all that is replaced here."""
-    method = (loader.multiprocessing_context or multiprocessing).get_start_method()
-    return method == "fork"
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def facts_of(loader: Any) -> dict[str, Any]:

@@ -44,6 +44,11 @@ def report(run: Path) -> str:
     return f"{_program('stepscope', 'stepscope')} report {shlex.quote(shown(run))}"
 
 
+def run(program: str) -> str:
+    """The command that traces a program."""
+    return f"{_program('stepscope', 'stepscope')} run {shlex.quote(program)}"
+
+
 def merge(job: Path, target: str) -> str:
     """The command that makes one trace of all ranks."""
     return f"{_program('stepscope', 'stepscope')} merge {shlex.quote(shown(job))} --out {shlex.quote(target)}"

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, Statistics, TaskTimes, short_file
+from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, Statistics, TaskTimes, shown_file
 from stepscope.analysis.terminal import MOST_LINES, ending, short_places, show
 
 STATISTICS = Statistics(
@@ -50,13 +50,13 @@ def shown(answer: Answer, width: int = 80, *, end: bool = False) -> str:
 def test_files_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative below the working directory, else their last two parts; the place itself keeps the whole path."""
     monkeypatch.chdir(tmp_path)
-    assert short_file(str(tmp_path / "src" / "deep" / "train.py")) == "src/deep/train.py"
-    assert short_file("/elsewhere/pkg/data.py") == "pkg/data.py" and short_file("train.py") == "train.py"
+    assert shown_file(str(tmp_path / "src" / "deep" / "train.py")) == "src/deep/train.py"
+    assert shown_file("/elsewhere/pkg/data.py") == "pkg/data.py" and shown_file("train.py") == "train.py"
     assert short_places(f"in f ({tmp_path}/a b.py:3), g (/x/y/z.py:4)") == "in f (a b.py:3), g (y/z.py:4)"
     assert short_places("3 of 4 (75 %) at 10:30 (see/it:1)") == "3 of 4 (75 %) at 10:30 (see/it:1)"
     assert "/elsewhere/pkg/data.py:3" in str(Place("f", "/elsewhere/pkg/data.py", 3))
     monkeypatch.chdir("/")
-    assert short_file("/home/me/data.py") == "me/data.py"
+    assert shown_file("/home/me/data.py") == "me/data.py"
 
 
 @pytest.mark.parametrize("width", [30, 80, 200])
