@@ -150,8 +150,8 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     events = sum(summary.events for summary in summaries)
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
-    still = f"; {processes(open_)} did not end in order, or still run" if open_ else ""
-    notes = [note for rank in recording.ranks for note in rank.notes]
+    still = f"; {processes([rank.rank for rank in open_])} did not end in order, or still run" if open_ else ""
+    notes = [*recording.notes, *(note for rank in recording.ranks for note in rank.notes)]
     more = (
         f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
         if notes

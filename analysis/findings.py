@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path, PurePath
-from typing import Protocol
 
 import msgspec
 
@@ -161,13 +160,6 @@ class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
     """For something outside of the loop."""
 
 
-class Ranked(Protocol):
-    """What may have a rank."""
-
-    @property
-    def rank(self) -> int | None: ...
-
-
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -188,10 +180,9 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.statistics is not None and self.statistics.steps > 1
 
 
-def processes(ranks: Sequence[Ranked]) -> str:
-    """How many there are, as ranks if all are."""
-    noun = ("rank", "s") if all(each.rank is not None for each in ranks) else ("process", "es")
-    return human_count(len(ranks), *noun)
+def processes(ranks: Sequence[int | None]) -> str:
+    """How many there are by their ranks: as ranks if all have one."""
+    return human_count(len(ranks), *(("process", "es") if None in ranks else ("rank", "s")))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
-"""The answer on one screen, and its beginning, for the end of a run."""
+"""The answer on one screen."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import msgspec
 from rich.console import Console
@@ -20,15 +20,11 @@ MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
 MOST_TASKS = 3
 """Names of tasks that are shown."""
-MOST_LINES = 15
-"""Lines at the end of a run."""
-MOST_ROWS = 4
-"""Parts of a step at the end of a run."""
 MOST_PARTS = 12
 _NARROWEST = 20
 _LABEL = 7
 _REST = "the rest"
-_PLACE = re.compile(r"\((/[^:\n]+):(\d+)\)")
+PLACE = re.compile(r"\((/[^:\n]+):(\d+)\)")
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -45,86 +41,32 @@ class Line(msgspec.Struct, frozen=True):
 def show(answer: Answer, console: Console) -> None:
     """Writes the answer."""
     for line in lines(answer):
-        for text in _wrapped(line, console):
+        for text in wrapped(line, console):
             console.print(text, soft_wrap=True)
-
-
-def ending(answer: Answer, console: Console, notes: Sequence[tuple[str, str]] = (), more: str = "") -> None:
-    """Writes the beginning of the answer in few lines, for the end of a run: the verdict, its evidence, where the time goes, and trust.
-
-    Args:
-        answer: of the run.
-        console: where to write.
-        notes: what else the end has to say, such as where files are: a label, and the text.
-        more: the command that says the rest.
-    """
-    trust = answer.trust + (f" All of it: {more}" if more else "")
-    last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
-    rank = _shown(answer)
-    for rows in (MOST_ROWS, MOST_ROWS - 1):
-        table = list(_table(answer, rank, rows))
-        room = MOST_LINES - 1 - sum(len(_wrapped(line, console)) for line in [*table, *last])
-        first, whole = _fitting(answer, console, room)
-        if whole:
-            break
-    console.print()
-    for text in first:
-        console.print(text, soft_wrap=True)
-    for line in [*table, *last]:
-        for text in _wrapped(line, console):
-            console.print(text, soft_wrap=True)
-
-
-def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], bool]:
-    """As much of the first finding as has room: what goes first is evidence without a place, from the third
-    sentence on, then the gain. Also says whether all of it has room."""
-    found = answer.findings[0] if answer.findings and not answer.refused else None
-    whole = True
-    while True:
-        said = list(_verdict(answer)) if found is None else list(_finding(found, first=True))
-        if len(answer.findings) > 1:
-            others = ", ".join(finding.id for finding in answer.findings[1:])
-            said.append(Line(Text(f"{others}"), 2, "Also", "dim"))
-        texts = [text for line in said for text in _wrapped(line, console)]
-        if len(texts) <= room or found is None:
-            break
-        whole = False
-        first = found.evidence[: 2 if found.gain else 1]
-        placeless = [each for each in found.evidence[len(first) :] if not _PLACE.search(each)]
-        if placeless:
-            kept = tuple(each for each in found.evidence if each != placeless[-1])
-            found = msgspec.structs.replace(found, evidence=kept)
-        elif found.gain:
-            found = msgspec.structs.replace(found, gain="")
-        elif len(found.evidence) > 1:
-            found = msgspec.structs.replace(found, evidence=found.evidence[:-1])
-        else:
-            break
-    return texts[: max(room, 1)], whole
 
 
 def lines(answer: Answer) -> Iterator[Line]:
     """The whole answer."""
-    rank = _shown(answer)
+    rank = shown_rank(answer)
     head = Text(f"stepscope explain {printable(answer.path)}", "dim")
     if rank is not None:
-        head.append(f"   {_facts(answer, rank)}")
+        head.append(f"   {facts_of_steps(answer, rank)}")
     yield Line(head, 0)
     yield Line(Text(), 0)
     if answer.refused or not answer.findings:
-        yield from _verdict(answer)
+        yield from verdict(answer)
     for number, finding in enumerate(answer.findings[:MOST_SHOWN]):
-        yield from _finding(finding, first=number == 0)
+        yield from finding_lines(finding, first=number == 0)
     for finding in answer.findings[MOST_SHOWN:]:
         yield Line(Text(short_places(printable(finding.title))), 2, "also:")
     if rank is not None and rank.statistics is not None:
         yield Line(Text(), 0)
-        yield from _parts(rank.shares, MOST_PARTS)
+        yield from parts(rank.shares, MOST_PARTS)
         yield Line(Text(), 0)
         slow = rank.statistics
         if slow.slowest_ns > 1.3 * slow.p50:
             yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
-    yield from _without_steps(answer)
+    yield from without_steps(answer)
     yield from _device(answer)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
@@ -133,10 +75,10 @@ def lines(answer: Answer) -> Iterator[Line]:
 
 def short_places(text: str) -> str:
     """The text with the files of places, `(/path/of/file.py:12)`, as people read them."""
-    return _PLACE.sub(lambda found: f"({shown_file(found[1])}:{found[2]})", text)
+    return PLACE.sub(lambda found: f"({shown_file(found[1])}:{found[2]})", text)
 
 
-def _shown(answer: Answer) -> RankAnswer | None:
+def shown_rank(answer: Answer) -> RankAnswer | None:
     """The rank whose steps are shown: the one that the verdict is about, else the one that stands for all; `None` without steps."""
     about = answer.findings[0].ranks[:1] if answer.findings else ()
     return next((rank for rank in answer.ranks if rank.rank in about and rank.has_steps), None) or next(
@@ -144,12 +86,12 @@ def _shown(answer: Answer) -> RankAnswer | None:
     )
 
 
-def _facts(answer: Answer, rank: RankAnswer) -> str:
+def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
     """Of the steps of a rank."""
     facts = rank.statistics
     assert facts is not None
     several = len(answer.ranks) > 1
-    whose = f"{processes(answer.ranks)} · " if several else ""
+    whose = f"{processes([each.rank for each in answer.ranks])} · " if several else ""
     number = f"rank {rank.rank}: " if several and rank.rank is not None else ""
     return (
         f"{whose}{number}{human_count(facts.steps, 'step')} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
@@ -157,7 +99,7 @@ def _facts(answer: Answer, rank: RankAnswer) -> str:
     )
 
 
-def _wrapped(line: Line, console: Console) -> list[Text]:
+def wrapped(line: Line, console: Console) -> list[Text]:
     """The lines of the terminal that it takes."""
     label = f"{line.label:<{_LABEL}} " if line.label else ""
     width = max(console.width - line.indent - len(label), _NARROWEST)
@@ -170,14 +112,15 @@ def _wrapped(line: Line, console: Console) -> list[Text]:
     return texts or [Text()]
 
 
-def _verdict(answer: Answer) -> Iterator[Line]:
+def verdict(answer: Answer) -> Iterator[Line]:
     """Where there is no finding."""
     yield Line(Text(answer.verdict, "bold" if answer.refused else "bold green"))
     if answer.refused:
         yield Line(Text(answer.refused), 5)
 
 
-def _finding(finding: Finding, *, first: bool) -> Iterator[Line]:
+def finding_lines(finding: Finding, *, first: bool) -> Iterator[Line]:
+    """A finding with its evidence; the first is red."""
     title = Text(short_places(printable(finding.title)), "bold red" if first else "bold yellow")
     title.append(f"   {finding.certainty}", "not bold dim")
     yield Line(title)
@@ -189,27 +132,18 @@ def _finding(finding: Finding, *, first: bool) -> Iterator[Line]:
         yield Line(Text(printable(finding.gain)), 2, "Gain")
 
 
-def _table(answer: Answer, rank: RankAnswer | None, rows: int) -> Iterator[Line]:
-    """Where the time goes, in few lines: the parts of a step, or tasks."""
-    if rank is None:
-        yield from _without_steps(answer)
-        return
-    yield Line(Text(_facts(answer, rank), "dim"))
-    yield from _parts(rank.shares, rows)
-
-
-def _parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
+def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
     """The parts of a step, the longest first, each on a line with its bar; the last line has what is left."""
-    parts = sorted((share for share in shares if share.share >= 0.005), key=lambda share: -share.ns)
-    if len(parts) > rows:
-        rest = parts[rows - 1 :]
-        parts = [
-            *parts[: rows - 1],
+    found = sorted((share for share in shares if share.share >= 0.005), key=lambda share: -share.ns)
+    if len(found) > rows:
+        rest = found[rows - 1 :]
+        found = [
+            *found[: rows - 1],
             Share(_REST, sum(each.ns for each in rest), sum(each.share for each in rest)),
         ]
-    widest = max((columns(printable(each.name)) for each in parts), default=0)
-    longest = max((each.ns for each in parts), default=1.0)
-    for each in parts:
+    widest = max((columns(printable(each.name)) for each in found), default=0)
+    longest = max((each.ns for each in found), default=1.0)
+    for each in found:
         name = printable(each.name)
         text = Text(name + " " * (widest - columns(name)))
         text.append(f"  {human_time(each.ns):>6}  {each.share:>4.0%}  ")
@@ -217,7 +151,7 @@ def _parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
         yield Line(text, 5)
 
 
-def _without_steps(answer: Answer) -> Iterator[Line]:
+def without_steps(answer: Answer) -> Iterator[Line]:
     """Of a process without steps: its tasks of asyncio, those of a name in a line, or where it was."""
     rank = next((rank for rank in answer.ranks if (rank.tasks or rank.places) and not rank.has_steps), None)
     if rank is None:

@@ -159,16 +159,22 @@ def _ranks(numbers: Sequence[int]) -> str:
 def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
     from rich.console import Console
 
-    from stepscope.analysis.explain import explain_recording
+    from stepscope.analysis.explain import judged
+    from stepscope.analysis.rank_summary import RankSummary
     from stepscope.analysis.recording import load
-    from stepscope.analysis.terminal import ending
+    from stepscope.cli.short_answer import ending
 
     text = StringIO()
     console = Console(file=text, force_terminal=asked.colour, highlight=False, width=asked.width)
     recording = load(asked.path)
     if asked.ranks:  # an earlier job with more ranks may have written here
         recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < asked.ranks]
-    ending(explain_recording(recording), console, notes, opening.report(Path(asked.path)))
+    ending(
+        judged(recording, [RankSummary(rank) for rank in recording.ranks]),
+        console,
+        notes,
+        opening.report(Path(asked.path)),
+    )
     return text.getvalue().rstrip()
 
 

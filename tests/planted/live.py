@@ -131,9 +131,11 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--out", type=Path, help="keep the runs there")
     parser.add_argument("--recorded", action="store_true", help="judge the runs that are there, and run nothing")
-    parser.add_argument("--markdown", type=Path, help="write the table to a file, too")
+    parser.add_argument("--markdown", type=Path, help="put the table into a page, too, where that has one")
     parser.add_argument("--faults-only", action="store_true")
     given = parser.parse_args()
+    if given.markdown is not None and given.names:
+        parser.error("--markdown takes all programs")
     wrong = 0
     rows: list[str] = []
 
@@ -161,7 +163,11 @@ def main() -> int:
                     wrong += not outcome.right
                     tell(line(outcome))
     if given.markdown is not None:
-        given.markdown.write_text("\n".join([HEAD, *rows, ""]), encoding="utf-8")
+        page = given.markdown.read_text(encoding="utf-8")
+        before, begin, rest = page.partition("<!-- last try -->\n")
+        _, end, after = rest.partition("<!-- end -->")
+        table = "\n".join([HEAD, *rows, ""])
+        given.markdown.write_text(f"{before}{begin}\n{table}\n{end}{after}", encoding="utf-8")
     return min(wrong, 1)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from stepscope.analysis.terminal import MOST_LINES
 from stepscope.cli.optimizer_steps import OptimizerSteps
+from stepscope.cli.short_answer import MOST_LINES
 from tests.support.basics import require
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched

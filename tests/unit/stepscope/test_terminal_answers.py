@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, Statistics, TaskTimes, shown_file
-from stepscope.analysis.terminal import MOST_LINES, ending, short_places, show
+from stepscope.analysis.terminal import short_places, show
+from stepscope.cli.short_answer import MOST_LINES, ending
 
 STATISTICS = Statistics(
     steps=150,
