@@ -48,7 +48,7 @@ def show(answer: Answer, console: Console) -> None:
 def lines(answer: Answer) -> Iterator[Line]:
     """The whole answer."""
     rank = shown_rank(answer)
-    head = Text(f"stepscope explain {printable(answer.path)}", "dim")
+    head = Text(printable(answer.path), "dim")
     if rank is not None:
         head.append(f"   {facts_of_steps(answer, rank)}")
     yield Line(head, 0)
@@ -101,7 +101,7 @@ def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
 
 def wrapped(line: Line, console: Console) -> list[Text]:
     """The lines of the terminal that it takes."""
-    label = f"{line.label:<{_LABEL}} " if line.label else ""
+    label = "" if not line.label else f"{line.label:<{_LABEL}} " if len(line.label) <= _LABEL else f"{line.label}  "
     width = max(console.width - line.indent - len(label), _NARROWEST)
     texts: list[Text] = []
     for number, text in enumerate(line.text.wrap(console, width)):
@@ -121,9 +121,8 @@ def verdict(answer: Answer) -> Iterator[Line]:
 
 def finding_lines(finding: Finding, *, first: bool) -> Iterator[Line]:
     """A finding with its evidence; the first is red."""
-    title = Text(short_places(printable(finding.title)), "bold red" if first else "bold yellow")
-    title.append(f"   {finding.certainty}", "not bold dim")
-    yield Line(title)
+    title = short_places(printable(finding.title)), "bold red" if first else "bold yellow"
+    yield Line(Text.assemble(title, (f"   {finding.certainty}", "dim")))
     for evidence in finding.evidence:
         yield Line(Text(short_places(printable(evidence))), 5)
     if finding.action:

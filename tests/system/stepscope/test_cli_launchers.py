@@ -43,9 +43,9 @@ def test_ranks_that_a_script_spawns(tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     ended = commands.stepscope("run", "--no-torch", "spawns.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "Children 4 processes" in ended.stderr and "STEPSCOPE_JOIN=1" in ended.stderr
+    assert "Children  4 processes" in ended.stderr and "STEPSCOPE_JOIN=1" in ended.stderr
     ended = commands.stepscope("run", "--report", "--no-torch", "spawns.py", cwd=tmp_path, env={"STEPSCOPE_JOIN": "1"})
-    assert "Children 1 process " in ended.stderr and "work in a child" in ended.stderr
+    assert "Children  1 process " in ended.stderr and "work in a child" in ended.stderr
 
 
 def test_torchrun(tmp_path: Path) -> None:

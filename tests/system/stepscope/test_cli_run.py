@@ -396,7 +396,7 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
     )
     done = stepscope("run", "--report", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
-    assert "No steps ModuleNotFoundError" in done.stderr
+    assert "No steps  ModuleNotFoundError" in done.stderr
     assert "note      torch: " in done.stderr
 
 
