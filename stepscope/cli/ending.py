@@ -49,6 +49,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """What else is said: a label, and the text."""
     width: int = _WIDTH
     colour: bool = False
+    says_more: bool = True
+    """Whether the command that says the rest is named."""
 
     def text(self) -> str:
         """The answer as text, in few lines; why there is none, if something goes wrong: the program's own end goes before."""
@@ -173,7 +175,7 @@ def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
         judged(recording, [RankSummary(rank) for rank in recording.ranks]),
         console,
         notes,
-        opening.report(Path(asked.path)),
+        opening.report(Path(asked.path)) if asked.says_more else "",
     )
     return text.getvalue().rstrip()
 
