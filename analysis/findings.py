@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
 import msgspec
 
 from stepscope.runtime.step_statistics import StepStatistics as Statistics
+from stepscope.runtime.table import human_count
+
+
+def shown_file(file: str) -> str:
+    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    path = PurePath(file)
+    try:
+        here = Path.cwd()
+        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
+            return str(path.relative_to(here))
+    except OSError:  # the working directory was deleted
+        pass
+    return os.path.join(*path.parts[-2:]) if path.parts else file
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -139,7 +156,19 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What was recorded after the last step."""
     tasks: tuple[TaskTimes, ...] = ()
     """Of its event loops: those first that ran or were ready longest, eight at most."""
+    places: tuple[Place, ...] = ()
+    """Of a process without steps and tasks: where most samples of its stack are."""
     devices: tuple[DeviceAnswer, ...] = ()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were marked. If not, the whole run is one."""
+        return self.statistics is not None and self.statistics.steps > 1
+
+
+def processes(ranks: Sequence[int | None]) -> str:
+    """How many there are by their ranks: as ranks if all have one."""
+    return human_count(len(ranks), *(("process", "es") if None in ranks else ("rank", "s")))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,8 @@ MOST_SAMPLES = 200_000
 LATE_NS = 1_000_000
 """How long after a call a sample may be taken that was asked for meanwhile."""
 MOST_TASKS = 200_000
+COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
+"""Files in which every stack of a program begins that `stepscope run` runs."""
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -261,8 +263,9 @@ def place_of(stack: str) -> Place | None:
 
 
 def in_library(file: str) -> bool:
-    """Whether a file belongs to Python or to a package that was installed."""
-    return "site-packages" in file or "dist-packages" in file or "/lib/python3" in file or file.startswith("<")
+    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
+    installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
+    return installed or file.startswith("<") or file.endswith(COMMAND)
 
 
 def parse_frame(text: str) -> Place | None:
@@ -276,6 +279,11 @@ def parse_frame(text: str) -> Place | None:
 
 def hottest(samples: list[Sample]) -> Place | None:
     """The place of the program's own where most samples are, with its share."""
+    return next(iter(most_sampled(samples, 1)), None)
+
+
+def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
+    """So many functions of the program's own, each at the line where most of its samples are, with its share."""
     counted: Counter[tuple[str, str]] = Counter()
     lines: dict[tuple[str, str], Counter[int]] = {}
     for sample in samples:
@@ -284,7 +292,6 @@ def hottest(samples: list[Sample]) -> Place | None:
             key = (place.function, place.file)
             counted[key] += 1
             lines.setdefault(key, Counter())[place.line] += 1
-    if not counted:
-        return None
-    key, count = counted.most_common(1)[0]
-    return Place(*key, lines[key].most_common(1)[0][0], count / len(samples))
+    return tuple(
+        Place(*key, lines[key].most_common(1)[0][0], count / len(samples)) for key, count in counted.most_common(most)
+    )
