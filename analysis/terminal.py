@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
+from shutil import get_terminal_size
 
 import msgspec
 from rich.console import Console
@@ -25,6 +27,15 @@ def show(answer: Answer, console: Console) -> None:
     """Writes the answer."""
     for line, indent in lines(answer):
         console.print(Padding(line, (0, 0, 0, indent)))
+
+
+def text_of(answer: Answer) -> str:
+    """The answer as plain text, as wide as the terminal."""
+    text = StringIO()
+    width = get_terminal_size((120, 24)).columns
+    console = Console(file=text, color_system=None, highlight=False, width=width, force_jupyter=False)
+    show(answer, console)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
 MOST_LINES = 12
@@ -74,7 +85,8 @@ def lines(answer: Answer) -> Iterator[tuple[Text, int]]:
     yield from _device(answer)
     if answer.unknown:
         yield Text(f"Not known  {'; '.join(answer.unknown)}", "dim"), 2
-    yield Text(f"Trust      {answer.trust}", "dim"), 2
+    if answer.trust:
+        yield Text(f"Trust      {answer.trust}", "dim"), 2
 
 
 def _finding(finding: Finding, *, first: bool) -> Iterator[tuple[Text, int]]:
