@@ -5,12 +5,13 @@
 # make coverage  the branches that the everyday tests run: 85 % or more
 # make messages  tests/messages.json, of what errors, warnings and commands say in the tests
 # make check     formatting, lint, imports, spelling, types
-# make nightly   newest dependencies, other Pythons, coverage, sanitizers, torture, planted programs, fuzzing
+# make nightly   newest and lowest dependencies, other Pythons, coverage, sanitizers, torture, planted programs, fuzzing
 # make test-newest  the everyday tests with the newest versions of all dependencies but torch
+# make test-lowest  the everyday tests with the lowest versions that pyproject.toml allows, of all dependencies but torch
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
 # make fuzz      the decoders with atheris, FUZZ_SECONDS=60 for each
 # make bench     the benchmarks, beside other tracers
-# make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about ten minutes
+# make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about seven minutes, for docs/answers.md
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
@@ -37,6 +38,7 @@ COMPOSER_VENV := .venv-composer
 JAX_VENV := .venv-jax
 FUZZ_VENV := .venv-fuzz
 NEWEST_VENV := .venv-newest
+LOWEST_VENV := .venv-lowest
 FUZZ_SECONDS ?= 60
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
@@ -53,7 +55,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all test-newest coverage slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -107,12 +109,12 @@ test-all: install viewers-if-npm
 	@mkdir -p build
 	@$(BIN)/pytest --all --junitxml=build/tests.xml $(PYTEST_ARGS)
 
-# After make test-all: which tests are too slow for make test.
 # Programs that the tests start count as well; of those that are killed it is not known what they ran.
 coverage: install
 	@rm -f build/coverage/.coverage*
 	@$(BIN)/pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=85 $(PYTEST_ARGS)
 
+# After make test-all: which tests are too slow for make test.
 slow-tests: install
 	@$(BIN)/python -m tools.slow_tests build/tests.xml
 
@@ -120,7 +122,7 @@ slow-tests: install
 messages: install
 	@$(BIN)/pytest --update-messages $(PYTEST_ARGS) $$(grep -rl "tests.support.messages" tests --include="test_*.py")
 
-nightly: test-newest test-pythons coverage sanitize torture planted fuzz
+nightly: test-newest test-lowest test-pythons coverage sanitize torture planted fuzz
 
 # Torch stays, as an open range would bring gigabytes. The versions are in build/newest.txt.
 test-newest: UPGRADE = $(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade \
@@ -134,6 +136,18 @@ test-newest:
 	@$(UPGRADE) --no-build-isolation -e ".[dev]"
 	@$(NEWEST_VENV)/bin/python -m pip freeze --exclude-editable >build/newest.txt
 	@$(NEWEST_VENV)/bin/pytest $(PYTEST_ARGS)
+
+# Of what only the tests need, the versions are those that go with these. All are in build/lowest.txt.
+test-lowest: PIN = $(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install -c $(LOWEST_VENV)/constraints.txt
+test-lowest:
+	@test -d $(LOWEST_VENV) || $(PYTHON) -m venv $(LOWEST_VENV)
+	@mkdir -p build
+	@$(LOWEST_VENV)/bin/python -m tools.lowest >$(LOWEST_VENV)/constraints.txt
+	@echo "installing the lowest versions in $(LOWEST_VENV)"
+	@$(PIN) torch "setuptools>=77"
+	@$(PIN) --no-build-isolation -e ".[dev]"
+	@$(LOWEST_VENV)/bin/python -m pip freeze --exclude-editable >build/lowest.txt
+	@$(LOWEST_VENV)/bin/pytest $(PYTEST_ARGS)
 
 check: lint types
 
@@ -165,7 +179,7 @@ bench: $(STAMPS)/bench
 	@$(BIN)/python -m benchmarks
 
 planted: install
-	@$(BIN)/python -m tests.planted.live
+	@$(BIN)/python -m tests.planted.live --markdown docs/answers.md
 
 torture: install
 	@$(BIN)/python -m tests.stress.torture --markdown docs/reliability.md

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import msgspec
 import numpy as np
 
 from stepscope.analysis.devices import NAMES, Activity
+from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
@@ -16,6 +18,8 @@ from stepscope.analysis.statistics import answer_of
 from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS
 from stepscope.runtime.table import human_count
 
+MOST_TASKS = 8
+"""Names of tasks that are told."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 
@@ -41,7 +45,7 @@ def refused(path: str, why: str) -> Answer:
 
 def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """The same of ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(answer_of(summary) for summary in summaries)
+    ranks = tuple(_with_tasks(answer_of(summary), summary) for summary in summaries)
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -98,6 +102,11 @@ IDLING = {
 """Findings for which a device idles: that it does is not said beside one that covers it."""
 
 
+def _with_tasks(answer: RankAnswer, summary: RankSummary) -> RankAnswer:
+    times = [each for loop in loops_of(summary) for each in loop.times()] if summary.tasks else []
+    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]))
+
+
 def _order(one: Finding) -> tuple[bool, float]:
     return one.id in ENVIRONMENT, -one.cost
 
@@ -141,7 +150,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
-    notes = [note for rank in recording.ranks for note in rank.notes]
+    notes = [*recording.notes, *(note for rank in recording.ranks for note in rank.notes)]
     more = (
         f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
         if notes

@@ -130,6 +130,18 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.idle_ns / self.total_ns if self.total_ns else 0.0
 
 
+class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks of asyncio of one name. Times in ns, summed over them."""
+
+    name: str
+    count: int
+    running: int
+    ready: int
+    """They could have run, at most, and another task did."""
+    waiting: int
+    """For something outside of the loop."""
+
+
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Where the time of one rank went."""
 
@@ -138,6 +150,8 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     statistics: Statistics | None
     shares: tuple[Share, ...]
     startup_ns: float = 0.0
+    tasks: tuple[TaskTimes, ...] = ()
+    """Of its event loops: those first that ran or were ready longest, eight at most."""
     devices: tuple[DeviceAnswer, ...] = ()
 
 

@@ -15,6 +15,7 @@ from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
 from stepscope.runtime import strings, tracks
+from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
@@ -169,10 +170,11 @@ def load(path: str | os.PathLike[str]) -> Recording:
     Raises:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording.
+        TypeError: if the path is neither a str nor a Path.
     """
     from stepscope.analysis.torch_traces import is_trace, trace_of, traces_below
 
-    place = Path(path)
+    place = Path(path_argument("path", path))
     if not place.exists():
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     if is_trace(place):

@@ -42,6 +42,8 @@ DEVICE_IDLE = 0.30
 
 READ_BACKS = 8
 """Values that are read back in a step."""
+MOST_WORKERS = 32
+"""More workers of a loader are not proposed."""
 UNCOVERED_PLACE = 0.30
 """Share of the samples outside of torch that must be in one function to name it."""
 LOOP_BLOCKED = 0.05
@@ -56,5 +58,9 @@ TOO_MANY = 1.1
 """Times the processors there are that the job would use, from which on it is itself who contends for them."""
 FEWEST_READINGS = 5
 """Of a queue's length, one each second."""
+TOO_MANY_BESIDE_OTHERS = 1.5
+"""The same where other programs use processors as well: what the job waits for them is taken for its own demand."""
+OTHERS_USE = 0.10
+"""Part of the processors from which on that is so."""
 PERIODIC = 0.70
 """Share of the excess of slow steps that those with a period must have."""

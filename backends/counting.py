@@ -8,6 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime import clock, strings, tracks
+from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.nearest import nearest
@@ -117,7 +118,7 @@ def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[s
         ValueError: for one that is not known, with the nearest; if there is none.
     """
     if not isinstance(given, Iterable):
-        raise TypeError(f"{argument} must be a list of names, got {given!r}; known: {', '.join(sorted(known))}")
+        raise TypeError(f"{argument} must be a list of names, {got(given)}; known: {', '.join(sorted(known))}")
     names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
     for name in names:
         if name not in known:

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from stepscope.backends.base import Sink
 from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.nvml_library import LIBRARY, Device, Nvml, NvmlError
+from stepscope.runtime.arguments import got
 
 NvmlPart = Literal["utilization", "memory", "pcie", "nvlink", "power"]
 PARTS: tuple[NvmlPart, ...] = get_args(NvmlPart)
@@ -43,7 +44,7 @@ class NvmlBackend(CountingBackend):
         super().__init__(name, interval)
         self._parts = chosen("what", what, PARTS)
         if devices is not None and not isinstance(devices, Iterable):
-            raise TypeError(f"devices must be a list of numbers, got {devices!r}; write devices=[{devices!r}]")
+            raise TypeError(f"devices must be a list of numbers, {got(devices)}; write devices=[{devices!r}]")
         self._asked_for = None if devices is None else tuple(devices)
         self._library = library
         self._nvml: Nvml | None = None

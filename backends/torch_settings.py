@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
+from stepscope.runtime.arguments import got
+
 SWITCHES = {
     "shapes": "record_shapes",
     "memory": "profile_memory",
@@ -88,10 +90,10 @@ def read_activities(activities: Iterable[Any] | None) -> tuple[frozenset[str], d
     """
     if isinstance(activities, str):
         raise TypeError(
-            f"activities must be a list, got {activities!r}; write activities=[torch.profiler.ProfilerActivity.CPU]"
+            f"activities must be a list, {got(activities)}; write activities=[torch.profiler.ProfilerActivity.CPU]"
         )
     if not isinstance(activities, Iterable | None):
-        raise TypeError(f"activities must be a list, got {activities!r}; write activities=[{activities}]")
+        raise TypeError(f"activities must be a list, {got(activities)}; write activities=[{activities}]")
     names: set[str] = set()
     filters: dict[Any, set[str]] = {}
     for item in activities or ():
@@ -99,7 +101,7 @@ def read_activities(activities: Iterable[Any] | None) -> tuple[frozenset[str], d
         for activity, kinds in wanted.items():
             name = getattr(activity, "name", None)
             if not isinstance(name, str):
-                raise TypeError(f"activities must hold members of torch.profiler.ProfilerActivity, got {activity!r}")
+                raise TypeError(f"activities must hold members of torch.profiler.ProfilerActivity, {got(activity)}")
             names.add(name)
             if isinstance(item, Mapping):
                 filters[activity] = set(kinds)

@@ -16,6 +16,7 @@ from stepscope.compat.torch.activities import DEVICES, choose
 from stepscope.compat.torch.cycle import Asked
 from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
+from stepscope.runtime.arguments import got
 from stepscope.runtime.schedule import schedule
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class StepscopeProfileKwargs(_ProfileKwargs):  # type: ignore[misc]
         if isinstance(self.on_trace_ready, Exporter):
             given["exporters"] = [*given.get("exporters", ()), self.on_trace_ready]
         elif self.on_trace_ready is not None and not callable(self.on_trace_ready):
-            raise TypeError(f"on_trace_ready must be callable or an exporter, got {self.on_trace_ready!r}")
+            raise TypeError(f"on_trace_ready must be callable or an exporter, {got(self.on_trace_ready)}")
         if self.output_trace_dir is not None:
             given.setdefault("output_dir", str(Path(self.output_trace_dir) / "stepscope"))
         return LoopSettings.of(given)

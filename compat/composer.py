@@ -15,6 +15,7 @@ from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import got
 
 if TYPE_CHECKING:
 
@@ -54,7 +55,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
     def __init__(self, *, batch_schedule: BatchSchedule | None = None, **settings: Unpack[LoopArguments]) -> None:
         super().__init__()
         if batch_schedule is not None and not callable(batch_schedule):
-            raise TypeError(f"batch_schedule must be callable with the state, got {batch_schedule!r}")
+            raise TypeError(f"batch_schedule must be callable with the state, {got(batch_schedule)}")
         if batch_schedule is not None and {"schedule", "keep_last"} & settings.keys():
             raise ValueError("batch_schedule says what is recorded; leave schedule and keep_last out")
         self._batch_schedule = batch_schedule

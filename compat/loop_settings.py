@@ -13,6 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.build import trace
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.environment import directory_from_environment, options_from_environment
 from stepscope.runtime.control.settings import Control
@@ -114,7 +115,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ValueError(f"ranks must be whole numbers from 0, got {min(self.ranks)}")
         given: object = self.exporters
         if not isinstance(given, Sequence):
-            raise TypeError(f"exporters must be a list, got {given!r}; write exporters=[...]")
+            raise TypeError(f"exporters must be a list, {got(given)}; write exporters=[...]")
         for item in self.exporters:
             if isinstance(item, type) or not (isinstance(item, Exporter) or callable(item)):
                 raise TypeError(f"{item!r} is neither an exporter nor a function that makes one of a directory")

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from stepscope.backends.torch_compile import substitute
 from stepscope.runtime import _core
+from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -194,7 +195,7 @@ def end_range(range_id: RangeId) -> None:
         TypeError: if it is none that `start_range` has given.
     """
     if not isinstance(range_id, RangeId):
-        raise TypeError(f"end_range() takes what start_range() has returned, got {range_id!r}")
+        raise TypeError(f"end_range() takes what start_range() has returned, {got(range_id)}")
     span, range_id.span = range_id.span, None
     if span is not None:
         span.__exit__(None, None, None)

@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.arguments import number_argument
+from stepscope.runtime.arguments import got, number_argument
 from stepscope.runtime.events import Kind
 from stepscope.runtime.ledger import losses
 from stepscope.runtime.loop_thread import call_in_thread
@@ -61,7 +61,7 @@ class ConsoleExporter:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if stream is not None and not hasattr(stream, "write"):
-            raise TypeError(f"stream must be an open file, got {stream!r}; leave it out for standard error")
+            raise TypeError(f"stream must be an open file, {got(stream)}; leave it out for standard error")
         number_argument("interval", interval, unit="seconds")
         number_argument("top", top, whole=True)
         if sort_by not in SORT_KEYS:

@@ -14,7 +14,7 @@ from stepscope.exporters.chrome_file import ChromeFile, Layout
 from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
-from stepscope.runtime.arguments import path_argument, switch_argument
+from stepscope.runtime.arguments import got, path_argument, switch_argument
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.paths import absolute
 from stepscope.runtime.run import Run
@@ -56,7 +56,7 @@ class TensorBoardExporter(OpenFiles[ChromeFile]):
         directory = path_argument("dir_name", dir_name)
         switch_argument("use_gzip", use_gzip)
         if worker_name is not None and not isinstance(worker_name, str):
-            raise TypeError(f"worker_name must be a str, got {worker_name!r}")
+            raise TypeError(f"worker_name must be a str, {got(worker_name)}")
         if worker_name is not None and not re.fullmatch(r"[^/\\\0]+", worker_name):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         if layout not in ("spans", "runs"):

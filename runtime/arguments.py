@@ -3,7 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import SupportsIndex
+
+LONGEST = 60
+"""Characters of a value in a message."""
+
+
+def shown(value: object, show: Callable[[object], str] = repr) -> str:
+    """A value, as long as a message has room for."""
+    try:
+        text = show(value)
+    except Exception as error:  # of the program's own object, or because it is too long a number
+        text = f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def got(value: object) -> str:
+    """What was given, as messages about a wrong type say it: `got int: 5`.
+
+    Where it may hold a secret, as headers do, they say only the type.
+    """
+    return f"got {type(value).__name__}: {shown(value)}"
 
 
 def path_argument(name: str, given: object) -> str:
@@ -15,7 +36,7 @@ def path_argument(name: str, given: object) -> str:
     """
     text = os.fspath(given) if isinstance(given, os.PathLike) else given  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str or a Path, got {given!r}")
+        raise TypeError(f"{name} must be a str or a Path, {got(given)}")
     if not text:
         raise ValueError(f"{name} must not be empty")
     return text
@@ -54,7 +75,7 @@ def number_argument(name: str, given: object, *, whole: bool = False, unit: str 
     number = isinstance(given, SupportsIndex) if whole else hasattr(given, "__float__")
     if not number or isinstance(given, bool | str):
         kind = f"{'whole ' * whole}number{f' of {unit}' if unit else ''}"
-        raise TypeError(f"{name} must be a {kind}, got {given!r}")
+        raise TypeError(f"{name} must be a {kind}, {got(given)}")
 
 
 def switch_argument(name: str, given: object) -> None:
@@ -64,4 +85,4 @@ def switch_argument(name: str, given: object) -> None:
         TypeError: if it is a text.
     """
     if isinstance(given, str):
-        raise TypeError(f"{name} must be True or False, got {given!r}")
+        raise TypeError(f"{name} must be True or False, {got(given)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.armed_steps import ArmedSteps
 from stepscope.runtime.control.armed import Armed, ArmedStatus
 from stepscope.runtime.control.armed_window import ArmedWindow, Gate
@@ -47,7 +48,10 @@ class Arming(ArmedSteps):
             TypeError: if the request is none.
         """
         if not isinstance(request, WindowRequest):
-            raise TypeError(f"arm() takes a stepscope.control.WindowRequest, got {type(request).__name__}: {request!r}")
+            raise TypeError(
+                f"request must be a stepscope.control.WindowRequest, {got(request)}; write "
+                "arm(stepscope.control.WindowRequest(steps=...))"
+            )
         run_id = request.run_id
         if self._state in ("closed", "inert"):
             return Armed(False, run_id=run_id, reason=f"profiler {self.name!r} is {self._state}")

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar
 
 from stepscope.runtime import _core
+from stepscope.runtime.arguments import got
 
 copy = _core.copy_span
 F = TypeVar("F", bound=Callable[..., Any])
@@ -48,7 +49,7 @@ def decorate(span: _core.span, function: F) -> F:
 
         wrapper = call
     else:
-        raise TypeError(f"span({span.name!r}) can decorate a function, got {function!r}")
+        raise TypeError(f"span({span.name!r}) can decorate a function, {got(function)}")
     return wrapper  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 
 Block: TypeAlias = NDArray[np.void]
@@ -130,7 +131,7 @@ def check_block(block: object, source: str) -> None:
         TypeError: if it is none.
     """
     if not isinstance(block, np.ndarray):
-        raise TypeError(f"a block of {source!r} must be an array of EVENT_DTYPE, got {type(block).__name__}")
+        raise TypeError(f"a block of {source!r} must be an array of EVENT_DTYPE, {got(block)}")
     array = cast(NDArray[Any], block)
     if array.dtype != EVENT_DTYPE:
         raise TypeError(f"a block of {source!r} must have EVENT_DTYPE, got {array.dtype}")

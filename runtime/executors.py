@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from stepscope.runtime import _core
+from stepscope.runtime.arguments import got
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def propagate(function: Callable[P, T], /) -> Callable[P, T]:
         TypeError: if it is no function.
     """
     if not callable(function):
-        raise TypeError(f"propagate() takes a function, got {function!r}")
+        raise TypeError(f"propagate() takes a function, {got(function)}")
     span = _core.current_span()
     if not span:
         return function

@@ -6,6 +6,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.patterns import Patterns
 from stepscope.runtime.survey import Replacement, Survey, immutable
 from stepscope.runtime.wrapped import is_layer
@@ -104,7 +105,7 @@ def instrument(
         TypeError: if the target is something else, or a class written in C; if a glob or the category is no str.
     """
     if not isinstance(category, str):
-        raise TypeError(f"category must be a str, got {type(category).__name__}: {category!r}")
+        raise TypeError(f"category must be a str, {got(category)}")
     survey = Survey(Patterns(include, exclude), properties, category)
     if is_layer(target):
         found = survey.layers(target)

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 
 from stepscope.runtime import _core, locks, recorder
+from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.private_files import is_gone
 from stepscope.runtime.processes import parent_of
@@ -65,7 +66,7 @@ def join(name: str | None = None) -> bool:
         TypeError: if the name is no str.
     """
     if name is not None and (not isinstance(name, str) or not name):
-        raise TypeError(f"name must be a non-empty str, got {name!r}")
+        raise TypeError(f"name must be a non-empty str, {got(name)}")
     with _lock:
         if _joined is None and not _try_sessions(logging.WARNING):
             return False

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import locks
+from stepscope.runtime.arguments import got
 from stepscope.runtime.paths import readable
 from stepscope.runtime.plain import plain
 
@@ -63,4 +64,4 @@ class Metadata:
 
 def _check_str(what: str, value: object) -> None:
     if not isinstance(value, str):
-        raise TypeError(f"{what} of metadata must be a str, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{what} of metadata must be a str, {got(value)}")

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, cast
 
 import msgspec
 
+from stepscope.runtime.arguments import shown
 from stepscope.runtime.nearest import Show, nearest, nearest_value, parts, plain
 
 _PATH = re.compile(r" - at `[^`]*`(?: in `[^`]*`)?$")
-_LONGEST = 60
-"""Characters of a value in a message."""
 
 
 class _Walk(NamedTuple):
@@ -82,10 +81,10 @@ def find_misfit(
     if _is_object(value) and any(map(_is_struct, kinds)):
         return Misfit(at, reason)  # a rule over several fields, which names them
 
-    def shown(one: object) -> str:
-        return _shown(one, show)
+    def short(one: object) -> str:
+        return shown(one, show)
 
-    return Misfit(at, reason, shown(value), nearest_value(value, hint, default, shown))
+    return Misfit(at, reason, short(value), nearest_value(value, hint, default, short))
 
 
 def path_text(keys: tuple[str | int, ...]) -> str:
@@ -174,15 +173,6 @@ def default_of(field: msgspec.structs.FieldInfo) -> object:
     if field.default_factory is not msgspec.NODEFAULT:
         return cast("typing.Callable[[], object]", field.default_factory)()
     return field.default
-
-
-def _shown(value: object, show: Show) -> str:
-    """A value, as long as a message has room for."""
-    try:
-        text = show(value)
-    except Exception as error:  # of the program's own object, or because it is too long a number
-        text = f"<{type(value).__name__}, which cannot be shown: {type(error).__name__}>"
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def _is_object(value: object) -> bool:

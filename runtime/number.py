@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import SupportsFloat, SupportsIndex, SupportsInt
 
+from stepscope.runtime.arguments import got
+
 LIMIT = 1 << 63
 
 
@@ -20,7 +22,7 @@ def whole(value: object, what: str, *, least: int = -LIMIT) -> int:
         ValueError: if it is too small, too large or not finite.
     """
     if not isinstance(value, SupportsInt | SupportsIndex):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
+        raise TypeError(f"{what} must be a whole number, {got(value)}")
     try:
         number = int(value)
     except OverflowError:  # infinite
@@ -42,5 +44,5 @@ def real(value: object, what: str) -> float:
         OverflowError: if it is an int that no float is near to.
     """
     if not isinstance(value, SupportsFloat | SupportsIndex):
-        raise TypeError(f"{what} must be a number, got {value!r}")
+        raise TypeError(f"{what} must be a number, {got(value)}")
     return float(value)

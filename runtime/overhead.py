@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.options import PositiveFloat
@@ -39,7 +40,7 @@ class OverheadBudget(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
             return given
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise TypeError(
-                f"overhead_budget must be a share of the time, such as 0.01, or stepscope.control.OverheadBudget, got {given!r}"
+                f"overhead_budget must be a share of the time, such as 0.01, or stepscope.control.OverheadBudget, {got(given)}"
             )
         if given >= 1:
             raise ValueError(f"overhead_budget is a share of the time, so below 1: 0.01 is 1 %, got {given!r}")

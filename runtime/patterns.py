@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from stepscope.runtime.arguments import got
+
 
 class Patterns:
     """Names that match one of `include` and none of `exclude`; `None` includes all names but those like `__this__`.
@@ -31,9 +33,9 @@ class Patterns:
 
 def _globs(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
     if not isinstance(given, Iterable):
-        raise TypeError(f"{argument} takes globs such as 'load_*', got {type(given).__name__}: {given!r}")
+        raise TypeError(f"{argument} takes globs such as 'load_*', {got(given)}")
     globs = (given,) if isinstance(given, str) else tuple(given)
     for glob in globs:
         if not isinstance(glob, str):
-            raise TypeError(f"{argument} takes globs such as 'load_*', got {type(glob).__name__}: {glob!r}")
+            raise TypeError(f"{argument} takes globs such as 'load_*', {got(glob)}")
     return globs

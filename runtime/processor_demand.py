@@ -1,4 +1,4 @@
-"""How many processors a process and its children would use if they had them: time on processors and time of waiting for one."""
+"""How many processors a process and its children use, and would use if they had them, as counters that grow."""
 
 from __future__ import annotations
 
@@ -7,45 +7,47 @@ import os
 from stepscope.runtime import _core, clock, strings, tracks
 
 CATEGORY = "processor demand"
-OWN = "this process"
-CHILDREN = "child processes"
+OWN = ("this process runs", "this process waits")
+CHILDREN = ("child processes run", "child processes wait")
+"""Names of counters: ns on processors, and ns of waiting for one."""
 PROCESSORS = "processors"
+IN_USE = "processors in use"
+"""ns for which the processors that this process may use were busy, whoever used them."""
 MOST_PROCESSES = 64
 MOST_THREADS = 256
-"""Threads of children that are read each time; reading one takes about 10 µs."""
+"""Threads from which on no more children are read; reading one takes about 10 µs."""
 
 
 class ProcessorDemand:
-    """Counters that grow by the ns of demand; of processes that end, what was read last stays in them."""
+    """The counters, which only grow; of a process that ends, what was read last stays in them."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, int] = {}
-        self._sums = {OWN: 0, CHILDREN: 0}
+        self._read: dict[str, tuple[int, int]] = {}
+        self._sums = dict.fromkeys((*OWN, *CHILDREN), 0)
 
     def record(self) -> None:
         """Reads the schedstat of every thread, and records the sums. Where there is none, nothing is recorded."""
-        before, self._taken = self._taken, {}
+        before, self._read = self._read, {}
         self._add(OWN, "self", before)
-        if not self._taken:
+        if not self._read:
             return
-        left = MOST_THREADS
         for pid in children_of("self"):
-            left -= self._add(CHILDREN, str(pid), before)
-            if left <= 0:
+            self._add(CHILDREN, str(pid), before)
+            if len(self._read) > MOST_THREADS:
                 break
         now, track, category = clock.now(), tracks.process(), strings.category(CATEGORY)
-        for name, value in (*self._sums.items(), (PROCESSORS, processors())):
+        for name, value in (*self._sums.items(), (PROCESSORS, processors()), (IN_USE, busy_ns())):
             _core.put(True, strings.intern(name), category, track, now, float(value), b"")
 
-    def _add(self, whose: str, process: str, before: dict[str, int]) -> int:
-        count = 0
+    def _add(self, names: tuple[str, str], process: str, before: dict[str, tuple[int, int]]) -> None:
         for tid in _listed(f"/proc/{process}/task"):
-            demand = _demand(f"/proc/{process}/task/{tid}/schedstat")
-            if demand is not None:
-                self._sums[whose] += max(demand - before.get(tid, 0 if before else demand), 0)
-                self._taken[tid] = demand
-                count += 1
-        return count
+            parts = _read(f"/proc/{process}/task/{tid}/schedstat").split()
+            if len(parts) < 2:
+                continue
+            times = self._read[tid] = int(parts[0]), int(parts[1])
+            # What was before the first look is not of this run.
+            for name, now, then in zip(names, times, before.get(tid, (0, 0) if before else times), strict=True):
+                self._sums[name] += max(now - then, 0)
 
 
 def children_of(process: str) -> list[int]:
@@ -69,9 +71,16 @@ def processors() -> float:
     return min(count, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else count
 
 
-def _demand(path: str) -> int | None:
-    parts = _read(path).split()
-    return int(parts[0]) + int(parts[1]) if len(parts) >= 2 else None
+def busy_ns() -> float:
+    """ns for which the processors that this process may use were not idle, since the machine began (`/proc/stat`)."""
+    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in _read("/proc/stat").splitlines():
+        name, _, rest = line.partition(" ")
+        if name in mine:
+            user, nice, system, _, _, irq, soft_irq, steal, *_ = map(int, rest.split())
+            ticks += user + nice + system + irq + soft_irq + steal
+    return ticks * 1e9 / os.sysconf("SC_CLK_TCK")
 
 
 def _listed(path: str) -> list[str]:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from importlib import import_module
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
@@ -596,6 +597,17 @@ def _end_all(cause: str) -> None:
     if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
         close_recorder()
 
+
+def _rename_methods(kind: type) -> None:
+    """Calls inherited methods by the class that users know: Python's messages about wrong calls name `Profiler.arm()`."""
+    for name in dir(kind):
+        method = None if name.startswith("_") else getattr(kind, name)
+        while isinstance(method, FunctionType):
+            method.__qualname__ = f"{kind.__name__}.{name}"
+            method = getattr(method, "__wrapped__", None)
+
+
+_rename_methods(Profiler)
 
 _FORKED = (
     "it records in the process that started it, from which this one was forked: call stepscope.trace() here for a trace of this "

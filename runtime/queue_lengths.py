@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import sys
+import inspect
 import weakref
 from typing import Any
 
@@ -60,9 +60,11 @@ class QueueLengths:
 
 def _caller() -> str:
     """The function that makes a queue, with its file and line: the innermost that is not in asyncio itself."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and "/asyncio/" in frame.f_code.co_filename:
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code.co_filename == __file__ or "/asyncio/" in frame.f_code.co_filename):
         frame = frame.f_back
+    if frame is None:
+        return "queue"
     code = frame.f_code
     name = getattr(code, "co_qualname", code.co_name)
     return f"{name} ({short_file(code.co_filename)}:{frame.f_lineno})"

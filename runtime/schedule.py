@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, SupportsIndex, runtime_checka
 import msgspec
 
 from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.nearest import suggesting
 
@@ -169,7 +170,7 @@ def _whole_number(name: str, value: object, least: int) -> int:
     allowed = "True, False or a whole number" if boolean else "a whole number"
     # A bool is an int to Python; as a number of steps it is a slip.
     if not isinstance(value, SupportsIndex) or (isinstance(value, bool) and not boolean):
-        raise TypeError(f"{name} must be {allowed}, {least} or more, got {value!r} ({type(value).__name__})")
+        raise TypeError(f"{name} must be {allowed}, {least} or more, {got(value)}")
     number = value.__index__()
     if number < least:
         raise ScheduleError(f"{name} must be {allowed}, {least} or more, got {number}")

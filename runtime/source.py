@@ -11,6 +11,7 @@ import anyio
 
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.arguments import got
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.error_keeper import ErrorKeeper
 from stepscope.runtime.errors import ClosedError
@@ -56,7 +57,7 @@ class InboxSink:
     def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
         check_block(events, self._source)
         if not isinstance(args, bytes):
-            raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, got {type(args).__name__}")
+            raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, {got(args)}")
         until = None if watermark is None else self._time("watermark", watermark)
         kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
         # It may still not fit: other threads put into the same inbox.
@@ -76,12 +77,12 @@ class InboxSink:
     def dropped(self, count: int, reason: str, at: int) -> None:
         lost = whole(count, f"what {self._source!r} has dropped", least=0)
         if not isinstance(reason, str):
-            raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, got {reason!r}")
+            raise TypeError(f"the reason why {self._source!r} has dropped events must be a str, {got(reason)}")
         self._inbox.put(Dropped(self._source, reason, lost, self._time("dropped", at)), later=True)
 
     def missing(self, start: int, end: int, why: str) -> None:
         if not isinstance(why, str):
-            raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, got {why!r}")
+            raise TypeError(f"the reason why events of {self._source!r} are missing must be a str, {got(why)}")
         self._inbox.put(Missing(self._source, why, self._time("missing", start), self._time("missing", end)))
 
     def advancing(self) -> None:
@@ -89,7 +90,7 @@ class InboxSink:
 
     def run_soon(self, work: object) -> None:
         if not callable(work):
-            raise TypeError(f"run_soon takes a coroutine function without arguments, got {work!r}")
+            raise TypeError(f"run_soon takes a coroutine function without arguments, {got(work)}")
         self._inbox.put(Spawn(self._source, cast(Callable[[], Awaitable[None]], work)))
 
     def _time(self, what: str, at: object) -> int:

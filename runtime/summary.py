@@ -9,6 +9,7 @@ import msgspec
 
 from stepscope.runtime import _core, strings
 from stepscope.runtime.analysed import as_html
+from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.events import QUIET
@@ -182,7 +183,7 @@ class Summary(Documented, frozen=True):
         if sort_by not in _SORT:
             raise ValueError(f"cannot sort by {sort_by!r}: it must be one of {', '.join(SORT_KEYS)}")
         if top is not None and (not isinstance(top, int) or isinstance(top, bool)):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"top must be an integer or None, got {top!r}")
+            raise TypeError(f"top must be an integer or None, {got(top)}")
         if top is not None and top < 1:
             raise ValueError(f"top must be 1 or more, got {top}")
         return _sorted(self.rows, sort_by)[:top]

@@ -17,7 +17,7 @@ from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed, forced_writes, sampling, task_runs
 from stepscope.runtime import exit as closing_at_exit
-from stepscope.runtime.arguments import switch_argument
+from stepscope.runtime.arguments import got, switch_argument
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.ranks import MAX_RANKS
@@ -125,21 +125,19 @@ def trace(
     said = options_from_environment(fixed)
     chosen = settings("options", options, Options)
     if not isinstance(name, str) or not name:
-        raise TypeError(f"name must be a non-empty str, got {name!r}")
+        raise TypeError(f"name must be a non-empty str, {got(name)}")
     if schedule is not None and not (callable(schedule) and takes_a_step(schedule)):
-        raise TypeError(
-            f"schedule must be callable with a step's number, got {type(schedule).__name__}: {schedule!r}; write {SCHEDULE}"
-        )
+        raise TypeError(f"schedule must be callable with a step's number, {got(schedule)}; write {SCHEDULE}")
     switch_argument("start", start)
     control = Control.of(control)
     if isinstance(rank, bool) or not isinstance(rank, int | None) or (rank is not None and rank < 0):
-        raise TypeError(f"rank must be a whole number from 0, got {rank!r}")
+        raise TypeError(f"rank must be a whole number from 0, {got(rank)}")
     if (
         isinstance(world_size, bool)
         or not isinstance(world_size, int | None)
         or (world_size is not None and world_size < 1)
     ):
-        raise TypeError(f"world_size must be a whole number from 1, got {world_size!r}")
+        raise TypeError(f"world_size must be a whole number from 1, {got(world_size)}")
     if world_size is not None and world_size > MAX_RANKS:
         raise ValueError(f"world_size must be {MAX_RANKS:,} at most, got {world_size:,}")
     if rank is not None and rank >= MAX_RANKS:
@@ -147,9 +145,9 @@ def trace(
     if rank is not None and world_size is not None and rank >= world_size:
         raise ValueError(f"rank is {rank} in a world of {world_size}: ranks are numbered from 0")
     if metadata is not None and not isinstance(metadata, Mapping):
-        raise TypeError(f"metadata must be a mapping, got {type(metadata).__name__}: {metadata!r}")
+        raise TypeError(f"metadata must be a mapping, {got(metadata)}")
     if output_dir is not None and not isinstance(output_dir, str | os.PathLike):
-        raise TypeError(f"output_dir must be a path, got {type(output_dir).__name__}: {output_dir!r}")
+        raise TypeError(f"output_dir must be a path, {got(output_dir)}")
     if said is not None:
         if said.schedule is not None or said.keep_last is not None or said.window is not None or not said.enabled:
             schedule = said.schedule.schedule() if said.schedule is not None and said.enabled else None
@@ -167,7 +165,7 @@ def trace(
     flight = _flight(keep_last, schedule, backends)
     for what, group in (("backends", backends), ("exporters", exporters)):
         if isinstance(group, str) or not isinstance(group, Sequence):
-            raise TypeError(f"{what} must be a list, got {group!r}; write {what}=[{likely_item(what[:-1], group)}]")
+            raise TypeError(f"{what} must be a list, {got(group)}; write {what}=[{likely_item(what[:-1], group)}]")
     for what, given, contract in (("backend", backends, Backend), ("exporter", exporters, Exporter)):
         for item in given:
             if isinstance(item, type) or not isinstance(item, contract):
@@ -182,7 +180,7 @@ def trace(
     if chosen.journal and not any(isinstance(exporter, JournalExporter) for exporter in consumers):
         consumers.insert(0, _journal(chosen, flight))
     if uncalled := not_called(on_trace_ready):
-        raise TypeError(f"on_trace_ready must be what {uncalled} returns, got {on_trace_ready!r}; call it")
+        raise TypeError(f"on_trace_ready must be what {uncalled} returns, {got(on_trace_ready)}; call it")
     if isinstance(on_trace_ready, Exporter) and not isinstance(on_trace_ready, type):
         consumers.append(on_trace_ready)
     elif callable(on_trace_ready):
@@ -191,7 +189,7 @@ def trace(
         hint = (
             "; write on_trace_ready=stepscope.tensorboard_trace_handler(...)" if isinstance(on_trace_ready, str) else ""
         )
-        raise TypeError(f"on_trace_ready must be callable or an exporter, got {on_trace_ready!r}{hint}")
+        raise TypeError(f"on_trace_ready must be callable or an exporter, {got(on_trace_ready)}{hint}")
     _check_names("backends", [backend.name for backend in backends])
     _check_names("exporters", [exporter.name for exporter in consumers])
     profiler = Profiler(
@@ -223,7 +221,7 @@ def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequ
         keep_last = FlightRecorder(steps=keep_last)
     if not isinstance(keep_last, FlightRecorder):
         raise TypeError(
-            f"keep_last must be a number of steps, such as 20, or a stepscope.FlightRecorder(steps=...), got {keep_last!r}"
+            f"keep_last must be a number of steps, such as 20, or a stepscope.FlightRecorder(steps=...), {got(keep_last)}"
         )
     if schedule is not None:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import threading
@@ -14,7 +15,7 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from stepscope.runtime import tasks
+from stepscope.runtime import recorder, tasks
 from stepscope.runtime.session import session_of
 from tests.support import disks, forked
 from tests.support.basics import heed_interrupts
@@ -119,6 +120,8 @@ def no_thread_left() -> Iterator[None]:
 def no_session_left() -> Iterator[None]:
     """Fails a test that leaves a session in a usual place: programs of later tests would find it above them, and join it."""
     yield
+    if (mine := recorder.current()) is not None:
+        mine.delivered(None)  # tests of the recorder itself have no profiler that would
     if left := session_of(os.getpid()):
         pytest.fail(f"session left: {left}", pytrace=False)
 
@@ -128,6 +131,16 @@ def nothing_watched() -> Iterator[None]:
     """Each test begins with thread pools and loops as Python makes them: some record without a profiler."""
     yield
     tasks.release()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def working_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Runs for which no directory is named, and programs that begin where the tests are, leave nothing in the checkout."""
+    base = tmp_path_factory.mktemp("working-directory")
+    deep = base.joinpath(*"d" * (len(str(base)) // 3 + 1))  # else commands would show the paths of tests relative to it
+    deep.mkdir(parents=True)
+    with contextlib.chdir(deep):
+        yield
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 
+from stepscope.analysis.event_loop import Loop, loops_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame
+from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, within
 from stepscope.analysis.thresholds import (
     AT_THE_END,
     BLOCKED_NS,
@@ -20,76 +21,50 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.table import human_time
 
 
-def stretches(rank: RankSummary) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """When tasks ran: begin, end and the task's name, of each stretch between two waits."""
-    begin: list[int] = []
-    end: list[int] = []
-    names: list[str] = []
-    waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for ts, dur, track in rank.suspended:
-        for at, length, row in zip(ts.tolist(), dur.tolist(), track.tolist(), strict=True):
-            waits[row].append((at, at + length))
-    for each in waits.values():
-        each.sort()
-    for task in rank.tasks:
-        at = task.ts
-        for first, last in waits.get(task.track, ()):
-            if last <= at:
-                continue
-            if first >= task.ts + task.dur:
-                break
-            if first > at:
-                begin.append(at)
-                end.append(first)
-                names.append(task.name)
-            at = max(at, last)
-        if at < task.ts + task.dur:
-            begin.append(at)
-            end.append(task.ts + task.dur)
-            names.append(task.name)
-    return np.array(begin, np.int64), np.array(end, np.int64), names
-
-
 def look_blocked(job: Job) -> list[Finding]:
     """Stretches in which one task runs for longer than a loop may be held up."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
-    if not rank.tasks:
-        return []
-    begin, end, names = stretches(rank)
+    found = [blocked(rank, loop) for loop in loops_of(rank)]
+    return [finding for finding in found if finding is not None][:1]
+
+
+def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
+    """Of one loop: who blocks it, where, for how long, and who is ready meanwhile."""
+    begin, end = loop.begin, loop.end
     took = end - begin
     long = np.flatnonzero(took >= BLOCKED_NS)
     if not len(long):
-        return []
-    whole = max(int(end.max() - begin.min()), 1)
-    cost = float(took[long].sum()) / whole
+        return None
+    cost = float(took[long].sum()) / max(loop.length, 1)
     if cost < LOOP_BLOCKED:
-        return []
-    who, count = Counter(names[at] for at in long.tolist()).most_common(1)[0]
-    samples = [sample for sample in rank.samples if any(begin[at] <= sample.ts < end[at] for at in long.tolist())]
-    place = hottest(samples) if samples else None
+        return None
+    who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
+    place = hottest(within(rank.samples, list(zip(begin[long].tolist(), end[long].tolist(), strict=True))))
     longest = int(took[long].max())
-    at = int(long[np.argmax(took[long])])
-    waited = len({task.track for task in rank.tasks if task.ts < end[at] and task.ts + task.dur > begin[at]}) - 1
+    waited: Counter[str] = Counter()
+    for first, last, name in loop.ready():
+        inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
+        waited[name] += int(np.maximum(inside, 0).sum())
     evidence = [
         f"{len(long)} times a task ran for {human_time(BLOCKED_NS)} or more without giving way, {human_time(float(np.median(took[long])))} as a rule, "
         f"{human_time(longest)} at most; {count} of them in {who}",
-        f"{waited} other tasks were there to run or to wait meanwhile",
     ]
+    names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
+    if names:
+        evidence.append(f"tasks that were ready to run meanwhile, at most and in sum: {', '.join(names)}")
     if place is not None:
         evidence.append(f"{place.share:.0%} of the samples there are in {place}")
-    return [
-        Finding(
-            id="loop-blocked",
-            title=f"The event loop is blocked {cost:.0%} of the time, {human_time(longest)} at a stretch.",
-            cost=cost,
-            cost_ns=float(took[long].sum()),
-            evidence=tuple(evidence),
-            action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it is Python that computes",
-            gain="requests that wait meanwhile are answered at once",
-            certainty="certain" if place is not None else "likely",
-            places=() if place is None else (place,),
-        )
-    ]
+    return Finding(
+        id="loop-blocked",
+        title=f"The event loop is blocked {cost:.0%} of the time, {human_time(longest)} at a stretch.",
+        cost=cost,
+        cost_ns=float(took[long].sum()),
+        evidence=tuple(evidence),
+        action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it is Python that computes",
+        gain="requests that wait meanwhile are answered at once",
+        certainty="certain" if place is not None else "likely",
+        places=() if place is None else (place,),
+    )
 
 
 def look_tasks(job: Job) -> list[Finding]:

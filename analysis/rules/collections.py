@@ -24,9 +24,10 @@ def look(job: Job) -> list[Finding]:
     begin, end = int(rank.steady["begin"][0]), int(rank.steady["end"][-1])
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
-    regular = len(full) >= 0.5 * len(took)
+    # Python itself collects the oldest generation after ten collections of the one before (gc.get_threshold), or more.
+    asked = len(full) > 1 and sum(each.generation == 1 for each in inside) < 5 * len(full)
     intervals = [(one.ts, one.ts + one.dur) for one in full]
-    place = hottest(within(rank.samples_within(), intervals)) if regular else None
+    place = hottest(within(rank.samples_within(), intervals)) if full else None
     each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
     return [
         Finding(
@@ -38,8 +39,8 @@ def look(job: Job) -> list[Finding]:
                 f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",
                 *(() if place is None else (f"{place.share:.0%} of the samples there are in {place}",)),
             ),
-            action="leave out gc.collect() in the loop"
-            if regular
+            action=f"leave out gc.collect() in {'the loop' if place is None else place.function}"
+            if asked
             else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
             gain=f"{cost:.0%} of the run",
             certainty="certain",

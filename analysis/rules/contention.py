@@ -9,7 +9,15 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
-from stepscope.analysis.thresholds import FINDING, OTHER_THREAD, RUN_QUEUE, SAMPLES, TOO_MANY
+from stepscope.analysis.thresholds import (
+    FINDING,
+    OTHER_THREAD,
+    OTHERS_USE,
+    RUN_QUEUE,
+    SAMPLES,
+    TOO_MANY,
+    TOO_MANY_BESIDE_OTHERS,
+)
 from stepscope.runtime import processor_demand
 from stepscope.runtime.table import human_time
 
@@ -28,7 +36,9 @@ def look_processors(job: Job) -> list[Finding]:
     preempted = float(np.nanmedian(rank.steady["preemptions"]))
     busy = busy_threads(rank.thread_cpu)
     own, children, processors = demand(job)
-    if processors and own + children <= TOO_MANY * processors:
+    # Where others use processors as well, what the job waits for them is taken for its own demand.
+    bound = TOO_MANY_BESIDE_OTHERS if others_use(job) > OTHERS_USE * processors else TOO_MANY
+    if processors and own + children <= bound * processors:
         return [_shared(rank, cost, own + children, processors)]
     evidence = [
         f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
@@ -76,14 +86,32 @@ def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Fi
 
 def demand(job: Job) -> tuple[float, float, float]:
     """Processors that the threads of the ranks on one host would use, those of their child processes, and how many there are; 0: unknown."""
-    own = children = processors = 0.0
-    for rank in job.ranks:
-        if rank.of.host != job.main.of.host or len(rank.demand.get(processor_demand.PROCESSORS, ())) < 2:
-            continue
-        own += rate(rank.demand[processor_demand.OWN])
-        children += rate(rank.demand[processor_demand.CHILDREN])
-        processors = max(processors, rank.demand[processor_demand.PROCESSORS][-1][1])
-    return own, children, processors
+    here = _on_main_host(job)
+    own, children = (
+        sum(_sum(rank, *names) for rank in here) for names in (processor_demand.OWN, processor_demand.CHILDREN)
+    )
+    return own, children, max((rank.demand[processor_demand.PROCESSORS][-1][1] for rank in here), default=0.0)
+
+
+def others_use(job: Job) -> float:
+    """Processors that programs beside the job use on that host."""
+    here = _on_main_host(job)
+    if not here:
+        return 0.0
+    own = sum(_sum(rank, processor_demand.OWN[0], processor_demand.CHILDREN[0]) for rank in here)
+    return rate(here[0].demand[processor_demand.IN_USE]) - own
+
+
+def _on_main_host(job: Job) -> list[RankSummary]:
+    return [
+        rank
+        for rank in job.ranks
+        if rank.of.host == job.main.of.host and len(rank.demand.get(processor_demand.IN_USE, ())) > 1
+    ]
+
+
+def _sum(rank: RankSummary, *names: str) -> float:
+    return sum(rate(rank.demand[name]) for name in names if name in rank.demand)
 
 
 def rate(readings: list[tuple[int, float]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import numpy as np
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, own_functions
-from stepscope.analysis.thresholds import FINDING, SAMPLES
+from stepscope.analysis.rules.contention import demand
+from stepscope.analysis.thresholds import FINDING, MOST_WORKERS, SAMPLES
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
 
@@ -39,49 +41,57 @@ def item_of(facts: dict[str, Any]) -> Place | None:
 
 
 def look(job: Job) -> list[Finding]:
-    """The share of steady steps that is spent in `DataLoader.__next__`."""
+    """The share of steady steps that is spent in `DataLoader.__next__`.
+
+    By sums, not by medians: of workers, several have a batch ready at once, and then none has. The longest steps do not count.
+    """
     rank = job.main
     if not len(rank.steady):
         return []
     data, step = rank.phase(Phase.DATA), durations(rank.steady)
-    share = float(np.median(data)) / float(np.median(step))
+    usual = step <= np.quantile(step, 0.95)
+    whole, cost = float(step[usual].mean()), float(data[usual].mean())
+    share = cost / whole
     if share < FINDING:
         return []
-    cost = float(np.median(data))
     facts = rank.loaders[-1].facts if rank.loaders else {}
     workers = facts.get("workers")
     samples = [sample for sample in rank.samples_within() if in_loader(sample)]
-    place = hottest(samples) if len(samples) >= SAMPLES else None
-    steps = int((data > FINDING * step).sum())
-    rest = float(np.median(step - data))
+    place = item_of(facts) if workers else hottest(samples) if len(samples) >= SAMPLES else None
+    rest = whole - cost
     evidence = [
-        f"{human_time(cost)} of {human_time(rank.step_ns)} in DataLoader.__next__, in {steps} of {len(step)} steps"
+        f"{human_time(cost)} of {human_time(whole)} in DataLoader.__next__, in {int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
-    gain = f"a step would take about {human_time(rest)}, {rank.step_ns / rest:.1f} times as fast" if rest > 0 else ""
-    if workers == 0:
-        kind = "input-bound-in-process"
-        evidence[0] += "; the loader works on the training process (num_workers=0)"
-        action = "DataLoader(..., num_workers=4, prefetch_factor=4)"
-        gain += ", if processors and storage allow it"
-        collating = sum(in_collate(sample, facts) for sample in samples)
-        if place is not None and collating > 0.5 * len(samples):
-            kind = "slow-collate"
-            evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
-            action = f"make {place.function} cheaper, or DataLoader(..., num_workers=4) so that workers run it"
-    elif workers:
+    batch_ns = cost
+    if workers:
         kind = "input-bound-workers"
         ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
         evidence[0] += f"; {human_count(workers, 'worker')} cannot keep up{ready}"
-        action = f"more than {human_count(workers, 'worker')}, or less work for each item"
+        fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
+        batch_ns = fetch[0].p50 if fetch else workers * whole
+        where = "" if place is None else f" in {place}"
+        evidence.append(f"a worker takes {human_time(batch_ns)} for a batch, which it makes{where}")
     else:
         kind = "input-bound-in-process"
-        action = "load data in other processes: DataLoader(..., num_workers=4)"
-    if workers:
-        place = item_of(facts)
-    if place is not None and workers:
-        evidence.append(f"workers make items in {place}")
-    elif place is not None:
-        evidence.append(f"{place.share:.0%} of that in {place}")
+        if workers == 0:
+            evidence[0] += "; the loader works on the training process (num_workers=0)"
+        if place is not None:
+            evidence.append(f"{place.share:.0%} of that in {place}")
+    needed = ceil(batch_ns / max(rest, 1))
+    _, _, processors = demand(job)
+    action = (
+        f"DataLoader(..., num_workers={needed})"
+        if needed <= MOST_WORKERS
+        else "make items cheaper, or once before the training"
+    )
+    collating = sum(in_collate(sample, facts) for sample in samples)
+    if not workers and place is not None and collating > 0.5 * len(samples):
+        kind = "slow-collate"
+        evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
+        action = f"make {place.function} cheaper, or {action} so that workers run it"
+    gain = f"a step would take about {human_time(rest)}, {whole / max(rest, 1):.1f} times as fast, if storage allows it"
+    if processors and needed + 1 > processors:
+        gain += f"; that needs {needed + 1} processors, and there are {processors:g}: then make items cheaper"
     return [
         Finding(
             id=kind,

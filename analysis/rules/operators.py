@@ -7,6 +7,7 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.rules.program_code import in_backward
 from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, READ_BACKS, SAMPLES, TINY_OPERATOR_NS
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
@@ -26,10 +27,14 @@ def look(job: Job) -> list[Finding]:
     forward = float(np.median(rank.phase(Phase.FORWARD)))
     gaps = float(np.median(rank.uncovered() + rank.phase(Phase.SPAN)))
     reads = sum(row.count for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)
-    samples = [sample for sample in rank.samples_within() if sample.state != "S"]
+    samples = [sample for sample in rank.samples_within() if sample.state != "S" and not in_backward(sample)]
     place = hottest(samples) if len(samples) >= SAMPLES else None
     places = () if place is None else (place,)
-    where = () if place is None else (f"{place.share:.0%} of the samples of the stack are in {place}",)
+    where = (
+        ()
+        if place is None
+        else (f"{place.share:.0%} of the samples of the stack, without those of backward, are in {place}",)
+    )
     share = (forward + gaps) / float(np.median(took))
     if reads >= READ_BACKS:
         read_ns = sum(row.total for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)

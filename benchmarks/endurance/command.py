@@ -18,6 +18,7 @@ from benchmarks.endurance.long_run import LongRun
 from benchmarks.endurance.plot import Line, svg
 from benchmarks.endurance.watch import Sample
 from benchmarks.machine import Machine
+from benchmarks.team import ROOT
 
 SPANS = 100_000_000
 RATE = 400_000.0
@@ -81,7 +82,7 @@ def _tell(seen: Sample) -> None:
 def _cycles(kind: Kind, count: int) -> Cycles:
     with tempfile.TemporaryDirectory(prefix="endurance-") as directory:
         command = [sys.executable, "-m", "benchmarks.endurance.cycles", kind.name, str(count), directory]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE)
     return msgspec.json.decode(done.stdout, type=Cycles)
 
 

@@ -18,6 +18,7 @@ import msgspec
 
 from benchmarks.endurance.load import End
 from benchmarks.endurance.watch import Sample, sample, sessions, slope
+from benchmarks.team import ROOT
 
 KEPT = 32 << 20
 """Bytes at the end of the journal that stay on the disk while it grows: what is before is given back."""
@@ -84,7 +85,7 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
     with tempfile.TemporaryDirectory(prefix="endurance-") as name:
         directory = Path(name)
         command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name, str(kept)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             started = time.monotonic()
             samples: list[Sample] = []

@@ -30,15 +30,22 @@ class Analyses:
 
     def forget(self) -> None:
         """Begins anew, as in a forked child, where the jobs are the parent's."""
-        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any], bool]] = deque()
         self._lock = locks.reentrant()
         self._thread: threading.Thread | None = None
 
+    def call(self, job: Callable[[], T]) -> T:
+        """Has a job done, and returns what it returns, or raises what it raises."""
+        return self._submit(job, awaited=True).result()
+
     def submit(self, job: Callable[[], T]) -> Future[T]:
         """Has a job done; what it raises is in the future, and in the log."""
+        return self._submit(job, awaited=False)
+
+    def _submit(self, job: Callable[[], T], *, awaited: bool) -> Future[T]:
         future: Future[T] = Future()
         with self._lock:
-            self._jobs.append((future, job))
+            self._jobs.append((future, job, awaited))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="stepscope analysis", daemon=True)
                 start(self._thread)
@@ -50,11 +57,12 @@ class Analyses:
                 if not self._jobs:
                     self._thread = None
                     return
-                future, job = self._jobs.popleft()
+                future, job, awaited = self._jobs.popleft()
             try:
                 result = job()
             except BaseException as error:
-                log.error("an analysis failed: %s: %s", type(error).__name__, error)
+                if not awaited:
+                    log.error("an analysis failed: %s: %s", type(error).__name__, error)
                 future.set_exception(error)
             else:
                 future.set_result(result)

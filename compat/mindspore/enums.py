@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.nearest import nearest
 
 
@@ -130,7 +131,7 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
             close = f"{near} ({numbers[near].name})"
             raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}; the nearest is {close}")
         return numbers[value]
-    raise TypeError(f"a {kind.__name__} is wanted, got {type(value).__name__}: {value!r}")
+    raise TypeError(f"a {kind.__name__} is wanted, {got(value)}")
 
 
 def nearest_number(number: int, known: Iterable[int]) -> int:

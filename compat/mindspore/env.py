@@ -14,6 +14,7 @@ from typing import Any, cast
 from stepscope.compat.mindspore.analysis import Analysis
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.profiler import Profiler
+from stepscope.runtime.arguments import got
 
 log = logging.getLogger("stepscope")
 
@@ -128,7 +129,7 @@ def read_variable(text: str) -> dict[str, Any] | None:
     options = cast(dict[str, Any], options)
     start = options.pop("start", False)
     if not isinstance(start, bool):
-        raise TypeError(f'"start" must be true or false, got {start!r}')
+        raise TypeError(f'"start" must be true or false, {got(start)}')
     for name in ("schedule", "on_trace_ready", "start_profile"):
         if name in options:
             log.warning("%s: %r cannot be given here and has no effect", VARIABLE, name)

@@ -6,6 +6,8 @@ import os
 import re
 from typing import Final
 
+from stepscope.runtime.arguments import got
+
 
 class TraceHandler:
     """Says where the products of each window go, and who waits for them. Calling it makes another one.
@@ -31,14 +33,14 @@ class TraceHandler:
         async_mode: bool = False,
     ) -> None:
         if dir_name is not None and not isinstance(dir_name, str | os.PathLike):
-            raise TypeError(f"dir_name must be a path, got {type(dir_name).__name__}: {dir_name!r}")
+            raise TypeError(f"dir_name must be a path, {got(dir_name)}")
         if worker_name is not None and not isinstance(worker_name, str):
-            raise TypeError(f"worker_name must be a str, got {type(worker_name).__name__}: {worker_name!r}")
+            raise TypeError(f"worker_name must be a str, {got(worker_name)}")
         if worker_name is not None and not re.fullmatch(r"[^/\\\0]+", worker_name):
             raise ValueError(f"worker_name must be a part of a file's name, got {worker_name!r}")
         for name, value in (("analyse_flag", analyse_flag), ("async_mode", async_mode)):
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be a bool, got {type(value).__name__}: {value!r}")
+                raise TypeError(f"{name} must be a bool, {got(value)}")
         self.dir_name = None if dir_name is None else os.fspath(dir_name)
         self.worker_name = worker_name
         self.analyse_flag = analyse_flag

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from stepscope.runtime import _core, locks
+from stepscope.runtime.arguments import got
 
 log = logging.getLogger("stepscope")
 
@@ -97,7 +98,7 @@ class mstx:
 def _usable(call: str, message: object, domain: object) -> bool:
     for what, text in (("message", message), ("domain", domain)):
         if not isinstance(text, str) or not text:
-            _say(call, f"{what} must be a non-empty str, got {type(text).__name__}: {text!r:.80}")
+            _say(call, f"{what} must be a non-empty str, {got(text)}")
             return False
     return True
 

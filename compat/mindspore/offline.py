@@ -79,7 +79,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
     if not path.is_dir():
         raise ProfilerDirNotFoundException(f"there is no directory {path}")
     if not analyses.mine():
-        return analyses.submit(lambda: analyse_below(path, options, pretty, steps)).result()
+        return analyses.call(lambda: analyse_below(path, options, pretty, steps))
     done: list[WindowAnalysis] = []
     failed: list[str] = []
     places = dict(_below(path, failed))
@@ -92,10 +92,7 @@ def analyse_below(path: Path, options: ProfilerOptions, pretty: bool, steps: tup
         except (FormatError, OSError) as error:
             failed.append(f"{raw}: {error}")
     if not done:
-        rejected += failed
-        for reason in rejected:
-            log.warning("passed over in the analysis: %s", reason)
-        why = "; ".join(rejected) or "no directory in it holds raw data of a recording"
+        why = "; ".join(rejected + failed) or "no directory in it holds raw data of a recording"
         raise NothingToAnalyse(f"nothing to analyse below {path}: {why}")
     return Analysis.of(done, steps, rejected, failed)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.recording import Recording
+from stepscope.runtime.arguments import got
 from stepscope.runtime.control.settings import Control
 
 
@@ -87,9 +88,7 @@ class profile(Recording):
                 a schedule nothing is recorded then but what is asked for.
         """
         if experimental_config is not None and not isinstance(experimental_config, _ExperimentalConfig):
-            raise TypeError(
-                f"profile: experimental_config must be a _ExperimentalConfig, got {type(experimental_config).__name__}"
-            )
+            raise TypeError(f"profile: experimental_config must be a _ExperimentalConfig, {got(experimental_config)}")
         given: dict[str, Any] = {
             "activities": activities,
             "with_stack": with_stack,

@@ -15,6 +15,7 @@ from stepscope.compat.mindspore.products.operator_table import OperatorRow, Oper
 from stepscope.compat.mindspore.queries import find_operators, operators_as_json
 from stepscope.compat.mindspore.recording import Recording, log
 from stepscope.compat.mindspore.step_list import read_step_list
+from stepscope.runtime.arguments import got
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
 
@@ -164,9 +165,9 @@ class Profiler(Recording):
         """
         names = [op_name] if isinstance(op_name, str) else op_name
         if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-            raise TypeError(f"op_name must be a str or a list of them, got {type(op_name).__name__}: {op_name!r}")
+            raise TypeError(f"op_name must be a str or a list of them, {got(op_name)}")
         if device_id is not None and (isinstance(device_id, bool) or not isinstance(device_id, int)):
-            raise TypeError(f"device_id must be a whole number, got {type(device_id).__name__}: {device_id!r}")
+            raise TypeError(f"device_id must be a whole number, {got(device_id)}")
         device = self.target.device_id if device_id is None else device_id
         return operators_as_json({name: self.operators(name, device_id=device_id) for name in names}, device)
 
@@ -200,4 +201,4 @@ class Profiler(Recording):
 
 def _check_bool(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be a bool, {got(value)}")

@@ -19,6 +19,7 @@ from stepscope.compat.mindspore.layout import default_or_other
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
 from stepscope.runtime import _core
+from stepscope.runtime.arguments import got
 from stepscope.runtime.control.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
@@ -63,7 +64,7 @@ class Recording:
         """
         for name, value in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
             if value is not None and not callable(value):
-                raise TypeError(f"{who}: {name} must be callable, got {type(value).__name__}: {value!r}")
+                raise TypeError(f"{who}: {name} must be callable, {got(value)}")
         self._control = Control.of(control)
         self.options = options
         self.target = targets.find()

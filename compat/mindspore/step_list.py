@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.misfit import find_misfit
 
 MOST_NAMED = 5
@@ -29,7 +30,7 @@ def read_step_list(given: Any) -> tuple[int, ...] | None:
     misfit = find_misfit(steps, list[int])
     if misfit is not None:
         item = f"; item {misfit.keys[0]} is {misfit.shown}" if misfit.keys else ""
-        raise TypeError(f"step_list must be a list of whole numbers, got {given!r}{item}{misfit.hint}")
+        raise TypeError(f"step_list must be a list of whole numbers, {got(given)}{item}{misfit.hint}")
     return tuple(sorted(set(steps)))
 
 

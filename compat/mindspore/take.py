@@ -126,7 +126,7 @@ class TakenWindow:
         if not journal.exists():
             raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
         index = self.window.index
-        return analyses.submit(lambda: operators_of(journal, index, steps)).result()
+        return analyses.call(lambda: operators_of(journal, index, steps))
 
 
 class Take:

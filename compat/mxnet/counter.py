@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from stepscope.compat.mxnet.names import Named, domain_name, legal
 from stepscope.runtime import _core
+from stepscope.runtime.arguments import got
 
 _lock = threading.RLock()
 """Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""
@@ -98,7 +99,7 @@ def _number(value: Any) -> float:
         if convert is not None:
             number: float = convert(value)
             return number
-    raise TypeError(f"a counter takes numbers, got {type(value).__name__}: {value!r}")
+    raise TypeError(f"a counter takes numbers, {got(value)}")
 
 
 def _renew() -> None:

@@ -19,6 +19,7 @@ from stepscope.compat.mxnet.remote import Remote, for_server
 from stepscope.compat.mxnet.series import FramePass
 from stepscope.compat.mxnet.settings import settings_of
 from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
+from stepscope.runtime.arguments import got
 from stepscope.runtime.join import join
 from stepscope.runtime.nearest import nearest_value
 from stepscope.runtime.profiler import Profiler
@@ -163,7 +164,7 @@ def passes(frame: Frame) -> tuple[FramePass, ...]:
         TypeError: if it is no frame.
     """
     if not isinstance(frame, Frame):
-        raise TypeError(f"passes() takes a Frame, got {type(frame).__name__}: {frame!r}")
+        raise TypeError(f"passes() takes a Frame, {got(frame)}")
     return _recording.passes(domain_name(frame.domain) + FRAMES, legal("frame", frame.name))
 
 

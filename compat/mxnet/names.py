@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol
 
+from stepscope.runtime.arguments import got
+
 LONGEST = 1000
 """Bytes of UTF-8 that are kept; the recorder keeps 1,024, and a category has a suffix."""
 
@@ -23,7 +25,7 @@ def legal(what: str, name: object) -> str:
         TypeError: if it is no str.
     """
     if not isinstance(name, str):
-        raise TypeError(f"the name of a {what} must be a str, got {type(name).__name__}: {name!r}")
+        raise TypeError(f"the name of a {what} must be a str, {got(name)}")
     raw = name.encode("utf-8", "backslashreplace")
     if len(raw) <= LONGEST:
         return name
@@ -39,5 +41,5 @@ def domain_name(domain: object) -> str:
     """
     name = getattr(domain, "name", None)
     if isinstance(domain, str) or not isinstance(name, str):
-        raise TypeError(f"domain must be a Domain, got {type(domain).__name__}: {domain!r}; write Domain('name')")
+        raise TypeError(f"domain must be a Domain, {got(domain)}; write Domain('name')")
     return legal("domain", name)

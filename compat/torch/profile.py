@@ -26,6 +26,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import clock
 from stepscope.runtime.action import ProfilerAction, checked_action
+from stepscope.runtime.arguments import got
 from stepscope.runtime.control.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
@@ -111,7 +112,7 @@ class profile(Results):
         for what, given in (("schedule", schedule), ("on_trace_ready", on_trace_ready)):
             fits = callable(given) or (what == "on_trace_ready" and isinstance(given, Exporter))
             if given is not None and not fits:
-                raise TypeError(f"{what} must be callable, got {type(given).__name__}: {given!r}")
+                raise TypeError(f"{what} must be callable, {got(given)}")
         if post_processing_timeout_s is not None and post_processing_timeout_s < 0:
             raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
         flags = {

@@ -10,6 +10,7 @@ from typing import Any, Self, TypeVar
 from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_compile import substitute_region
 from stepscope.runtime._core import span
+from stepscope.runtime.arguments import got
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ class record_function:
 
     def __init__(self, name: str, args: str | None = None) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"name must be a str, got {type(name).__name__}: {name!r}")
+            raise TypeError(f"name must be a str, {got(name)}")
         self.name = name
         self.args = args
         self._span = _span(name, args)

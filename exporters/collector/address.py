@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.secret_file import read_secret
+from stepscope.runtime.arguments import got
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
@@ -104,7 +105,7 @@ def is_local(host: str) -> bool:
 
 def _checked(url: str) -> SplitResult:
     if not isinstance(url, str):
-        raise TypeError(f"url must be a str such as ws://host:7788, got {url!r}")
+        raise TypeError(f"url must be a str such as ws://host:7788, {got(url)}")
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("ws", "wss", "http", "https") and bool(parts.hostname) and parts.port != 0

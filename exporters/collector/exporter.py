@@ -25,6 +25,7 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime import checked
+from stepscope.runtime.arguments import got
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.control.command import VERSION as CONTROL
@@ -93,7 +94,7 @@ class CollectorExporter:
         self._link_type = _link_type()
         self._settings = checked.settings("settings", settings, LinkSettings)
         if tls is not None and not isinstance(tls, ssl.SSLContext):
-            raise TypeError(f"tls must be an ssl.SSLContext, got {tls!r}; TLS is used by itself with wss://")
+            raise TypeError(f"tls must be an ssl.SSLContext, {got(tls)}; TLS is used by itself with wss://")
         self._address = Address(url, token, insecure=self._settings.insecure)
         self._tls = tls
         self.stream = uuid.uuid4().hex

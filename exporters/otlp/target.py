@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.runtime.arguments import got
 
 log = logging.getLogger("stepscope")
 
@@ -132,7 +133,7 @@ def _below(parts: SplitResult, signal: Signal) -> str:
 
 def _checked(url: str, what: str) -> SplitResult:
     if not isinstance(url, str):
-        raise TypeError(f"{what} must be a URL such as {DEFAULT!r}, got {url!r}")
+        raise TypeError(f"{what} must be a URL such as {DEFAULT!r}, {got(url)}")
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from stepscope.runtime import locks
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.settings import Control
@@ -115,7 +116,7 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
     """
     known = EnvironmentOptions.__struct_fields__
     if isinstance(fixed, str):
-        raise TypeError(f"fixed must be a list of names, got {fixed!r}; write fixed=[{fixed!r}]")
+        raise TypeError(f"fixed must be a list of names, {got(fixed)}; write fixed=[{fixed!r}]")
     for name in fixed:
         if name not in known:
             raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{nearest(name, known)}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.window_request import RunId
 
@@ -55,9 +56,7 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return cls(path=os.fspath(given))
         if given is None or isinstance(given, Control):
             return given
-        kind, shown = type(given).__name__, repr(given)
-        likely = f"**{shown}" if isinstance(given, Mapping) else "socket=True"
+        likely = f"**{given!r}" if isinstance(given, Mapping) else "socket=True"
         raise TypeError(
-            f"control must be a path or a stepscope.Control, got {kind}: {shown}; write "
-            f"control=stepscope.Control({likely})"
+            f"control must be a path or a stepscope.Control, {got(given)}; write control=stepscope.Control({likely})"
         )

@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.file_events import FileEvents
 from stepscope.runtime.control.file_reading import Reading, create_once, read_bounded
@@ -67,9 +68,9 @@ class WatchedFile(Generic[T]):
             ValueError: if `poll` is out of its range, or a file is to be created without a default.
         """
         if not isinstance(path, str | os.PathLike):
-            raise TypeError(f"path must be a str or a path, got {type(path).__name__}: {path!r}")
+            raise TypeError(f"path must be a str or a path, {got(path)}")
         if isinstance(poll, bool) or not isinstance(poll, int | float):
-            raise TypeError(f"poll must be a number of seconds, got {type(poll).__name__}: {poll!r}")
+            raise TypeError(f"poll must be a number of seconds, {got(poll)}")
         if not (math.isfinite(poll) and LEAST_POLL <= poll <= MOST_POLL):
             raise ValueError(f"poll must be a number of seconds from {LEAST_POLL} to {MOST_POLL:g}, got {poll!r}")
         if create and default is None:

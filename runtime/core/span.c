@@ -258,6 +258,13 @@ static PyObject *span_call(SpanObject *s, PyObject *args, PyObject *kwargs) {
     return PyObject_CallFunctionObjArgs(decorator, s, PyTuple_GET_ITEM(args, 0), NULL);
 }
 
+/* Without these two Python would say only that a span is no asynchronous context manager. */
+static PyObject *span_aenter(SpanObject *s, PyObject *unused) {
+    return PyErr_Format(PyExc_TypeError, "a span is entered by `with`, in coroutines as well: write `with span(%R):`", s->name);
+}
+
+static PyObject *span_aexit(SpanObject *s, PyObject *args) { return span_aenter(s, args); }
+
 static PyObject *span_name(SpanObject *s, void *unused) { return Py_NewRef(s->name); }
 
 static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R)", s->name); }
@@ -265,6 +272,8 @@ static PyObject *span_repr(SpanObject *s) { return PyUnicode_FromFormat("span(%R
 static PyMethodDef span_methods[] = {
     {"__enter__", (PyCFunction)span_enter, METH_NOARGS, NULL},
     {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
+    {"__aenter__", (PyCFunction)span_aenter, METH_NOARGS, NULL},
+    {"__aexit__", (PyCFunction)span_aexit, METH_VARARGS, NULL},
     {"__reduce__", (PyCFunction)span_reduce, METH_NOARGS, NULL},
     {"copy", (PyCFunction)span_copy, METH_NOARGS, "A new span of the same name, category and arguments."},
     {NULL},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.flight.trigger import Finding
 from stepscope.runtime.number import real, whole
 from stepscope.runtime.plain import plain
@@ -20,7 +21,7 @@ def made_anew(given: object) -> Finding:
         ValueError: if a number is out of range.
     """
     if not isinstance(given, Finding):
-        raise TypeError(f"look() must return Findings, got one of type {type(given).__name__}")
+        raise TypeError(f"look() must return Findings, {got(given)}")
     value: Any = given.value
     return Finding(
         at=whole(given.at, "Finding.at, a time in ns,"),

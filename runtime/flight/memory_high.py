@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.memory import ProcessMemory, Usage
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
@@ -45,7 +46,7 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.device is not None and not callable(self.device):
-            raise TypeError(f"MemoryHigh.device must be a function without arguments, got {self.device!r}")
+            raise TypeError(f"MemoryHigh.device must be a function without arguments, {got(self.device)}")
 
     def evaluator(self) -> Evaluator:
         """Knows whether memory is high now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.trigger import Evaluator, Finding, News
 
@@ -30,7 +31,7 @@ class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
         given: object = self.only
         if isinstance(given, type):
             raise TypeError(
-                f"Raised.only must be a tuple of exception types, got {given!r}; write only=({given.__name__},)"
+                f"Raised.only must be a tuple of exception types, {got(given)}; write only=({given.__name__},)"
             )
         for kind in self.only:
             if not isinstance(kind, type) or not issubclass(kind, BaseException):

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stepscope.runtime.arguments import got
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.flight.memory_high import MemoryHigh
 from stepscope.runtime.flight.not_finite import NotFinite
@@ -57,7 +58,7 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
         given: Any = self.triggers
         if not isinstance(given, list | tuple):
             raise TypeError(
-                f"FlightRecorder.triggers must be a tuple of triggers, got {given!r}; write triggers=({_likely(given)},)"
+                f"FlightRecorder.triggers must be a tuple of triggers, {got(given)}; write triggers=({_likely(given)},)"
             )
         for trigger in self.triggers:
             if isinstance(trigger, type) or not isinstance(trigger, Trigger):

@@ -49,7 +49,8 @@ class LeftSession(msgspec.Struct, frozen=True):
             entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
         )
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
-        wanted = tuple((run, note) for run, note in notes if not is_recovered(run, note))
+        # Not from a generator: a thread that asks for all objects meanwhile would see the tuple, and Python refuse to end it.
+        wanted = tuple([(run, note) for run, note in notes if not is_recovered(run, note)])
         return cls(path, identity, last_use(path), size, wanted, is_delivered(path))
 
 

@@ -1,7 +1,8 @@
-"""Collection imports no framework: each process of a run collects all tests, and most of them need none."""
+"""What is collected: no framework is imported for it, as each process of a run collects all tests; slow tests by name."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 
@@ -35,3 +36,16 @@ def test_collection_imports_no_framework() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].split() == ["imported:"]
+
+
+def test_the_list_of_slow_tests_names_tests_that_exist() -> None:
+    """A test that was renamed would run every day, and its line would stay for nothing."""
+    there = {
+        f"{path.stem}::{node.name}"
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    listed = (ROOT / "tests" / "slow_tests.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in listed if line not in there] == []
+    assert listed == sorted(set(listed))

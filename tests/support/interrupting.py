@@ -6,6 +6,7 @@ import _weakrefset
 import ctypes
 import gc
 import signal
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
@@ -42,6 +43,8 @@ class Interrupter:
         """
         self._left, self.where, self._instead = point, "", instead
         gc.disable()  # what it calls on behalf of others ignores what is raised
+        tracer = sys.gettrace()
+        sys.settrace(None)  # a tool that traces, such as coverage, would have thousands of points of its own
         try:
             signal.raise_signal(NUMBER)
             call()
@@ -49,6 +52,7 @@ class Interrupter:
             pass
         finally:
             self._left = 0
+            sys.settrace(tracer)
             gc.enable()
         return bool(self.where)
 

@@ -14,7 +14,7 @@ import msgspec
 from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Block, Flag, Kind
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import Recorder, recorder
+from stepscope.runtime.recorder import Recorder, current, recorder
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 
@@ -122,7 +122,7 @@ class Log:
 @contextmanager
 def recording() -> Generator[Log]:
     """Records the body; the log is complete after it. Nothing of before is in it."""
-    source = recorder(Options())
+    source = current() or recorder(Options())
     source.drain()
     log = Log(source)
     log.record(True)

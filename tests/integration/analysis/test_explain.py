@@ -115,6 +115,27 @@ def test_a_run_that_still_records(tmp_path: Path) -> None:
     assert answer.findings[0].id == "input-bound-in-process" and "still run" in answer.trust
 
 
+def test_the_newest_of_several_runs_is_explained(tmp_path: Path) -> None:
+    """They were written to one directory; the others are named."""
+    record(tmp_path / "run", lambda _: span(LOADER, 0.003))
+    record(tmp_path / "run", lambda _: span("work", 0.002), 25)
+    recording = sc.load(tmp_path / "run")
+    (rank,) = recording.ranks
+    assert rank.path.name == "journal-2" and len(rank.steps) == 25
+    assert recording.notes == [f"{tmp_path / 'run' / 'journal'} is of an earlier run: name it to read it"]
+    assert len(sc.load(tmp_path / "run" / "journal").ranks[0].steps) == 30
+
+
+def test_a_loop_of_python_alone_is_no_fault(tmp_path: Path) -> None:
+    """Tight, and with many steps: it is explained in no time, too."""
+    with sc.trace(output_dir=tmp_path / "run") as profiler:
+        for number in range(20_000):
+            sum(range(number % 100))
+            profiler.step()
+    answer = explain(tmp_path / "run")
+    assert answer.verdict == NOTHING and answer.ranks[0].statistics is not None
+
+
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:
     """The same answer."""
     record(tmp_path / "run", lambda _: span(LOADER, 0.004))

@@ -91,6 +91,7 @@ def test_kineto_is_used_on_another_thread(case: str, recorded: dict[str, int], m
         ("packs", True),
         ("windows", False),
         ("scripted", False),
+        ("compiled", False),
     ],
 )
 def test_a_profiler_of_torch_ends_while_a_region_is_open(mode: str, case: str, missing: bool, tmp_path: Path) -> None:

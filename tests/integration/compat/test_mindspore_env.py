@@ -88,7 +88,7 @@ def test_defaults(tmp_path: Path) -> None:
     [
         ('{"start": true', "it is no JSON: Expecting ',' delimiter at line 1, column 15"),
         ("[1]", "it must be a JSON object, got list"),
-        ('{"start": "yes"}', """"start" must be true or false, got 'yes'"""),
+        ('{"start": "yes"}', """"start" must be true or false, got str: 'yes'"""),
         ('{"start": true, "op_time": false, "profile_memory": true}', "profile_memory=True needs op_time=True"),
         ('{"start": true, "profiler_level": "Levl1"}', "did you mean 'Level1'"),
     ],

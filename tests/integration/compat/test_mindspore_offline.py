@@ -127,7 +127,7 @@ def test_analysing_by_the_command_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert output.steps_of(directories[0]) == output.steps_of(directories[1], f"{PRODUCTS}-2") == [0, 1, 2]
     again = stepscope("analyse", "out", cwd=tmp_path)
     assert again.returncode == 1
-    assert again.stdout == ""
+    assert again.stdout == "" and len(again.stderr.splitlines()) == 1
     said(again.stderr, "stepscope analyse", "out")
     absent = stepscope("analyse", "absent", cwd=tmp_path)
     assert (absent.returncode, absent.stderr) == (1, "stepscope analyse: there is no directory absent\n")

@@ -27,6 +27,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.ledger import Ledger, SourceLedger
 from stepscope.runtime.window import Window
+from tests.support.basics import ROOT
 from tests.support.journals import HandMade, batch_with_arguments, described, events_of, read_journal, write_journal
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -154,7 +155,7 @@ for item in items:
         parent = tracks.get(track.parent)
         print(track.name, track.kind.name, track.tid, parent and parent.name)
 """
-    result = run_to_end([sys.executable, "-c", program])
+    result = run_to_end([sys.executable, "-c", program], cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
         str(("first", "user_annotation", "{'shape': [2, 3], 'über': 'ä'}")),

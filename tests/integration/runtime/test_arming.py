@@ -108,7 +108,7 @@ def test_a_request_is_one(output_dir: Path) -> None:
     """Anything else is a mistake of the program, and said to be one."""
     with running(output_dir) as (profiler, _):
         wrong: Any = {"steps": 3}
-        with refused(TypeError, "arm()", "stepscope.control.WindowRequest", "{'steps': 3}"):
+        with refused(TypeError, "arm(stepscope.control.WindowRequest(", "{'steps': 3}"):
             profiler.arm(wrong)
 
 

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Kind
+from stepscope.runtime.options import Options
+from stepscope.runtime.recorder import recorder
 from stepscope.runtime.session import parts, read_identity
 from stepscope.runtime.workers import Worker
 from tests.support.basics import ROOT
@@ -45,7 +47,7 @@ HEAD, RESERVE, PRODUCED, TAIL, SERIAL = 64, 72, 80, 128, 136
 def member(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A copy of the directory of a process that has joined, recorded and ended; nothing of it was drained."""
     with recording():
-        session = Path(os.environ["STEPSCOPE_SESSION"])
+        session = recorder(Options()).directory
         before = set(parts(session))
         subprocess.run([sys.executable, "-c", MEMBER], check=True)
         (found,) = set(parts(session)) - before

@@ -159,6 +159,7 @@ class Late(Exception): pass
 def late(*_): raise Late
 signal.signal(signal.SIGALRM, late)
 profiler.start()
+sys.settrace(None)  # a tool that traces, such as coverage, may be interrupted between any two lines
 for _ in range(300):
     try:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(2e-5, 4e-4))

@@ -8,6 +8,8 @@ import importlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,12 +22,12 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.events import Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.options import SIGNALS, Signal
-from stepscope.runtime.step_facts import SIGNAL, StepFactsBuilder
+from stepscope.runtime.step_facts import SIGNAL, Phase, StepFactsBuilder
 from stepscope.runtime.step_facts import SIGNALS as READINGS
 from tests.support import commands
 from tests.support.recording import Row, rows_of
@@ -211,6 +213,35 @@ def test_samples_say_where_the_thread_is_that_steps(tmp_path: Path) -> None:
     assert {row.track for row in samples} == {track}
 
 
+def between_calls() -> None:
+    """Pure Python for a while, and then a call that lets go of the interpreter's lock: whoever waits for it gets it there."""
+    for _ in range(60):
+        count_up(20_000)
+        os.stat("/")
+
+
+def count_up(most: int) -> int:
+    """Runs Python in a loop whose end jumps back, a place that has no line of its own."""
+    number = 0
+    for each in range(most):
+        if each % 3:
+            number += 1
+    return number
+
+
+def test_samples_are_of_where_the_time_goes_and_not_of_where_the_lock_is_free(tmp_path: Path) -> None:
+    """The main thread looks itself, at its next instruction."""
+    with traced(tmp_path, "stacks") as found:
+        found.profiler.step()
+        for _ in range(10):
+            between_calls()
+        found.profiler.step()
+    innermost = Counter(row.arguments["stack"].split(";")[-1].partition(" (")[0] for row in found.of("stack sample"))
+    assert innermost["count_up"] > 0.7 * innermost.total(), innermost
+    lines = {row.arguments["stack"].rpartition(":")[2] for row in found.of("stack sample")}
+    assert not lines & {"-1)", "0)"}, lines
+
+
 def test_a_deep_stack_keeps_its_innermost_frames(tmp_path: Path) -> None:
     """At most 64, and no more text than an argument may have."""
 
@@ -283,6 +314,65 @@ def test_the_time_of_each_thread_is_counted_by_its_name(tmp_path: Path) -> None:
     assert {"MainThread", "competitor", "stepscope"} <= series.keys()
     assert all(values == sorted(values) for values in series.values())
     assert series["competitor"][-1] > 1e8
+
+
+def test_what_the_processors_are_asked_for(tmp_path: Path) -> None:
+    """By this process and by its children, whether they get it or not."""
+    program = [sys.executable, "-c", "import time; end = time.monotonic() + 5\nwhile time.monotonic() < end: pass"]
+    children = [subprocess.Popen(program) for _ in range(3)]
+    try:
+        with traced(tmp_path, "threads") as found:
+            work(1.5)
+            time.sleep(1.0)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    series: dict[str, list[tuple[int, float]]] = {}
+    for row in found.of(processor_demand.CATEGORY):
+        series.setdefault(row.name, []).append((row.ts, row.value))
+    demand = {name: (values[-1][1] - values[0][1]) / (values[-1][0] - values[0][0]) for name, values in series.items()}
+    assert sum(demand[name] for name in processor_demand.CHILDREN) > 2
+    assert 0.2 < sum(demand[name] for name in processor_demand.OWN) < 2
+    assert demand[processor_demand.IN_USE] > 0.9 * demand[processor_demand.CHILDREN[0]]
+    assert series[processor_demand.PROCESSORS][-1][1] <= len(os.sched_getaffinity(0))
+
+
+def test_forced_writes_are_spans(tmp_path: Path) -> None:
+    """Those of the program, and not of stepscope's own threads; they count as such in the facts of steps."""
+    before = os.fsync
+    with traced(tmp_path, "writes") as found, (tmp_path / "file").open("wb") as file:
+        for _ in range(3):
+            file.write(b"text")
+            os.fsync(file.fileno())
+            os.fdatasync(file.fileno())
+            found.profiler.step()
+    assert os.fsync is before
+    assert Counter(row.name for row in found.of("forced write")) == {"os.fsync": 3, "os.fdatasync": 3}
+    assert (found.facts()["phases"][:3, Phase.FORCED_WRITE] > 0).all()
+
+
+def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path: Path) -> None:
+    """As long as the program keeps them; a queue's class stays as it was."""
+    before = asyncio.Queue.__init__
+
+    def make() -> asyncio.Queue[int]:
+        return asyncio.LifoQueue()
+
+    async def main() -> None:
+        kept = make()
+        for number in range(7):
+            kept.put_nowait(number)
+        make().put_nowait(1)  # nobody keeps it
+        await asyncio.sleep(2.2)
+
+    with traced(tmp_path, "tasks", "threads") as found:
+        asyncio.run(main())
+    assert asyncio.Queue.__init__ is before
+    rows = found.of(queue_lengths.CATEGORY)
+    assert rows and {row.value for row in rows} == {7.0}
+    (name,) = {row.name for row in rows}
+    assert name.startswith("test_lengths_of_queues_are_counted_by_the_place_where_each_is_made.<locals>.make (")
 
 
 def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ WRONG = {
     "handler not called": (lambda: sc.trace(on_trace_ready=sc.tensorboard_trace_handler), "tensorboard_trace_handler('runs')"),
     "exporter not called": (lambda: sc.trace(on_trace_ready=sc.ChromeTraceExporter), "ChromeTraceExporter(...)"),
     "on_trace_ready='runs'": (lambda: sc.trace(on_trace_ready="runs"), "tensorboard_trace_handler"),  # type: ignore[arg-type]
-    "start='no'": (lambda: sc.trace(start="no"), "start must be True or False, got 'no'"),  # type: ignore[arg-type]
+    "start='no'": (lambda: sc.trace(start="no"), "start must be True or False, got str: 'no'"),  # type: ignore[arg-type]
     "control=True": (lambda: sc.trace(control=True), "control=stepscope.Control(socket=True)"),  # type: ignore[arg-type]
     "control={...}": (lambda: sc.trace(control={"socket": True}), "Control(**{'socket': True})"),  # type: ignore[arg-type]
     "fixed='name'": (lambda: sc.trace(fixed="name"), "fixed=['name']"),
@@ -221,33 +221,36 @@ WRONG = {
     "a trigger not called": (lambda: sc.FlightRecorder(steps=5, triggers=(sc.triggers.Stalled,)), "stepscope.triggers.Stalled()"),  # type: ignore[arg-type]
     "a trigger's name": (lambda: sc.FlightRecorder(steps=5, triggers=("raised",)), "stepscope.triggers.Raised()"),  # type: ignore[arg-type]
     "Raised(only=ValueError)": (lambda: sc.triggers.Raised(only=ValueError), "only=(ValueError,)"),  # type: ignore[arg-type]
-    "a path that is a number": (lambda: sc.ChromeTraceExporter(3), "path must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "a path that is a number": (lambda: sc.ChromeTraceExporter(3), "path must be a str or a Path, got int: 3"),  # type: ignore[arg-type]
     "no path": (lambda: sc.PerfettoExporter(""), "path must not be empty"),
-    "a journal's path": (lambda: sc.exporters.JournalExporter(3), "path must be a str or a Path, got 3"),  # type: ignore[arg-type]
-    "a directory's name": (lambda: sc.tensorboard_trace_handler(3), "dir_name must be a str or a Path, got 3"),  # type: ignore[arg-type]
-    "a worker's name": (lambda: sc.tensorboard_trace_handler("runs", 3), "worker_name must be a str, got 3"),  # type: ignore[arg-type]
-    "gzip='no'": (lambda: sc.ChromeTraceExporter("a.json", gzip="no"), "gzip must be True or False, got 'no'"),  # type: ignore[arg-type]
-    "max_bytes='5GB'": (lambda: sc.ChromeTraceExporter("a.json", max_bytes="5GB"), "max_bytes must be a whole number of bytes, got '5GB'"),  # type: ignore[arg-type]
+    "a journal's path": (lambda: sc.exporters.JournalExporter(3), "path must be a str or a Path, got int: 3"),  # type: ignore[arg-type]
+    "a directory's name": (lambda: sc.tensorboard_trace_handler(3), "dir_name must be a str or a Path, got int: 3"),  # type: ignore[arg-type]
+    "a worker's name": (lambda: sc.tensorboard_trace_handler("runs", 3), "worker_name must be a str, got int: 3"),  # type: ignore[arg-type]
+    "gzip='no'": (lambda: sc.ChromeTraceExporter("a.json", gzip="no"), "gzip must be True or False, got str: 'no'"),  # type: ignore[arg-type]
+    "max_bytes='5GB'": (lambda: sc.ChromeTraceExporter("a.json", max_bytes="5GB"), "max_bytes must be a whole number of bytes, got str: '5GB'"),  # type: ignore[arg-type]
     "max_bytes=-1": (lambda: sc.exporters.MemoryExporter(max_bytes=-1), "max_bytes must be 0 or more, got -1"),
-    "a file's name for a stream": (lambda: sc.exporters.ConsoleExporter("out.txt"), "stream must be an open file, got 'out.txt'"),  # type: ignore[arg-type]
+    "a file's name for a stream": (lambda: sc.exporters.ConsoleExporter("out.txt"), "stream must be an open file, got str: 'out.txt'"),  # type: ignore[arg-type]
     "sort_by='sel'": (lambda: sc.exporters.ConsoleExporter(sort_by="sel"), "self, total"),
     "no scheme": (lambda: sc.CollectorExporter("head:7788"), "did you mean 'ws://head:7788'?"),
-    "a collector's URL": (lambda: sc.CollectorExporter(3), "url must be a str such as ws://host:7788, got 3"),  # type: ignore[arg-type]
+    "a collector's URL": (lambda: sc.CollectorExporter(3), "url must be a str such as ws://host:7788, got int: 3"),  # type: ignore[arg-type]
     "tls=True": (lambda: sc.CollectorExporter("ws://127.0.0.1:7788", tls=True), "tls must be an ssl.SSLContext"),  # type: ignore[arg-type]
     "servers of NATS": (lambda: sc.exporters.NatsExporter(3), "nats://host:4222"),  # type: ignore[arg-type]
     "no scheme for OTLP": (lambda: sc.exporters.OtlpExporter("localhost:4318"), "did you mean 'http://localhost:4318'?"),
     "an endpoint": (lambda: sc.exporters.OtlpExporter(3), "endpoint must be a URL"),  # type: ignore[arg-type]
-    "record_shapes='no'": (lambda: sc.TorchBackend(record_shapes="no"), "record_shapes must be True or False, got 'no'"),  # type: ignore[arg-type]
+    "record_shapes='no'": (lambda: sc.TorchBackend(record_shapes="no"), "record_shapes must be True or False, got str: 'no'"),  # type: ignore[arg-type]
     "activities='CPU'": (lambda: sc.TorchBackend(activities="CPU"), "activities=["),
-    "interval='x'": (lambda: sc.backends.HostBackend(interval="x"), "interval must be a number of seconds, got 'x'"),  # type: ignore[arg-type]
-    "what=3": (lambda: sc.backends.HostBackend(3), "what must be a list of names, got 3"),  # type: ignore[arg-type]
-    "root=3": (lambda: sc.backends.HostBackend(root=3), "root must be a str or a Path, got 3"),  # type: ignore[arg-type]
+    "interval='x'": (lambda: sc.backends.HostBackend(interval="x"), "interval must be a number of seconds, got str: 'x'"),  # type: ignore[arg-type]
+    "what=3": (lambda: sc.backends.HostBackend(3), "what must be a list of names, got int: 3"),  # type: ignore[arg-type]
+    "root=3": (lambda: sc.backends.HostBackend(root=3), "root must be a str or a Path, got int: 3"),  # type: ignore[arg-type]
     "devices=0": (lambda: sc.backends.NvmlBackend(devices=0), "devices=[0]"),  # type: ignore[arg-type]
-    "speed='x'": (lambda: sc.backends.ReplayBackend("journal", speed="x"), "speed must be a number, got 'x'"),  # type: ignore[arg-type]
-    "streams='x'": (lambda: sc.backends.SimulatedDevice(streams="x"), "streams must be a whole number, got 'x'"),  # type: ignore[arg-type]
-    "a plan of 'x' steps": (lambda: sc.schedule(wait=1, warmup=1, active=1).plan("x"), "steps must be a whole number, got 'x'"),  # type: ignore[arg-type]
+    "speed='x'": (lambda: sc.backends.ReplayBackend("journal", speed="x"), "speed must be a number, got str: 'x'"),  # type: ignore[arg-type]
+    "streams='x'": (lambda: sc.backends.SimulatedDevice(streams="x"), "streams must be a whole number, got str: 'x'"),  # type: ignore[arg-type]
+    "a plan of 'x' steps": (lambda: sc.schedule(wait=1, warmup=1, active=1).plan("x"), "steps must be a whole number, got str: 'x'"),  # type: ignore[arg-type]
     "include=3": (lambda: sc.instrument(sc, include=3), "include takes globs"),  # type: ignore[arg-type]
-    "propagate(3)": (lambda: sc.propagate(3), "propagate() takes a function, got 3"),  # type: ignore[arg-type]
+    "a recording's path": (lambda: sc.load(5), "path must be a str or a Path, got int: 5"),  # type: ignore[arg-type]
+    "arm(3)": (lambda: sc.trace().arm(3), "got int: 3; write arm(stepscope.control.WindowRequest(steps=...))"),  # type: ignore[arg-type]
+    "arm(steps=3)": (lambda: sc.trace().arm(steps=3), "Profiler.arm()"),  # type: ignore[call-arg]
+    "propagate(3)": (lambda: sc.propagate(3), "propagate() takes a function, got int: 3"),  # type: ignore[arg-type]
 }  # fmt: skip
 
 
@@ -258,6 +261,13 @@ def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], o
     with pytest.raises((TypeError, ValueError)) as caught:
         make()
     assert wanted in str(caught.value)
+
+
+async def test_an_async_with_of_a_span_names_with() -> None:
+    """What would do is the same in a coroutine as elsewhere."""
+    with refused(TypeError, "with span('x'):"):
+        async with sc.span("x"):  # type: ignore[attr-defined] # pyright: ignore[reportGeneralTypeIssues]
+            pass
 
 
 def test_an_output_that_is_a_directory_is_refused_with_a_file_in_it(tmp_path: Path) -> None:

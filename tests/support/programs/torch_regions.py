@@ -222,6 +222,17 @@ def scripted() -> sc.Profiler:
     return profiler
 
 
+def compiled() -> sc.Profiler:
+    """torch compiles: it opens regions of its own meanwhile, and looks at the operator that ends them."""
+    torch._dynamo.reset()
+    layer = torch.compile(torch.nn.Linear(8, 8), backend="aot_eager")
+    with ours() as profiler:
+        for _ in range(3):
+            layer(torch.ones(4, 8)).sum().backward()
+            profiler.step()
+    return profiler
+
+
 CASES: list[Callable[[], sc.Profiler]] = [
     stops_inside,
     nested,
@@ -233,6 +244,7 @@ CASES: list[Callable[[], sc.Profiler]] = [
     packs,
     windows,
     scripted,
+    compiled,
 ]
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from stepscope.runtime import _core
 from stepscope.runtime._core import span
 from stepscope.runtime.events import Flag, Kind
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.recorder import current, recorder
 from tests.support.native import require_compiler
 from tests.support.recording import Row, recording, rows_of, run_program
 
@@ -19,7 +19,7 @@ PAGE = 4096
 
 def open_rows() -> list[Row]:
     """The spans that are open now."""
-    return rows_of(recorder(Options()).open_spans(), b"")
+    return rows_of((current() or recorder(Options())).open_spans(), b"")
 
 
 def stacks() -> int:

@@ -1,0 +1,104 @@
+"""Event loops of asyncio: when each task ran, when it was ready and another ran, and when it waited."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.analysis.findings import TaskTimes
+from stepscope.analysis.rank_summary import RankSummary, TaskRun
+from stepscope.runtime import tracks
+from stepscope.runtime.step_facts import union
+
+Times = NDArray[np.int64]
+
+TURN_NS = 200_000
+"""What a loop takes from one task to the next, at most. If nothing runs for longer, nobody is ready."""
+
+
+class Loop:
+    """The tasks of one loop, and the stretches in which they ran, between two waits, in order of time."""
+
+    def __init__(self, tasks: list[TaskRun], waits: dict[int, list[tuple[int, int]]]) -> None:
+        self.tasks = tasks
+        found: list[tuple[int, int, str]] = []
+        self._waits: list[tuple[int, int, str]] = []
+        for task in tasks:
+            at, end = task.ts, task.ts + task.dur
+            for first, last in waits.get(task.track, ()):
+                if last <= task.ts or first >= end:
+                    continue
+                self._waits.append((max(first, task.ts), min(last, end), task.name))
+                if first > at:
+                    found.append((at, first, task.name))
+                at = max(at, last)
+            if at < end:
+                found.append((at, end, task.name))
+        found.sort()
+        self.begin: Times = np.array([each[0] for each in found], np.int64)
+        self.end: Times = np.array([each[1] for each in found], np.int64)
+        self.names = [each[2] for each in found]
+
+    @property
+    def length(self) -> int:
+        """ns from the first task's begin to the last one's end."""
+        return max(task.ts + task.dur for task in self.tasks) - min(task.ts for task in self.tasks)
+
+    def ready(self) -> list[tuple[int, int, str]]:
+        """Begin and end of the time, before it ran again, in which each task that waited was ready, at most, and its name.
+
+        A task that is ready runs as soon as no other does. So it was ready, if at all, since the loop last had nothing to do.
+        """
+        if not len(self.begin):
+            return []
+        busy, until = union(self.begin, self.end + TURN_NS)
+        found: list[tuple[int, int, str]] = []
+        for begin, end, name in self._waits:
+            at = int(np.searchsorted(busy, end, side="left")) - 1
+            if at >= 0 and until[at] >= end:
+                found.append((max(begin, int(busy[at])), end, name))
+        return found
+
+    def times(self) -> list[TaskTimes]:
+        """By the names of tasks, those first that ran or were ready longest."""
+        running: dict[str, int] = defaultdict(int)
+        waiting: dict[str, int] = defaultdict(int)
+        ready: dict[str, int] = defaultdict(int)
+        count: dict[str, int] = defaultdict(int)
+        for task in self.tasks:
+            count[task.name] += 1
+        for name, took in zip(self.names, (self.end - self.begin).tolist(), strict=True):
+            running[name] += took
+        for begin, end, name in self._waits:
+            waiting[name] += end - begin
+        for begin, end, name in self.ready():
+            ready[name] += end - begin
+        made = [
+            TaskTimes(
+                name=name,
+                count=count[name],
+                running=running[name],
+                ready=ready[name],
+                waiting=waiting[name] - ready[name],
+            )
+            for name in count
+        ]
+        return sorted(made, key=lambda each: -(each.running + each.ready))
+
+
+def loops_of(rank: RankSummary) -> list[Loop]:
+    """The loops of a process, the one with most tasks first."""
+    waits: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for ts, dur, track in rank.suspended:
+        for at, length, row in zip(ts.tolist(), dur.tolist(), track.tolist(), strict=True):
+            waits[row].append((at, at + length))
+    for each in waits.values():
+        each.sort()
+    by_thread: dict[Any, list[TaskRun]] = defaultdict(list)
+    for task in rank.tasks:
+        row = tracks.get(task.track)
+        by_thread[None if row is None else row.parent].append(task)
+    return [Loop(tasks, waits) for tasks in sorted(by_thread.values(), key=lambda tasks: -len(tasks))]

@@ -1,0 +1,135 @@
+"""Recordings of planted programs, as small as rules need them: what a `RankSummary` has, and not the events it is made of.
+
+python -m tests.planted.recordings RUNS   packs runs that `tests.planted.live --out RUNS` left
+"""
+
+from __future__ import annotations
+
+import lzma
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from stepscope.analysis.explain import judged
+from stepscope.analysis.findings import Answer, DeviceAnswer
+from stepscope.analysis.rank_summary import Collection, Loader, RankSummary, Row, Sample, TaskRun, steady_of
+from stepscope.analysis.recording import Rank, Recording, load
+from stepscope.runtime.step_facts import FACTS_DTYPE, Device, Facts, Phase
+from tests.planted.live import Outcome, Program, programs
+
+PLACE = Path(__file__).parent / "recordings"
+Series = dict[str, list[tuple[int, float]]]
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one rank. Columns of the facts are by name, so that those that come later are empty."""
+
+    rank: int | None
+    name: str
+    host: str
+    facts: dict[str, list[float]]
+    samples: list[Sample]
+    loaders: list[Loader]
+    collections: list[Collection]
+    tasks: list[TaskRun]
+    suspended: list[tuple[list[int], list[int], list[int]]]
+    forced_writes: list[tuple[int, int]]
+    not_finite: dict[str, int]
+    queue: list[float]
+    thread_cpu: Series
+    queues: Series
+    demand: Series
+    counters: Series
+    rows: list[Row]
+    devices: tuple[DeviceAnswer, ...]
+    events: int
+
+
+PLAIN = [name for name in Stored.__struct_fields__ if name not in ("rank", "name", "host", "facts", "suspended")]
+
+
+def stored(summary: RankSummary) -> Stored:
+    """What is kept of a rank."""
+    return Stored(
+        rank=summary.rank,
+        name=summary.name,
+        host=summary.of.host,
+        facts=_columns(summary.facts),
+        suspended=[cast(Any, tuple(part.tolist() for part in each)) for each in summary.suspended],
+        **{name: getattr(summary, name) for name in PLAIN},
+    )
+
+
+def summary_of(kept: Stored) -> RankSummary:
+    """The rank as rules see it."""
+    summary = RankSummary.__new__(RankSummary)
+    summary.of = cast(
+        Rank,
+        SimpleNamespace(
+            host=kept.host, rank=kept.rank, name=kept.name, dropped={}, ended=True, foreign=False, notes=[]
+        ),
+    )
+    summary.rank, summary.name = kept.rank, kept.name
+    for name in PLAIN:
+        setattr(summary, name, getattr(kept, name))
+    summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
+    count = len(next(iter(kept.facts.values()), []))
+    summary.facts = np.zeros(count, FACTS_DTYPE)
+    for name, into in _fields(summary.facts).items():
+        if name in kept.facts:
+            into[:] = kept.facts[name]
+    summary.steady = steady_of(summary.facts)
+    return summary
+
+
+def answer_of(summaries: list[RankSummary]) -> Answer:
+    """The answer on a recording."""
+    return judged(Recording(Path("recorded"), [summary.of for summary in summaries], []), summaries)
+
+
+def recordings() -> dict[str, tuple[Program, bool, Path]]:
+    """Those there are, by their names: the program, whether it is cured, the file."""
+    found: dict[str, tuple[Program, bool, Path]] = {}
+    for program in programs():
+        for cured in (False, True):
+            path = PLACE / f"{program.name}{'-cured' if cured else ''}.msgpack.xz"
+            if path.exists():
+                found[path.name.partition(".")[0]] = program, cured, path
+    return found
+
+
+def judge(program: Program, cured: bool, path: Path) -> Outcome:
+    """Judges one."""
+    ranks = msgspec.msgpack.decode(lzma.decompress(path.read_bytes()), type=list[Stored])
+    return Outcome(program, cured, answer_of([summary_of(rank) for rank in ranks]), 0.0)
+
+
+def _columns(facts: Facts) -> dict[str, list[float]]:
+    return {name: column.tolist() for name, column in _fields(facts).items() if column.any()}
+
+
+def _fields(facts: Any) -> dict[str, Any]:
+    columns = {name: facts[name] for name in FACTS_DTYPE.names or () if facts[name].ndim == 1}
+    columns |= {f"phase {phase.name}": facts["phases"][:, phase] for phase in Phase}
+    return columns | {f"device {device.name}": facts["device"][:, device] for device in Device}
+
+
+def main() -> None:
+    """Packs runs."""
+    PLACE.mkdir(exist_ok=True)
+    for path in sorted(Path(sys.argv[1]).iterdir()):
+        name, _, number = path.name.rpartition("-")
+        if number != "0":
+            continue
+        summaries = [RankSummary(rank) for rank in load(path).ranks]
+        packed = lzma.compress(msgspec.msgpack.encode([stored(summary) for summary in summaries]), preset=9)
+        (PLACE / f"{name}.msgpack.xz").write_bytes(packed)
+        print(f"{name}: {len(packed):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

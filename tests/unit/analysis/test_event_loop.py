@@ -1,0 +1,72 @@
+"""Running, ready and waiting of tasks, of tasks that are known to the nanosecond."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analysis.event_loop import TURN_NS, loops_of
+from stepscope.analysis.rank_summary import RankSummary, TaskRun
+
+MS = 1_000_000
+
+
+class Recorded:
+    """A process with tasks, as far as loops are made of it."""
+
+    def __init__(self, tasks: dict[str, tuple[int, int, list[tuple[int, int]]]]) -> None:
+        """Each task: begin, end, and its waits."""
+        self.tasks = [
+            TaskRun(begin, end - begin, name, 1_000_000 + number, open=False)
+            for number, (name, (begin, end, _)) in enumerate(tasks.items())
+        ]
+        waits = [
+            (begin, end - begin, 1_000_000 + number)
+            for number, (_, _, several) in enumerate(tasks.values())
+            for begin, end in several
+        ]
+        self.suspended = [tuple(np.array(waits, np.int64).reshape(-1, 3).T)]
+
+
+def times(**tasks: tuple[int, int, list[tuple[int, int]]]) -> dict[str, tuple[int, int, int]]:
+    """Running, ready and waiting of each."""
+    (loop,) = loops_of(cast(RankSummary, Recorded(tasks)))
+    return {each.name: (each.running, each.ready, each.waiting) for each in loop.times()}
+
+
+def test_who_waits_while_another_runs_was_ready_at_most_since_it_began() -> None:
+    """And before, when nothing ran, it waited."""
+    found = times(
+        blocker=(0, 100 * MS, [(0, 50 * MS)]),
+        waiter=(0, 101 * MS, [(0, 100 * MS)]),
+    )
+    assert found == {"blocker": (50 * MS, 0, 50 * MS), "waiter": (MS, 50 * MS, 50 * MS)}
+
+
+def test_who_runs_after_a_pause_of_the_loop_was_not_ready() -> None:
+    """It would have run in the pause."""
+    pause = 2 * TURN_NS
+    found = times(
+        blocker=(0, 50 * MS, []),
+        waiter=(0, 60 * MS, [(0, 50 * MS + pause)]),
+    )
+    assert found["waiter"] == (10 * MS - pause, 0, 50 * MS + pause)
+
+
+@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_the_times_of_a_task_add_up(lengths: list[list[int]]) -> None:
+    """To what it took from its begin to its end, whatever the others do."""
+    tasks: dict[str, tuple[int, int, list[tuple[int, int]]]] = {}
+    for number, parts in enumerate(lengths):
+        edges = np.cumsum([0, *parts]).tolist()
+        tasks[f"task{number}"] = (
+            0,
+            edges[-1] * MS,
+            [(edges[at] * MS, edges[at + 1] * MS) for at in range(0, len(parts), 2)],
+        )
+    found = times(**tasks)
+    assert {name: sum(parts) for name, parts in found.items()} == {name: end for name, (_, end, _) in tasks.items()}
+    assert all(min(parts) >= 0 for parts in found.values())
