@@ -7,15 +7,21 @@ from typing import Any
 
 import numpy as np
 
-BATCH = 8_192
-"""Events, about what the recorder writes at a time."""
-OPERATORS = ("aten::linear", "aten::addmm", "aten::relu", "aten::layer_norm", "aten::softmax", "aten::mul", "aten::copy_")
+OPERATORS = (
+    "aten::linear",
+    "aten::addmm",
+    "aten::relu",
+    "aten::layer_norm",
+    "aten::softmax",
+    "aten::mul",
+    "aten::copy_",
+)
 SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptions", "written_bytes")
 NS_A_SAMPLE = 50_000_000
 """Between two samples of the stack: 20 a second."""
 
 
-def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_000_000) -> Path:
+def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_000_000, batch: int = 8_192) -> Path:
     """A training as `stepscope run` records one: in each step a batch that is waited for, forward, backward and the optimizer,
     their operators, signals, a loss, and now and then a garbage collection and a sample of the stack.
 
@@ -24,6 +30,7 @@ def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_0
         events: about how many there are.
         steps: of which each has the same.
         step_ns: how long one takes.
+        batch: events that are written together, about.
     """
     from stepscope.exporters.specimens import run_in
     from stepscope.runtime import strings, tracks
@@ -37,7 +44,7 @@ def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_0
     begin = 1_000_000_000
     writer = JournalWriter(directory / "journal")
     writer.open(run_in(directory))
-    every = max(BATCH // len(step), 1)
+    every = max(batch // len(step), 1)
     for first in range(0, steps, every):
         count = min(every, steps - first)
         block: Any = np.tile(step, count)
@@ -78,7 +85,9 @@ def _step(count: int, step_ns: int) -> tuple[Any, bytes]:
     heap = bytearray()
     at = 0
 
-    def put(kind: int, name: str, category: str, begin: float, share: float = 0.0, parent: int = 0, **facts: Any) -> int:
+    def put(
+        kind: int, name: str, category: str, begin: float, share: float = 0.0, parent: int = 0, **facts: Any
+    ) -> int:
         nonlocal at
         row = block[at]
         row["kind"], row["name"], row["category"] = kind, strings.intern(name), strings.category(category)
@@ -94,7 +103,9 @@ def _step(count: int, step_ns: int) -> tuple[Any, bytes]:
         at += 1
         return at - 1
 
-    stack = ";".join(f"function_{depth} (/home/me/project/package/module_{depth}.py:{depth + 10})" for depth in range(12))
+    stack = ";".join(
+        f"function_{depth} (/home/me/project/package/module_{depth}.py:{depth + 10})" for depth in range(12)
+    )
     put(Kind.STEP, "ProfilerStep", "step", 0)
     for signal in SIGNALS:
         put(Kind.COUNTER, signal, "step signal", 0, value=step_ns / 2)

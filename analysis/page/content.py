@@ -323,7 +323,7 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
 
 def _span_row(row: Row) -> SpanRow:
     return SpanRow(
-        shortened(row.name, 300) or NAMELESS,
+        shortened(row.name, 200) or NAMELESS,
         shortened(row.category, 60),
         row.count,
         row.total,
