@@ -150,7 +150,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
-    notes = [*recording.notes, *(note for rank in recording.ranks for note in rank.notes)]
+    notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = (
         f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
         if notes

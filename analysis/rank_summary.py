@@ -17,13 +17,16 @@ from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
-from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.table import human_count
 
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
 LATE_NS = 1_000_000
 """How long after a call a sample may be taken that was asked for meanwhile."""
 MOST_TASKS = 200_000
+LONGEST_NS = 1 << 55
+_FAR = 1 << 61
 BATCH = 1 << 14
 """Events that are looked at together, at most, unless they were written together."""
 _Take: TypeAlias = "Callable[[EventBatch, Block], None]"
@@ -122,17 +125,28 @@ class RankSummary:
         devices: dict[int, DeviceBuilder] = {}
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
+        impossible = 0
         for batch in larger(rank.batches()):
+            events = possible(batch.events)
+            impossible += len(batch) - len(events)
             builder = builders.get(batch.window)
             if builder is None:
                 builder = builders[batch.window] = StepFactsBuilder(late=True)
                 devices[batch.window] = DeviceBuilder(most_spans)
-            builder.update(batch.events)
-            devices[batch.window].update(batch.events)
-            table.update(batch.events)
-            self._look(batch)
-            self.events += len(batch)
-        self.facts: Facts = finished(rank, builders)
+            builder.update(events)
+            devices[batch.window].update(events)
+            table.update(events)
+            self._look(EventBatch(batch.source, batch.window, events, batch.args))
+            self.events += len(events)
+        facts = finished(rank, builders)
+        lasts = durations(facts) > 0
+        self.facts: Facts = facts[lasts]
+        self.notes = rank.notes
+        """What was left out, and why."""
+        if impossible:
+            self.notes += (f"{human_count(impossible, 'event')} left out, at times that no clock shows",)
+        if not lasts.all():
+            self.notes += (f"{human_count(int((~lasts).sum()), 'step')} left out that took no time by the clock",)
         self.rows = [
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
@@ -220,6 +234,13 @@ class RankSummary:
         self.tasks += map(TaskRun, *columns, opened)
 
 
+def possible(events: Block) -> Block:
+    """Without events at times that no clock shows, or longer than a year: sums of others are right."""
+    ts, took = events["ts"], events["dur"]
+    odd = (ts < -_FAR) | (ts > _FAR) | (((took < -LONGEST_NS) | (took > LONGEST_NS)) & (events["kind"] == Kind.SPAN))
+    return events[~odd] if odd.any() else events
+
+
 def _values(to: list[float]) -> _Take:
     return lambda batch, events: to.extend(events["value"].tolist())
 
@@ -227,7 +248,7 @@ def _values(to: list[float]) -> _Take:
 def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Take:
     def take(batch: EventBatch, events: Block) -> None:
         for name in np.unique(events["name"]).tolist():
-            these = events[events["name"] == name]
+            these = events[(events["name"] == name) & (np.abs(events["value"]) < MOST_READ)]
             readings = zip(these["ts"].tolist(), these["value"].tolist(), strict=True)
             to.setdefault(strings.text(name), []).extend(readings)
 

@@ -19,13 +19,12 @@ from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
+from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.window import Window
-
-RECORDER = "recorder"
 
 
 class Rank:
@@ -41,7 +40,7 @@ class Rank:
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
-        notes: what could not be read of it, and why; of a trace of torch.profiler, once its events were read.
+        notes: what could not be read of it, and why; all of it once its events were read.
     """
 
     notes: tuple[str, ...] = ()
@@ -77,6 +76,8 @@ class Rank:
                 for item in reader.items(window):
                     if isinstance(item, EventBatch):
                         yield item
+                if note := _harm(path, reader.damage):
+                    self.notes = (*(each for each in self.notes if each != note), note)
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
@@ -125,6 +126,13 @@ class Rank:
             ImportError: if pyarrow or pandas is not installed.
         """
         return self.arrow(window).to_pandas()
+
+
+def _harm(path: Path, damage: Damage) -> str:
+    """What of a journal cannot be used. One whose end is torn was cut, or is being written."""
+    names = ("skipped_bytes", "lost_frames", "undecodable_frames")
+    found = ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name in names if (n := getattr(damage, name)))
+    return f"{path.name} is damaged ({found})" if found else ""
 
 
 _COLUMNS = ("step", "ts", "dur", "kind")

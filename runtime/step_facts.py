@@ -79,6 +79,9 @@ SETTLED = 128
 MANY = 4 * SETTLED
 """Open steps from which on the oldest are settled."""
 
+MOST_READ = 1e18
+"""A signal from here on is no reading: so many ns are 31 years."""
+
 MANY_INTERVALS = 1 << 20
 """Intervals from which on those that touch are joined."""
 
@@ -204,8 +207,9 @@ class StepFactsBuilder:
             if known is None:
                 known = self._signal_ids[name] = strings.text(name)
             if known in self._signals:
-                these = counters[counters["name"] == name]
-                self._signals[known].append((these["ts"].astype(np.int64), these["value"].astype(np.float64)))
+                these = counters[(counters["name"] == name) & (np.abs(counters["value"]) < MOST_READ)]
+                if len(these):
+                    self._signals[known].append((these["ts"].astype(np.int64), these["value"].astype(np.float64)))
 
     def _take_spans(self, spans: Block) -> None:
         names, categories = spans["name"].astype(np.int64), spans["category"].astype(np.int64)
