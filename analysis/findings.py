@@ -186,6 +186,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     trust: str = ""
     """One line: whether all events are there."""
 
+    def __str__(self) -> str:
+        from stepscope.analysis.terminal import text_of
+
+        return text_of(self)
+
     def _repr_html_(self) -> str:
         """For notebooks."""
         from stepscope.analysis.page.render import answer_html

@@ -18,14 +18,14 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
+from stepscope.runtime.flight.saved import WINDOWS
+from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.step_statistics import startup_step
 from stepscope.runtime.window import Window
-
-RECORDER = "recorder"
 
 
 class Rank:
@@ -36,12 +36,12 @@ class Rank:
         name: of its profiler.
         host: on which it ran.
         pid: of the process.
-        path: the file.
+        path: the file; of a flight recorder, which writes one for each window, the first of `paths`.
         windows: closed windows, by number.
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
-        notes: what could not be read of it, and why; of a trace of torch.profiler, once its events were read.
+        notes: what could not be read of it, and why; all of it once its events were read.
     """
 
     notes: tuple[str, ...] = ()
@@ -50,19 +50,22 @@ class Rank:
     startup_ns = shutdown_ns = 0
     """What was recorded before the first step and after the last, once the events were read."""
 
-    def __init__(self, found: runs.Recording) -> None:
+    def __init__(self, found: runs.Recording, *others: runs.Recording) -> None:
         self.rank = found.run.rank
         self.name = found.run.name
         self.host = found.run.host
         self.pid = found.run.pid
         self.path = found.path
-        self.windows: dict[int, Window] = dict(found.windows)
+        self.windows: dict[int, Window] = {}
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
-        for source in found.ledger.sources.values():
-            for reason, count in source.dropped.items():
-                self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.ended = found.ended
+        self.paths = [each.path for each in (found, *others)]
+        for each in (found, *others):
+            self.windows |= each.windows
+            for source in each.ledger.sources.values():
+                for reason, count in source.dropped.items():
+                    self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.ended = all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
@@ -71,10 +74,13 @@ class Rank:
         Args:
             window: number of the one that is wanted; default: all.
         """
-        with JournalReader(self.path) as reader:
-            for item in reader.items(window):
-                if isinstance(item, EventBatch):
-                    yield item
+        for path in self.paths:
+            with JournalReader(path) as reader:
+                for item in reader.items(window):
+                    if isinstance(item, EventBatch):
+                        yield item
+                if note := _harm(path, reader.damage):
+                    self.notes = (*(each for each in self.notes if each != note), note)
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
@@ -123,6 +129,13 @@ class Rank:
             ImportError: if pyarrow or pandas is not installed.
         """
         return self.arrow(window).to_pandas()
+
+
+def _harm(path: Path, damage: Damage) -> str:
+    """What of a journal cannot be used. One whose end is torn was cut, or is being written."""
+    names = ("skipped_bytes", "lost_frames", "undecodable_frames")
+    found = ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name in names if (n := getattr(damage, name)))
+    return f"{path.name} is damaged ({found})" if found else ""
 
 
 _COLUMNS = ("step", "ts", "dur", "kind")
@@ -191,7 +204,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
         why = f": {said[0]}" if said else ""
         raise FormatError(f"there is no recording in {str(place)!r}{why}")
     found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
-    return Recording(place, [Rank(one) for one in found], said)
+    processes: dict[str, list[runs.Recording]] = {}
+    for one in found:
+        processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
+    return Recording(place, [Rank(*one) for one in processes.values()], said)
 
 
 def _newest(place: Path) -> tuple[list[Path], list[Path]]:
@@ -225,8 +241,11 @@ def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
     made: list[Facts] = []
     for number, builder in sorted(builders.items()):
         window = rank.windows.get(number)
-        end = window.steps[-1].end_ns if window is not None and window.steps else None
-        made.append(builder.finish(end, number))
+        steps = window.steps if window is not None else ()
+        if window is not None and len(steps) > 1 and not (rank.ended or window.complete):
+            # Of a run that was cut, or goes on, nothing has ended the last step.
+            steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
+        made.append(builder.finish(steps[-1].end_ns if steps else None, number))
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
     rank.startup_ns, rank.shutdown_ns = 0, 0
     if not len(facts):

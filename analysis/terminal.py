@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from io import StringIO
+from shutil import get_terminal_size
 
 import msgspec
 from rich.console import Console
@@ -46,6 +48,15 @@ def show(answer: Answer, console: Console) -> None:
             console.print(text, soft_wrap=True)
 
 
+def text_of(answer: Answer) -> str:
+    """The answer as plain text, as wide as the terminal."""
+    text = StringIO()
+    width = get_terminal_size((120, 24)).columns
+    console = Console(file=text, color_system=None, highlight=False, width=width, force_jupyter=False)
+    show(answer, console)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
 def lines(answer: Answer) -> Iterator[Line]:
     """The whole answer."""
     rank = shown_rank(answer)
@@ -74,7 +85,8 @@ def lines(answer: Answer) -> Iterator[Line]:
     yield from _device(answer)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
-    yield Line(Text(answer.trust, "dim"), 2, "Trust", "dim")
+    if answer.trust:
+        yield Line(Text(answer.trust, "dim"), 2, "Trust", "dim")
 
 
 def short_places(text: str) -> str:

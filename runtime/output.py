@@ -239,6 +239,12 @@ class Output:
                 return outlet
         return None
 
+    def _readable(self) -> _Journal:
+        journal = self._journal()
+        if journal is None or not isinstance(journal.exporter, _Journal):
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), so it cannot be read back")
+        return journal.exporter
+
     async def written(self, window: Window) -> Window:
         """The window once the journal has it, so that it can be exported, with the accounts as they are then."""
         journal = self._journal()
@@ -256,6 +262,15 @@ class Output:
             return ()
         paths = [journal.exporter.path_of(window) for window in flight.staying]
         return tuple(dict.fromkeys(path for path in paths if path is not None))
+
+    def journal_path(self) -> Path | None:
+        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none yet.
+
+        Raises:
+            ProfilerStateError: if the run keeps no journal.
+        """
+        saved = self.saved()
+        return saved[-1].parent if saved else self._readable().path_of(0)
 
     # WindowActions
 
@@ -276,12 +291,7 @@ class Output:
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""
-        journal = self._journal()
-        if journal is None or not isinstance(journal.exporter, _Journal):
-            raise ProfilerStateError(
-                "this run keeps no journal (Options.journal is off), so windows cannot be exported"
-            )
-        source = journal.exporter.path_of(window.index)
+        source = self._readable().path_of(window.index)
         if source is None:
             raise ProfilerStateError(
                 f"window {window.index} has no file any more: newer and slower ones were saved since"

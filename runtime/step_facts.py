@@ -80,6 +80,8 @@ SETTLED = 8
 MANY = 64 * SETTLED
 """Open steps from which on the oldest are settled."""
 
+MOST_READ = 1e18
+"""A signal from here on is no reading: so many ns are 31 years."""
 MUCH = 1 << 15
 """Intervals from which on fewer steps are settled at once, as what fits a processor's cache is quicker."""
 MOST_OPEN = 1 << 16
@@ -393,7 +395,9 @@ class StepFactsBuilder:
         names = readings[:, 1]
         for name in SIGNALS:
             these = readings[names == _SIGNAL_IDS[name]]
-            ts, values = these[:, 0], np.ascontiguousarray(these[:, 2]).view(np.float64)
+            values = np.ascontiguousarray(these[:, 2]).view(np.float64)
+            sane = np.abs(values) < MOST_READ
+            ts, values = these[sane, 0], values[sane]
             facts[name] = np.nan
             if not len(ts):
                 continue

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepscope.runtime import _core, strings
+from stepscope.runtime.analysed import as_html
 from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
@@ -199,6 +200,10 @@ class Summary(Documented, frozen=True):
     def __str__(self) -> str:
         return self.table()
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(self)
+
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
         """Aligned columns for a terminal; long names lose their middle. See `render` for what is raised."""
         return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")
@@ -209,8 +214,11 @@ class Summary(Documented, frozen=True):
 
     def json(self, sort_by: str = "self", top: int | None = None) -> str:
         """An object with the fields of `Summary`; times in ns, full precision. See `render` for what is raised."""
-        shown = msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
-        return json_bytes(shown).decode()
+        return json_bytes(self.cut(sort_by, top)).decode()
+
+    def cut(self, sort_by: str = "self", top: int | None = 20) -> Summary:
+        """The same with the first rows of spans alone. See `render` for what is raised."""
+        return msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
 
     def _head(self) -> Iterator[str]:
         """What there is to say of steps as a whole, and of the time beside them."""
