@@ -141,15 +141,11 @@ class RankSummary:
             table.update(events)
             self._look(EventBatch(batch.source, batch.window, events, batch.args))
             self.events += len(events)
-        facts = finished(rank, builders)
-        lasts = durations(facts) > 0
-        self.facts: Facts = facts[lasts]
+        self.facts: Facts = finished(rank, builders)
         self.notes = rank.notes
         """What was left out, and why."""
         if impossible:
             self.notes += (f"{human_count(impossible, 'event')} left out, at times that no clock shows",)
-        if not lasts.all():
-            self.notes += (f"{human_count(int((~lasts).sum()), 'step')} left out that took no time by the clock",)
         self.rows = [
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
