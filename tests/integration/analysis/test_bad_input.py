@@ -98,7 +98,9 @@ def test_a_process_that_records(tmp_path: Path) -> None:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             done = stepscope("explain", run, "--json", cwd=tmp_path) if (run / "journal").exists() else None
-            answer = json.loads(done.stdout) if done is not None and done.returncode == 0 else {"findings": ()}
+            answer: dict[str, Any] = (
+                json.loads(done.stdout) if done is not None and done.returncode == 0 else {"findings": ()}
+            )
             if answer["findings"]:
                 break
             time.sleep(0.2)
