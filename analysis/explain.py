@@ -9,9 +9,9 @@ import numpy as np
 
 from stepscope.analysis.devices import NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, processes
 from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.statistics import answer_of
@@ -20,6 +20,8 @@ from stepscope.runtime.table import human_count
 
 MOST_TASKS = 8
 """Names of tasks that are told."""
+MOST_PLACES = 3
+"""Places that are told of a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 
@@ -104,7 +106,8 @@ IDLING = {
 
 def _with_tasks(answer: RankAnswer, summary: RankSummary) -> RankAnswer:
     times = [each for loop in loops_of(summary) for each in loop.times()] if summary.tasks else []
-    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]))
+    places = () if answer.has_steps or times else most_sampled(summary.samples, MOST_PLACES)
+    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]), places=places)
 
 
 def _order(one: Finding) -> tuple[bool, float]:
@@ -136,12 +139,12 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
             f"{steps_said}; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
             "`prof.step()` at the end of each iteration."
         )
-    if steps == 0:
+    if steps <= 1:
         return (
-            "The program has no steps: call profiler.step() at the end of each iteration, or run a training with `stepscope run`, "
-            "which takes each call of an optimizer's step() for one."
+            "Steps are missing: one ends where the program calls profiler.step(), or an optimizer's step() under "
+            "`stepscope run`."
         )
-    return f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded; {FEWEST_STEPS} or more are needed: record longer."
+    return f"{human_count(steps, 'step')} were recorded; {FEWEST_STEPS} or more are needed: record longer."
 
 
 def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
@@ -149,7 +152,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     events = sum(summary.events for summary in summaries)
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
-    still = f"; {human_count(len(open_), 'process', 'es')} did not end in order, or still run" if open_ else ""
+    still = f"; {processes([rank.rank for rank in open_])} did not end in order, or still run" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = (
         f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
@@ -160,19 +163,27 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
 
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
+    """What the data do not say. Of torch only if the program uses it, of steps only if it has some."""
     said: list[str] = []
+    stepping = [summary for summary in summaries if len(summary.facts) > 1]
     if not any(summary.samples for summary in summaries):
         said.append("lines of code (no stack samples)")
-    if any(len(summary.steady) and not np.isfinite(summary.steady["cpu_ns"]).any() for summary in summaries):
+    if any(not np.isfinite(summary.steady["cpu_ns"]).any() for summary in stepping):
         said.append("processor time and memory of steps (no signals)")
     activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
     if any(each.name == NAMES[Activity.PYTHON] for each in activities):
         said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
-    if any(len(summary.steady) and not summary.steady["operators"].any() for summary in summaries):
+    without = [summary for summary in stepping if not summary.steady["operators"].any()]
+    if any(_uses_torch(summary) for summary in without):
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
-    elif not any(summary.devices for summary in summaries):
+    elif len(without) < len(stepping) and not any(summary.devices for summary in summaries):
         said.append("device activity (none was recorded)")
     return tuple(said)
+
+
+def _uses_torch(summary: RankSummary) -> bool:
+    """Whether something of torch was recorded, if no operators."""
+    return bool(summary.loaders or summary.row("enumerate(DataLoader)", "Optimizer.step", "torch.save"))
 
 
 def largest(ranks: tuple[RankAnswer, ...]) -> RankAnswer | None:

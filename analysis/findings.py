@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
 import msgspec
+
+from stepscope.runtime.step_statistics import StepStatistics as Statistics
+from stepscope.runtime.table import human_count
+
+
+def shown_file(file: str) -> str:
+    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    path = PurePath(file)
+    try:
+        here = Path.cwd()
+        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
+            return str(path.relative_to(here))
+    except OSError:  # the working directory was deleted
+        pass
+    return os.path.join(*path.parts[-2:]) if path.parts else file
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -51,24 +70,6 @@ class Share(msgspec.Struct, frozen=True):
     ns: float
     """Median over steady steps, scaled so that all parts add up to the step."""
     share: float
-
-
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rank's steps, times in ns."""
-
-    steps: int
-    steady: int
-    """Steps that are judged: without the first ones."""
-    mean: float
-    p50: float
-    p95: float
-    rate: float
-    """Steps a second."""
-    slowest: int
-    """Number of the slowest steady step."""
-    slowest_ns: float
-    slowest_why: str
-    """What was different in it."""
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -149,10 +150,25 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     statistics: Statistics | None
     shares: tuple[Share, ...]
-    startup_ns: float = 0.0
+    startup_ns: int = 0
+    """What was recorded before the first step."""
+    shutdown_ns: int = 0
+    """What was recorded after the last step."""
     tasks: tuple[TaskTimes, ...] = ()
     """Of its event loops: those first that ran or were ready longest, eight at most."""
+    places: tuple[Place, ...] = ()
+    """Of a process without steps and tasks: where most samples of its stack are."""
     devices: tuple[DeviceAnswer, ...] = ()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether steps were marked. If not, the whole run is one."""
+        return self.statistics is not None and self.statistics.steps > 1
+
+
+def processes(ranks: Sequence[int | None]) -> str:
+    """How many there are by their ranks: as ranks if all have one."""
+    return human_count(len(ranks), *(("process", "es") if None in ranks else ("rank", "s")))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
-from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_parts import durations as durations
+from stepscope.runtime.step_statistics import first_steps
 from stepscope.runtime.table import human_count
 
 MOST_SAMPLES = 200_000
@@ -25,6 +26,8 @@ MOST_SAMPLES = 200_000
 LATE_NS = 1_000_000
 """How long after a call a sample may be taken that was asked for meanwhile."""
 MOST_TASKS = 200_000
+COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
+"""Files in which every stack of a program begins that `stepscope run` runs."""
 LONGEST_NS = 1 << 55
 _FAR = 1 << 61
 BATCH = 1 << 14
@@ -285,15 +288,9 @@ def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
     return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
 
 
-def durations(facts: Facts) -> NDArray[np.int64]:
-    """ns of each step."""
-    return facts["end"] - facts["begin"]  # type: ignore[no-any-return]
-
-
 def steady_of(facts: Facts) -> Facts:
     """Steps that are judged: without the first ones, when caches are cold and code compiles."""
-    count = min(FIRST_STEPS, len(facts) // 4)
-    return facts[count:]
+    return facts[first_steps(len(facts)) :]
 
 
 def within(samples: list[Sample], intervals: list[tuple[int, int]]) -> list[Sample]:
@@ -325,8 +322,9 @@ def place_of(stack: str) -> Place | None:
 
 
 def in_library(file: str) -> bool:
-    """Whether a file belongs to Python or to a package that was installed."""
-    return "site-packages" in file or "dist-packages" in file or "/lib/python3" in file or file.startswith("<")
+    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
+    installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
+    return installed or file.startswith("<") or file.endswith(COMMAND)
 
 
 def parse_frame(text: str) -> Place | None:
@@ -340,6 +338,11 @@ def parse_frame(text: str) -> Place | None:
 
 def hottest(samples: list[Sample]) -> Place | None:
     """The place of the program's own where most samples are, with its share."""
+    return next(iter(most_sampled(samples, 1)), None)
+
+
+def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
+    """So many functions of the program's own, each at the line where most of its samples are, with its share."""
     counted: Counter[tuple[str, str]] = Counter()
     lines: dict[tuple[str, str], Counter[int]] = {}
     for sample in samples:
@@ -348,7 +351,6 @@ def hottest(samples: list[Sample]) -> Place | None:
             key = (place.function, place.file)
             counted[key] += 1
             lines.setdefault(key, Counter())[place.line] += 1
-    if not counted:
-        return None
-    key, count = counted.most_common(1)[0]
-    return Place(*key, lines[key].most_common(1)[0][0], count / len(samples))
+    return tuple(
+        Place(*key, lines[key].most_common(1)[0][0], count / len(samples)) for key, count in counted.most_common(most)
+    )

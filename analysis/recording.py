@@ -24,6 +24,7 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.step_statistics import startup_step
 from stepscope.runtime.window import Window
 
 
@@ -46,6 +47,8 @@ class Rank:
     notes: tuple[str, ...] = ()
     foreign = False
     """Whether another program than stepscope recorded it."""
+    startup_ns = shutdown_ns = 0
+    """What was recorded before the first step and after the last, once the events were read."""
 
     def __init__(self, found: runs.Recording, *others: runs.Recording) -> None:
         self.rank = found.run.rank
@@ -234,7 +237,7 @@ def facts_of(rank: Rank) -> Facts:
 
 
 def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
-    """The facts of windows, in their order."""
+    """The facts of windows, in their order. What lies before the first step and after the last is set in the rank."""
     made: list[Facts] = []
     for number, builder in sorted(builders.items()):
         window = rank.windows.get(number)
@@ -244,4 +247,13 @@ def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
             steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
         made.append(builder.finish(steps[-1].end_ns if steps else None, number))
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
+    rank.startup_ns, rank.shutdown_ns = 0, 0
+    if not len(facts):
+        return facts  # type: ignore[no-any-return]
+    first, last = rank.windows.get(int(facts["window"][0])), rank.windows.get(int(facts["window"][-1]))
+    if len(facts) > 1 and startup_step(facts, rank.metadata):
+        facts = facts[1:]
+    if first is not None and last is not None:
+        rank.startup_ns = max(int(facts["begin"][0]) - first.start_ns, 0)
+        rank.shutdown_ns = max(last.end_ns - int(facts["end"][-1]), 0)
     return facts  # type: ignore[no-any-return]

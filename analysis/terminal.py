@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from io import StringIO
 from shutil import get_terminal_size
 
 import msgspec
 from rich.console import Console
-from rich.padding import Padding
 from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
-from stepscope.analysis.explain import largest
-from stepscope.analysis.findings import Answer, Finding, Share
-from stepscope.runtime.table import human_count, human_time, printable, shorten
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, shown_file
+from stepscope.runtime.step_statistics import TOLD_NS
+from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 
 BAR = 24
 """Columns of the longest bar."""
 MOST_KERNELS = 3
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
+MOST_TASKS = 3
+"""Names of tasks that are shown."""
+MOST_PARTS = 12
+_NARROWEST = 20
+_LABEL = 7
+_REST = "the rest"
+PLACE = re.compile(r"\((/[^:\n]+):(\d+)\)")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """What stands on lines of its own."""
+
+    text: Text
+    indent: int = 2
+    label: str = ""
+    """Stands before the text, which stays to the right of it."""
+    style: str = ""
+    """Of the label."""
 
 
 def show(answer: Answer, console: Console) -> None:
     """Writes the answer."""
-    for line, indent in lines(answer):
-        console.print(Padding(line, (0, 0, 0, indent)))
+    for line in lines(answer):
+        for text in wrapped(line, console):
+            console.print(text, soft_wrap=True)
 
 
 def text_of(answer: Answer) -> str:
@@ -38,72 +57,134 @@ def text_of(answer: Answer) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
 
 
-MOST_LINES = 12
-"""Lines of the answer at the end of a run."""
-
-
-def ending(answer: Answer, console: Console) -> None:
-    """Writes the beginning of the answer, for the end of a run: the verdict, its evidence, where the time goes, and trust."""
-    short = msgspec.structs.replace(answer, findings=answer.findings[:1])
-    written = [each for each in lines(short) if each[0].plain]
-    for line, indent in written[1:] if len(written) <= MOST_LINES else [*written[1 : MOST_LINES - 1], written[-1]]:
-        console.print(Padding(line, (0, 0, 0, indent)))
-    if len(answer.findings) > 1:
-        others = ", ".join(finding.id for finding in answer.findings[1:])
-        console.print(
-            Padding(Text(f"More       {others}: stepscope explain {printable(answer.path)}", "dim"), (0, 0, 0, 2))
-        )
-
-
-def lines(answer: Answer) -> Iterator[tuple[Text, int]]:
-    """Lines of text, each with its indentation."""
-    head = Text(f"stepscope explain {printable(answer.path)}", "dim")
-    rank = largest(answer.ranks)
-    if rank is not None and rank.statistics is not None:
-        facts = rank.statistics
-        head.append(
-            f"   {human_count(facts.steps, 'step')} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
-            f"{facts.rate:,.1f} steps/s · {human_count(len(answer.ranks), 'process' if len(answer.ranks) == 1 else 'processe')}"
-        )
-    yield head, 0
-    yield Text(), 0
-    if answer.refused:
-        yield Text(answer.verdict, "bold"), 2
-        yield Text(answer.refused), 5
-    elif not answer.findings:
-        yield Text(answer.verdict, "bold green"), 2
+def lines(answer: Answer) -> Iterator[Line]:
+    """The whole answer."""
+    rank = shown_rank(answer)
+    head = Text(printable(answer.path), "dim")
+    if rank is not None:
+        head.append(f"   {facts_of_steps(answer, rank)}")
+    yield Line(head, 0)
+    yield Line(Text(), 0)
+    if answer.refused or not answer.findings:
+        yield from verdict(answer)
     for number, finding in enumerate(answer.findings[:MOST_SHOWN]):
-        yield from _finding(finding, first=number == 0)
+        yield from finding_lines(finding, first=number == 0)
     for finding in answer.findings[MOST_SHOWN:]:
-        yield Text(f"also: {printable(finding.title)}"), 2
-    if rank is not None and rank.shares:
-        yield Text(), 0
-        yield _bars(rank.shares), 5
+        yield Line(Text(short_places(printable(finding.title))), 2, "also:")
+    if rank is not None and rank.statistics is not None:
+        yield Line(Text(), 0)
+        yield from parts(rank.shares, MOST_PARTS)
+        yield Line(Text(), 0)
         slow = rank.statistics
-        if slow is not None and slow.slowest_ns > 1.3 * slow.p50:
-            yield Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"), 2
+        if slow.slowest_ns > 1.3 * slow.p50:
+            yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
+        beside = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
+        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
+        if told:
+            yield Line(Text(f"Beside steps: {', '.join(told)}"))
     yield from _device(answer)
     if answer.unknown:
-        yield Text(f"Not known  {'; '.join(answer.unknown)}", "dim"), 2
+        yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
     if answer.trust:
-        yield Text(f"Trust      {answer.trust}", "dim"), 2
+        yield Line(Text(answer.trust, "dim"), 2, "Trust", "dim")
 
 
-def _finding(finding: Finding, *, first: bool) -> Iterator[tuple[Text, int]]:
-    title = Text(printable(finding.title), "bold red" if first else "bold yellow")
-    title.append(f"   {finding.certainty}", "dim")
-    yield title, 2
+def short_places(text: str) -> str:
+    """The text with the files of places, `(/path/of/file.py:12)`, as people read them."""
+    return PLACE.sub(lambda found: f"({shown_file(found[1])}:{found[2]})", text)
+
+
+def shown_rank(answer: Answer) -> RankAnswer | None:
+    """The rank whose steps are shown: the one that the verdict is about, else the one that stands for all; `None` without steps."""
+    about = answer.findings[0].ranks[:1] if answer.findings else ()
+    return next((rank for rank in answer.ranks if rank.rank in about and rank.has_steps), None) or next(
+        (rank for rank in answer.ranks if rank.has_steps), None
+    )
+
+
+def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
+    """Of the steps of a rank."""
+    facts = rank.statistics
+    assert facts is not None
+    several = len(answer.ranks) > 1
+    whose = f"{processes([each.rank for each in answer.ranks])} · " if several else ""
+    number = f"rank {rank.rank}: " if several and rank.rank is not None else ""
+    return (
+        f"{whose}{number}{human_count(facts.steps, 'step')} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
+        f"{facts.rate:,.1f} steps/s"
+    )
+
+
+def wrapped(line: Line, console: Console) -> list[Text]:
+    """The lines of the terminal that it takes."""
+    label = "" if not line.label else f"{line.label:<{_LABEL}} " if len(line.label) <= _LABEL else f"{line.label}  "
+    width = max(console.width - line.indent - len(label), _NARROWEST)
+    texts: list[Text] = []
+    for number, text in enumerate(line.text.wrap(console, width)):
+        text.rstrip()
+        start = Text(" " * line.indent)
+        start.append(label if number == 0 else " " * len(label), line.style)
+        texts.append(start.append_text(text) if text.plain else Text())
+    return texts or [Text()]
+
+
+def verdict(answer: Answer) -> Iterator[Line]:
+    """Where there is no finding."""
+    yield Line(Text(answer.verdict, "bold" if answer.refused else "bold green"))
+    if answer.refused:
+        yield Line(Text(answer.refused), 5)
+
+
+def finding_lines(finding: Finding, *, first: bool) -> Iterator[Line]:
+    """A finding with its evidence; the first is red."""
+    title = short_places(printable(finding.title)), "bold red" if first else "bold yellow"
+    yield Line(Text.assemble(title, (f"   {finding.certainty}", "dim")))
     for evidence in finding.evidence:
-        yield Text(printable(evidence)), 5
+        yield Line(Text(short_places(printable(evidence))), 5)
     if finding.action:
-        line = Text("Try    ", "bold")
-        line.append(printable(finding.action), "not bold")
-        yield line, 2
+        yield Line(Text(short_places(printable(finding.action))), 2, "Try", "bold")
     if finding.gain:
-        yield Text(f"Gain   {printable(finding.gain)}"), 2
+        yield Line(Text(printable(finding.gain)), 2, "Gain")
 
 
-def _device(answer: Answer) -> Iterator[tuple[Text, int]]:
+def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
+    """The parts of a step, the longest first, each on a line with its bar; the last line has what is left."""
+    found = sorted((share for share in shares if share.share >= 0.005), key=lambda share: -share.ns)
+    if len(found) > rows:
+        rest = found[rows - 1 :]
+        found = [
+            *found[: rows - 1],
+            Share(_REST, sum(each.ns for each in rest), sum(each.share for each in rest)),
+        ]
+    widest = max((columns(printable(each.name)) for each in found), default=0)
+    longest = max((each.ns for each in found), default=1.0)
+    for each in found:
+        name = printable(each.name)
+        text = Text(name + " " * (widest - columns(name)))
+        text.append(f"  {human_time(each.ns):>6}  {each.share:>4.0%}  ")
+        text.append("█" * max(round(BAR * each.ns / longest), 1), "blue")
+        yield Line(text, 5)
+
+
+def without_steps(answer: Answer) -> Iterator[Line]:
+    """Of a process without steps: its tasks of asyncio, those of a name in a line, or where it was."""
+    rank = next((rank for rank in answer.ranks if (rank.tasks or rank.places) and not rank.has_steps), None)
+    if rank is None:
+        return
+    if rank.places:
+        said = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
+        yield Line(Text(f"samples of the stack: {', '.join(said)}"), 2, "Where")
+        return
+    shown = rank.tasks[:MOST_TASKS]
+    names = [f"{each.count:,} × {shorten(printable(each.name), MOST_NAME)}" for each in shown]
+    widest = max(map(columns, names))
+    for number, (name, each) in enumerate(zip(names, shown, strict=True)):
+        ready = f", ready for {human_time(each.ready)} at most" if each.ready > each.running // 10 else ""
+        text = f"{name}{' ' * (widest - columns(name))}  ran {human_time(each.running)}{ready}, waited {human_time(each.waiting)}"
+        yield Line(Text(text), 2, " " if number else "Tasks")
+
+
+def _device(answer: Answer) -> Iterator[Line]:
     """Of the device that idles most."""
     found = idlest(answer.ranks)
     if found is None:
@@ -114,29 +195,18 @@ def _device(answer: Answer) -> Iterator[tuple[Text, int]]:
     least = (
         f"; of {len(every)} devices the busiest idles {min(each.idle for each in every):.0%}" if len(every) > 1 else ""
     )
-    line = Text("Device     ", "bold")
-    line.append(
-        f"{printable(device.name)}{whose} idles {device.idle:.0%} of the time: it {use_of(device)}{least}", "not bold"
+    yield Line(
+        Text(f"{printable(device.name)}{whose} idles {device.idle:.0%} of the time: it {use_of(device)}{least}"),
+        2,
+        "Device",
+        "bold",
     )
-    yield line, 2
     # The finding has said it.
     if device.meanwhile and not any(finding.id == "device-idle" for finding in answer.findings[:MOST_SHOWN]):
-        yield Text(f"while it idled, the host was in: {meanwhile_of(device)}"), 13
+        yield Line(Text(f"while it idled, the host was in: {meanwhile_of(device)}"), 13)
     if device.kernels:
         kernels = " · ".join(
             f"{shorten(printable(each.name), MOST_NAME)} {human_time(each.ns)} in {each.count:,}"
             for each in device.kernels[:MOST_KERNELS]
         )
-        yield Text(f"kernels with the most time, summed over streams: {kernels}"), 13
-
-
-def _bars(shares: tuple[Share, ...]) -> Text:
-    text = Text()
-    widest = max(share.ns for share in shares) or 1.0
-    for share in shares:
-        if share.share < 0.005:
-            continue
-        text.append(f"{printable(share.name)} {human_time(share.ns)} ")
-        text.append("█" * round(BAR * share.ns / widest), "blue")
-        text.append("  ")
-    return text
+        yield Line(Text(f"kernels with the most time, summed over streams: {kernels}"), 13)

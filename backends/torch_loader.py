@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -94,6 +95,13 @@ class Loader(_OfTorch):
         def __iter__(loader: Any) -> Any:  # noqa: N807
             if _core.recording() & _core.RECORD_EVENTS:
                 _core.instant("DataLoader", category="loader", **facts_of(loader))
+                if self.workers_join and loader.num_workers and not _forks(loader):
+                    given = loader.worker_init_fn
+                    loader.worker_init_fn = JoinFirst(given)
+                    try:
+                        return original(loader)
+                    finally:
+                        loader.worker_init_fn = given
             return original(loader)
 
         return __iter__
@@ -124,6 +132,31 @@ class Loader(_OfTorch):
                 return original(fetcher, index)
 
         return fetch
+
+
+class JoinFirst:
+    """What a worker that is not forked calls first: it joins, and records its batches; then it calls what it was given.
+
+    Args:
+        given: the loader's `worker_init_fn`.
+    """
+
+    def __init__(self, given: Callable[[int], None] | None) -> None:
+        self.given = given
+
+    def __call__(self, number: int) -> None:
+        """Is called in a worker, with its number."""
+        LOADER.workers_join = True
+        join.join_unless_own()
+        LOADER.begin()
+        if self.given is not None:
+            self.given(number)
+
+
+def _forks(loader: Any) -> bool:
+    """Whether its workers are forked, and so have all that is replaced here."""
+    context: Any = loader.multiprocessing_context or multiprocessing
+    return bool(context.get_start_method() == "fork")
 
 
 def facts_of(loader: Any) -> dict[str, Any]:

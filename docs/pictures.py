@@ -1,16 +1,31 @@
-"""Makes the picture of docs/usage.md: a training step of the demo in Perfetto. `python -m docs.pictures`."""
+"""Makes pictures: the answer of README.md, and a training step of the demo in Perfetto. `python -m docs.pictures [answer]`."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
+from rich.console import Console
+from rich.terminal_theme import SVG_EXPORT_THEME
+
+from stepscope.analysis.explain import explain
+from stepscope.analysis.terminal import show
 from stepscope.cli.main import main as stepscope
 from tests.support.basics import perfetto_ui
 from tests.support.viewers.browser import open_page, served
 from tests.support.viewers.perfetto import query
 
 HERE = Path(__file__).parent
+PLANTED = HERE.parent / "tests" / "planted" / "programs" / "speech_commands_ddp.py"
+WIDTH = 88
+"""Columns of the terminal in the picture."""
 SIZE = (1280, 450)
 RENDERING = 5000
 """Milliseconds until the viewer has drawn."""
@@ -29,8 +44,26 @@ def perfetto(trace: Path) -> None:
         page.screenshot(path=HERE / "perfetto.png")
 
 
+def answer() -> None:
+    """A job of three ranks of which one is slow, and what `explain` says of it."""
+    with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
+        script = shutil.copy(PLANTED, directory)
+        run = [sys.executable, "-m", "stepscope", "run", "--quiet", "--out", "runs/ddp", Path(script).name]
+        launch = ["-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "3"]
+        subprocess.run([sys.executable, *launch, *run], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
+        show(explain("runs/ddp"), console)
+    text = console.export_svg(title="stepscope explain runs/ddp", theme=SVG_EXPORT_THEME)
+    # A picture that loads nothing: its fonts are the reader's.
+    text = re.sub(r"@font-face \{.*?\}\s*", "", text, flags=re.DOTALL)
+    (HERE / "answer.svg").write_text(text, encoding="utf-8")
+
+
 def main() -> None:
-    """Runs the demo and takes the picture."""
+    """Runs the programs and takes the pictures."""
+    answer()
+    if sys.argv[1:] == ["answer"]:
+        return
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "demo"
         stepscope(["demo", "--mode", "stream", "--out", str(made)])

@@ -12,7 +12,6 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
@@ -284,11 +283,11 @@ class Output:
         table = self.pipeline.tables.get(window.index) if self.pipeline else None
         if table is None:
             raise ProfilerStateError(f"the table of window {window.index} is not kept any more; use the journal")
-        return Summary.of(table)
+        return Summary.of_table(table)
 
     def total(self) -> Summary:
         """The table of all closed windows."""
-        return Summary.of(self.pipeline.total if self.pipeline else Aggregates())
+        return Summary.of_table(self.pipeline.total) if self.pipeline else Summary()
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""

@@ -57,9 +57,10 @@ class Reporting(Saving):
     def summary(
         self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
     ) -> str:
-        """The aggregate table of all closed windows, spans of one name and category in a row.
+        """What closed windows hold: statistics of the steps, the parts of a step, which add up to it, and a table with the spans
+        of one name and category in a row, those of other processes apart.
 
-        Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
+        Percentages are of the time of the steps; without steps, of what was recorded. Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
         rows have that time.
 
         Args:

@@ -142,6 +142,11 @@ def rank_from_environment() -> tuple[int | None, int | None]:
     return rank, world
 
 
+def local_world_size() -> int | None:
+    """How many ranks of the job run on this machine, as launchers announce it; `None` where nothing is said."""
+    return _number(valid_world_size, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+
+
 def _number(valid: Callable[[int | None, str], int | None], *names: str) -> int | None:
     """The first of these variables that is a valid number."""
     for name in names:

@@ -39,6 +39,21 @@ def convert(journal: Path, target: str) -> str:
     return f"{_program('stepscope', 'stepscope')} convert {shlex.quote(shown(journal))} {shlex.quote(target)}"
 
 
+def report(run: Path) -> str:
+    """The command that writes all that there is to say of a run as a page."""
+    return f"{_program('stepscope', 'stepscope')} report {shlex.quote(shown(run))}"
+
+
+def run(program: str) -> str:
+    """The command that traces a program."""
+    return f"{_program('stepscope', 'stepscope')} run {shlex.quote(program)}"
+
+
+def merge(job: Path, target: str) -> str:
+    """The command that makes one trace of all ranks."""
+    return f"{_program('stepscope', 'stepscope')} merge {shlex.quote(shown(job))} --out {shlex.quote(target)}"
+
+
 def _program(name: str, module: str) -> str:
     """How a program of this Python is called in this shell, whether or not its environment is activated."""
     beside = Path(sys.executable).with_name(name)

@@ -140,12 +140,13 @@ def run(arguments: argparse.Namespace) -> int:
         # A child that the program forked and that comes back here has nothing of this to end.
         if os.getpid() == owner:
             traced.end()
-    # The program's error comes behind the report, where it is seen.
-    if os.getpid() == owner and not arguments.quiet:
-        if arguments.report:
-            traced.tell_report()
-        traced.tell_answer()
-    outcome.tell()
+    # The program's error comes behind the answer, where it is seen.
     if os.getpid() == owner:
-        traced.tell_where(only_traces=arguments.quiet, failed=outcome.code != 0)
+        if arguments.quiet:
+            traced.tell_traces()
+        else:
+            if arguments.report:
+                traced.tell_report()
+            traced.tell_end(failed=outcome.code != 0)
+    outcome.tell()
     return outcome.code

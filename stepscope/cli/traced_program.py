@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
 from collections.abc import Callable
 from os import write  # by name, like select: gevent and eventlet replace the functions in their modules
@@ -19,6 +18,8 @@ from stepscope.backends.torch_import import TorchImport
 from stepscope.build import trace
 from stepscope.cli import opening
 from stepscope.cli.child_processes import ChildProcesses, command_for_ranks
+from stepscope.cli.ending import Ending
+from stepscope.cli.ending import width as ending_width
 from stepscope.cli.late_torch import LateTorch
 from stepscope.cli.messages import message
 from stepscope.cli.optimizer_steps import OptimizerSteps
@@ -32,8 +33,9 @@ from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.run import rank_from_environment
+from stepscope.runtime.run import local_world_size, rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
+from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.table import human_count
 
 PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
@@ -43,7 +45,10 @@ _TRACES: dict[str, tuple[str, Callable[[Path], Exporter]]] = {
     "perfetto": (".pftrace", PerfettoExporter),
 }
 _STDERR = 2
-_SEE = "see it     "
+_HOW_TO_TRACE_CHILDREN = (
+    "ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call stepscope.trace() in them; "
+    "spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them"
+)
 _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
@@ -70,6 +75,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         output = Output.choose(arguments.out, name, None)
         files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
+        by_optimizer = arguments.step_on == "optimizer"
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
@@ -77,14 +83,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
             exporters=exporters,
             name=name,
             output_dir=output,
-            metadata={"command": [program, *rest]},
+            metadata={"command": [program, *rest]} | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
             options=PATIENT,
         )
         torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
         options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
-        if arguments.step_on == "optimizer":
+        if by_optimizer:
             watch.watch()
         return cls(profiler, steps, watch, files, children, command_for_ranks(options, program, rest))
 
@@ -95,100 +101,104 @@ class TracedProgram(msgspec.Struct, frozen=True):
         with Progress().during("the program has ended; writing what was recorded"):
             self.profiler.close()
 
-    def tell_answer(self) -> None:
-        """Prints what is slow, why, and what to try."""
-        message(f"\n{_answer(self.profiler.output.path)}\n")
-
     def tell_report(self) -> None:
         """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
 
-    def tell_where(self, *, only_traces: bool, failed: bool) -> None:
-        """Prints what opens the result, and what it lacks.
+    def tell_end(self, *, failed: bool) -> None:
+        """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.
 
         Args:
-            only_traces: say where the traces are, and no more.
             failed: whether the program did, which says enough of what it did not record.
         """
-        if only_traces:
-            say = [line for line in self._opening() if line.startswith(_SEE)]
-        else:
-            say = [*self._untraced(), *([] if failed else self._empty()), *self._opening()]
-        if say:
-            message("\n".join(say))
+        if not self.speaks:
+            return
+        notes = (*self._problems(), *self._untraced(), *(() if failed else self._empty()))
+        with Progress().during("looking for what is slow"):
+            said = self._ending(notes).text()
+        message(said)
 
-    def _empty(self) -> list[str]:
+    def tell_traces(self) -> None:
+        """Prints where the traces are, and no more."""
+        if self.speaks and (say := self._opening()):
+            message("\n".join(f"see it     {how}" for how in say))
+
+    def _ending(self, notes: tuple[tuple[str, str], ...] = ()) -> Ending:
+        """What the end says, with where the files are."""
+        run = self.profiler.output.path
+        rank, size = rank_from_environment()
+        files = [("See it", how) for how in self._opening()] or [("Files", opening.shown(run))]
+        several = rank == 0 and size is not None and size > 1 and run.name == "rank0"
+        if several:
+            merge = opening.merge(run.parent, f"{run.parent.name}.pftrace")
+            files = [("Files", f"{opening.shown(run.parent)}/rank*; merged: {merge}")]
+        return Ending(
+            path=str(run.parent if several else run),
+            ranks=size or 0 if several else 0,
+            local_ranks=min(local_world_size() or size or 0, size or 0) if several else 0,
+            notes=(*notes, *files),
+            width=ending_width(),
+            colour=sys.stderr is not None and sys.stderr.isatty(),
+        )
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process says how it ended: it is no rank of a job, or the first one."""
+        return rank_from_environment()[0] in (None, 0)
+
+    def _problems(self) -> list[tuple[str, str]]:
+        problem = self.watch.problem
+        return [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
+
+    def _empty(self) -> list[tuple[str, str]]:
         """What to do if the program recorded nothing but its steps."""
         found = self.profiler.aggregates()
-        spans = [row.name for row in found.rows if not row.name.startswith("ProfilerStep")]
+        spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
             return []
         why = "records nothing itself" if "torch" in sys.modules else "imports no torch, and records nothing itself"
-        return [f"empty      the program {why}: add stepscope.span() to it, or stepscope.instrument(module)"]
+        return [("Empty", f"the program {why}: add stepscope.span() to it, or stepscope.instrument(module)")]
 
-    def _untraced(self) -> list[str]:
+    def _untraced(self) -> list[tuple[str, str]]:
         """That there were other processes, where this one did no step: then they did the work."""
         statistics = self.profiler.statistics()
         joined = 0 if statistics.recorder is None else len(statistics.recorder.workers)
         count = self.children.count - joined
         if statistics.steps or count <= 0:
             return []
-        ran = f"children   {human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
-        if self.ranks:
-            return [ran, f"           to trace each: {self.ranks}"]
-        return [
-            ran,
-            "           ranks: start them by torchrun --no-python --nproc-per-node N stepscope run [options] train.py, or call",
-            "           stepscope.trace() in them; spans of others: set STEPSCOPE_JOIN=1, and import stepscope in them",
-        ]
+        how = f"to trace each: {self.ranks}" if self.ranks else _HOW_TO_TRACE_CHILDREN
+        ran = f"{human_count(count, 'process', 'es')} that the program started ran, and this trace does not have them"
+        return [("Children", f"{ran}; {how}")]
 
     def tell_of_signal(self, name: str) -> None:
-        """Says that a signal ends the program, and where the files are; `end` has been called by nobody."""
+        """Says that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""
         directory = opening.shown(self.profiler.output.path)
         given_up = self.profiler.statistics().given_up
         rest = "; not all was written, see above" if given_up else ""
-        _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
-        if not given_up:
-            _write("".join(f"{line}\n" for line in self._opening()))
+        if given_up or self.speaks:
+            _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
+        if not given_up and self.speaks and _takes_text():
+            asked = self._ending()
+            _write(asked.text_of_other_process() or "".join(f"{label}  {text}\n" for label, text in asked.notes))
 
     def _opening(self) -> list[str]:
-        """What opens and converts the result, if there is one."""
+        """How to look at the result, if there is one."""
         profiler = self.profiler
         say: list[str] = []
         windows = profiler.statistics().windows if profiler.keep_last is None else len(profiler.saved())
         for exporter, path in self.files.items() if windows else ():
             if exporter in _TRACES and (trace := _latest(path)) is not None:
-                say.append(f"{_SEE}{opening.perfetto(trace)}")
+                say.append(opening.perfetto(trace))
             elif exporter == "tensorboard" and path.exists():
-                say.append(f"{_SEE}{opening.tensorboard(path)}")
-        if self.watch.problem is not None:
-            say.append(f"no steps   {type(self.watch.problem).__name__}: {self.watch.problem}")
-        if profiler.keep_last is None:
-            say += [f"convert it {opening.convert(profiler.output.path, 'out.json')}"] if windows else []
-        else:
-            say += [f"convert it {opening.convert(path, 'out.json')}" for path in profiler.saved()[-1:]]
+                say.append(opening.tensorboard(path))
         return say
 
 
-def _answer(path: Path) -> str:
-    """The answer as text, as wide as the terminal; why there is none, if something goes wrong: the program's own end goes before."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    from stepscope.analysis.explain import explain
-    from stepscope.analysis.terminal import ending
-
-    text = StringIO()
-    colour = sys.stderr is not None and sys.stderr.isatty()
-    console = Console(
-        file=text, force_terminal=colour, highlight=False, width=shutil.get_terminal_size((120, 24)).columns
-    )
-    try:
-        ending(explain(path), console)
-    except Exception as error:
-        return f"no answer  {type(error).__name__}: {error}"
-    return text.getvalue().rstrip()
+def _takes_text() -> bool:
+    """Whether standard error takes something at once."""
+    with contextlib.suppress(OSError):  # closed
+        return bool(select([], [_STDERR], [], 0)[1])
+    return False
 
 
 def _write(text: str) -> None:
@@ -197,7 +207,7 @@ def _write(text: str) -> None:
     `sys.stderr` has a lock that the program may hold, and a pipe that nobody reads would make the process wait.
     """
     with contextlib.suppress(OSError):  # closed
-        if select([], [_STDERR], [], 0)[1]:
+        if _takes_text():
             write(_STDERR, text.encode(errors="replace"))
 
 

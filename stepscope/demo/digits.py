@@ -1,4 +1,7 @@
-"""A small convolutional network that learns scikit-learn's handwritten digits, in a few seconds on a CPU."""
+"""A small convolutional network that learns scikit-learn's handwritten digits, in a few seconds on a CPU.
+
+It has a fault on purpose, for `stepscope explain` to find: `Digits` turns each digit by itself, on the process that trains.
+"""
 
 # torch's annotations are incomplete.
 # mypy: allow-untyped-calls
@@ -7,13 +10,14 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import stepscope as sc
 
@@ -22,12 +26,40 @@ TESTED = 360
 """Digits, a fifth of all, that the network does not learn from."""
 
 
+TURN = 10.0
+"""Degrees by which a digit is turned, at most."""
+
+SCALE = 8
+"""So many times as large a digit is turned, so that it stays sharp: this is what takes long."""
+
+
 class Iteration(msgspec.Struct, frozen=True):
     """One step of training."""
 
     epoch: int
     """From 0."""
     loss: float
+
+
+class Digits(Dataset[tuple[Tensor, Tensor]]):
+    """Digits, each turned by some degrees every time that it is asked for."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images = images
+        self.labels = labels
+        self._random = random.Random(0)
+        # scipy has no types, and is there with scikit-learn.
+        self._scipy: Any = importlib.import_module("scipy.ndimage")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One digit and its label."""
+        degrees = self._random.uniform(-TURN, TURN)
+        large = self._scipy.zoom(self.images[index, 0].numpy(), SCALE)
+        turned = torch.from_numpy(self._scipy.rotate(large, degrees, reshape=False))
+        return nn.functional.avg_pool2d(turned.unsqueeze(0), SCALE), self.labels[index]
 
 
 class Training:
@@ -46,7 +78,7 @@ class Training:
         labels = torch.tensor(digits.target)
         shuffled = torch.randperm(len(labels))
         learned, tested = shuffled[TESTED:], shuffled[:TESTED]
-        self.loader = DataLoader(TensorDataset(images[learned], labels[learned]), batch_size=BATCH, shuffle=True)
+        self.loader = DataLoader(Digits(images[learned], labels[learned]), batch_size=BATCH, shuffle=True)
         self.tested = TensorDataset(images[tested], labels[tested])
         self.network = nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),

@@ -76,7 +76,7 @@ def test_a_counter_that_is_no_number(tmp_path: Path) -> None:
     assert finding.steps == (25,) and "loss" in finding.title
 
 
-@pytest.mark.parametrize(("steps", "said"), [(0, "step"), (1, "1 step"), (5, "5 steps")])
+@pytest.mark.parametrize(("steps", "said"), [(0, "Steps are missing"), (1, "Steps are missing"), (5, "5 steps were")])
 def test_too_few_steps_are_refused(steps: int, said: str, tmp_path: Path) -> None:
     """With the reason and what to record; the few are shown all the same."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:

@@ -530,26 +530,45 @@ class Images(Dataset):
 def pack(items, scale):
     return torch.stack(items) * scale
 
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-loader = DataLoader(Subset(Images(), range(20)), batch_size=4, num_workers=int(sys.argv[1]), collate_fn=functools.partial(pack, scale=2))
-for batch in loader:
-    optimizer.zero_grad()
-    model(batch).sum().backward()
-    optimizer.step()
-torch.save(model.state_dict(), "model.pt")
+def numbered(number):
+    print("worker", number, flush=True)
+
+if __name__ == "__main__":
+    workers, method = int(sys.argv[1]), sys.argv[2]
+    settings = {"num_workers": workers, "multiprocessing_context": method} if workers else {}
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    pack_twice = functools.partial(pack, scale=2)
+    loader = DataLoader(Subset(Images(), range(20)), batch_size=4, collate_fn=pack_twice, worker_init_fn=numbered, **settings)
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+    assert loader.worker_init_fn is numbered
+    torch.save(model.state_dict(), "model.pt")
 """
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_unchanged_program_that_trains(tmp_path: Path, workers: int) -> None:
     """Its loader, the batches of its workers, which join by themselves, and its checkpoint are in the trace."""
+    check_training(tmp_path, workers, "fork")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_workers_that_are_not_forked(tmp_path: Path, method: str) -> None:
+    """They join by themselves, too, and the loader's worker_init_fn is called."""
+    check_training(tmp_path, 2, method)
+
+
+def check_training(tmp_path: Path, workers: int, method: str) -> None:
+    """What there must be of a training whose workers are started by a method of multiprocessing."""
     pytest.importorskip("torch")
     (tmp_path / "train.py").write_text(TRAINING)
-    done = commands.stepscope(
-        "run", "--quiet", "--no-torch", "--out", "out", "train.py", workers, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"}
-    )
+    run = ("run", "--quiet", "--no-torch", "--out", "out", "train.py", workers, method)
+    done = commands.stepscope(*run, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"})
     assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"worker {number}" for number in range(workers)]
     events = json.loads((tmp_path / "out" / "trace.json").read_text())
     named = {
         name: [event for event in events if event["name"] == name] for name in ("DataLoader", "loader queue", "fetch")

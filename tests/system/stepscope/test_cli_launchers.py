@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.cli.child_processes import command_for_ranks
 from tests.support import commands
-from tests.support.basics import require
+from tests.support.basics import ROOT, require
+from tests.support.launch import launched
 
+PIPES: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 RANK = "import stepscope\nwith stepscope.span('work'): pass\n"
 SPAWNS = """
 import multiprocessing
@@ -38,9 +43,9 @@ def test_ranks_that_a_script_spawns(tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
     ended = commands.stepscope("run", "--no-torch", "spawns.py", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    assert "children   4 processes" in ended.stderr and "STEPSCOPE_JOIN=1" in ended.stderr
+    assert "Children  4 processes" in ended.stderr and "STEPSCOPE_JOIN=1" in ended.stderr
     ended = commands.stepscope("run", "--report", "--no-torch", "spawns.py", cwd=tmp_path, env={"STEPSCOPE_JOIN": "1"})
-    assert "children   1 process " in ended.stderr and "work in a child" in ended.stderr
+    assert "Children  1 process " in ended.stderr and "work in a child" in ended.stderr
 
 
 def test_torchrun(tmp_path: Path) -> None:
@@ -59,6 +64,49 @@ def test_torchrun(tmp_path: Path) -> None:
     ended = commands.python("-m", "torch.distributed.run", *ranks, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert all(b"work" in (tmp_path / "ranks" / f"rank{rank}" / "trace.json").read_bytes() for rank in range(2))
+
+
+PLANTED = ROOT / "tests" / "planted" / "programs" / "speech_commands_ddp.py"
+
+
+@pytest.mark.timeout(300)
+def test_the_first_rank_speaks_for_all(tmp_path: Path) -> None:
+    """A real job on gloo, of whose ranks one is slow by its data: one answer, which names it."""
+    require("torch.distributed.run")
+    run = (sys.executable, "-m", "stepscope", "run", "--out", "runs/exp2", PLANTED, "--epochs", "3")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node", "3")
+    ended = commands.python(*launcher, *run, cwd=tmp_path, env={"COLUMNS": "80", "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr.count("Trust ") == 1, ended.stderr
+    assert "Rank 2 " in ended.stderr and "3 ranks · rank 2: 90 steps" in ended.stderr and "Missing" not in ended.stderr
+    assert "stepscope merge runs/exp2" in ended.stderr and "stepscope report runs/exp2" in ended.stderr
+
+
+WAITS = """
+import os, pathlib, time, stepscope
+with stepscope.span("work"): pass
+if os.environ["RANK"] == "1":
+    print("waits", flush=True)
+    while not pathlib.Path("end").exists(): time.sleep(0.05)
+"""
+
+
+def test_ranks_that_do_not_end(tmp_path: Path) -> None:
+    """The first one waits for them a short time, and says which are missing; the others say nothing."""
+    (tmp_path / "p.py").write_text(WAITS)
+    command = [sys.executable, "-m", "stepscope", "run", "--no-torch", "--out", "run", "p.py"]
+    environment = {**os.environ, "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+    with launched(command, cwd=tmp_path, env={**environment, "RANK": "1"}, text=True, **PIPES) as other:
+        assert other.stdout is not None and other.stderr is not None
+        assert other.stdout.readline() == "waits\n"
+        ended = commands.python(
+            *command[1:], cwd=tmp_path, env={"RANK": "0", "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}
+        )
+        (tmp_path / "end").touch()
+        assert other.wait(60) == 0 and other.stderr.read() == ""
+    said = " ".join(ended.stderr.split())
+    assert "rank 2: nothing of it is in run; rank 1: not ended 5 s after this one" in said, ended.stderr
+    assert "1 rank did not end in order" in said
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from stepscope.analysis.recording import load
 from stepscope.cli.optimizer_steps import OptimizerSteps
+from stepscope.cli.short_answer import MOST_LINES
 from tests.support.basics import require
 from tests.support.commands import python, stepscope
 from tests.support.launch import launched
@@ -194,8 +196,8 @@ def test_a_terminated_program_says_where_its_files_are(tmp_path: Path) -> None:
     assert code == -signal.SIGTERM
     first, *rest = errors.splitlines()
     assert first == "stepscope run: SIGTERM ended the program; what was recorded is in run"
-    assert any(line.startswith("see it ") and "run/trace.json" in line for line in rest), errors
-    assert any(line.startswith("convert it ") for line in rest), errors
+    assert any(line.startswith("  See it ") and "run/trace.json" in line for line in rest), errors
+    assert any(line.startswith("  Trust ") for line in rest) and len(rest) <= MOST_LINES, errors
     assert [begin for begin, _ in complete(tmp_path / "run" / "trace.json", "work")]
 
 
@@ -254,20 +256,34 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert "Trust  " in done.stderr and "drag run/trace.json into it" in done.stderr
     assert "the program did not import torch" in done.stderr
-    *_, error, see, convert = done.stderr.splitlines()
-    assert error == "ValueError: mine" and see.startswith("see it ") and convert.startswith("convert it ")
+    before, traceback = done.stderr.split("Traceback (most recent call last)")
+    assert traceback.endswith("ValueError: mine\n") and "Trust  " in before and "stepscope report run" in before
     assert len(complete(tmp_path / "run" / "trace.json", "work")) == 1
     assert not (tmp_path / "run" / "session").exists()
+
+
+@pytest.mark.parametrize(
+    "end", ["raise ValueError('mine')", "sys.exit(1)", "os.kill(os.getpid(), signal.SIGINT)", "pass"]
+)
+def test_the_end_is_short(end: str, tmp_path: Path) -> None:
+    """At most 15 lines of 80 columns have the verdict, the parts of a step, where the files are and trust; an error follows."""
+    require("torch")
+    (tmp_path / "p.py").write_text(f"import os, signal, sys\n{TRAINING.replace('12', '30')}{end}\n")
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"COLUMNS": "80"})
+    answer, _, error = done.stderr.partition("Traceback")
+    lines = answer.splitlines()
+    assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80, answer
+    assert "30 steps" in answer and "█" in answer and "drag run/trace.json" in answer and "Trust " in answer
+    assert "stepscope report run" in answer and bool(error) is ("pass" not in end and "exit" not in end)
 
 
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")
     done = stepscope("run", "--report", "--keep-last", 3, "--out", "run", "p.py", cwd=tmp_path)
-    assert "see it     open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
+    assert "See it  open https://ui.perfetto.dev and drag run/trace-0.json into it" in done.stderr
     (path,) = (tmp_path / "run" / "windows").iterdir()
     assert f"saved     windows/{path.name}" in done.stderr
-    assert f"convert run/windows/{path.name} out.json" in done.stderr
     assert complete(tmp_path / "run" / "trace-0.json", "work")
 
 
@@ -356,6 +372,10 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     done = stepscope("run", "--report", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
     assert "closed, 12 steps, 1 window" in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
+    # Until the first step of the optimizer it is startup.
+    assert "11 steps: mean " in done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    assert rank.steps["step"].tolist() == list(range(1, 12)) and rank.startup_ns > rank.shutdown_ns
     assert not complete(tmp_path / "run" / "trace.json", "stepscope"), (
         "what showed that operators arrive is in the trace"
     )
@@ -381,7 +401,7 @@ def test_a_broken_torch_breaks_nothing_else(tmp_path: Path) -> None:
     )
     done = stepscope("run", "--report", "--out", "run", "p.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "first try\ntorch\n"), done.stderr
-    assert "no steps   ModuleNotFoundError" in done.stderr
+    assert "No steps  ModuleNotFoundError" in done.stderr
     assert "note      torch: " in done.stderr
 
 

@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
+from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.window import Window
-from tests.support.basics import require
+from tests.support.basics import ROOT, require
 from tests.support.commands import python, stepscope
 from tests.support.messages import said
 from tests.support.viewers.perfetto import PROBLEMS, query
 from tests.support.viewers.tensorboard import average_step, load_run, open_tensorboard, operators, switch_view
 
-RECORDED = [8, 9, 10, 11, 12, 16, 17, 18, 19, 20]
+RECORDED = [*range(8, 48), *range(51, 91)]
 """Steps that the demo's schedule records."""
 
 
@@ -32,11 +33,11 @@ class Demo:
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The demo as `make demo` runs it, in an empty directory."""
+    """The demo with all that it can show, in an empty directory."""
     require("torch")
     require("sklearn")
     place = tmp_path_factory.mktemp("demo")
-    done = stepscope("demo", cwd=place)
+    done = stepscope("demo", "--mode", "both", "--report", cwd=place, env={"COLUMNS": "80", SIGNALS_VARIABLE: "all"})
     assert done.returncode == 0, done.stderr
     (directory,) = (place / "stepscope_runs" / "demo").iterdir()
     return Demo(directory, done)
@@ -55,10 +56,10 @@ def test_it_says_what_it_did(demo: Demo) -> None:
     for mode in ("stream", "kineto"):
         assert f"Trust report of demo, {mode}" in said
         assert f"backend   torch ({mode})" in said
-    assert said.count("-------WRRRRS--WRRRRS---") == 2
+    assert said.count(f"-------W{'R' * 39}S--W{'R' * 39}S---") == 2
     assert said.count("aten::convolution_backward") == 2
     assert said.count("dropped   nothing") == 2
-    assert demo.done.stderr.count("2 epochs, 90 steps, loss 0.") == 2
+    assert demo.done.stderr.count("4 epochs, 180 steps, loss 0.") == 2
     assert "USDT" not in demo.done.stderr
 
 
@@ -77,6 +78,20 @@ def test_it_says_what_opens_the_result(demo: Demo) -> None:
     assert (place / "trace.json.gz").exists()
 
 
+def test_it_ends_with_the_planted_fault(demo: Demo) -> None:
+    """With its line, and with the commands that come next, which can be pasted."""
+    _, _, end = demo.done.stdout.partition("What is slow")
+    lines = (ROOT / "stepscope" / "demo" / "digits.py").read_text().splitlines()
+    assert "Input-bound: " in end and "Digits.__getitem__ (" in end
+    (number,) = re.findall(r"demo/digits\.py:(\d+)\)", end)
+    assert "self._scipy" in lines[int(number) - 1] or "avg_pool2d" in lines[int(number) - 1]
+    *_, page, yours = end.splitlines()
+    assert " run train.py" in yours
+    place = demo.directory.parent.parent.parent
+    assert subprocess.run(shlex.split(page), cwd=place, capture_output=True, timeout=100).returncode == 0
+    assert "Input-bound" in (place / "report.html").read_text()
+
+
 def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
     """A directory that holds something is left alone."""
     before = sorted(demo.directory.rglob("*"))
@@ -88,13 +103,13 @@ def test_a_second_demo_keeps_the_first(demo: Demo) -> None:
 
 @pytest.mark.parametrize("mode", ["stream", "kineto"])
 def test_the_journal_is_whole(demo: Demo, mode: str) -> None:
-    """Two complete windows of five steps, every produced event in them."""
+    """Two complete windows of forty steps, every produced event in them."""
     with JournalReader(demo.directory / mode / "journal") as reader:
         windows = [item for item in reader if isinstance(item, Window)]
         assert reader.end is not None and not reader.damage
     assert [step.number for window in windows for step in window.steps] == RECORDED
     assert all(window.complete and not window.diagnostics and not window.ledger.dropped() for window in windows)
-    assert windows[0].metadata["epochs"] == 2
+    assert windows[0].metadata["epochs"] == 4
 
 
 @pytest.mark.parametrize("mode", ["stream", "kineto"])
@@ -109,7 +124,7 @@ def test_tensorboard_loads_it(demo: Demo, mode: str) -> None:
         shown += [int(row[0]) for row in profile.overview["steps"]["rows"]]
         assert average_step(profile)["DataLoader"] > 0
         found = operators(profile)
-        assert found["aten::mkldnn_convolution"]["calls"] == found["aten::convolution_backward"]["calls"] == 10
+        assert found["aten::mkldnn_convolution"]["calls"] == found["aten::convolution_backward"]["calls"] == 80
     assert sorted(shown) == RECORDED
 
 
@@ -124,10 +139,10 @@ def test_perfetto_loads_it(demo: Demo, mode: str) -> None:
     join slice forward on slice_out = forward.id join slice backward on slice_in = backward.id group by 1, 2"""
     problems, steps, links = query(demo.directory / mode / "trace.json", PROBLEMS, nested, linked)
     assert problems == []
-    assert steps == [{"n": 10}]
+    assert steps == [{"n": 80}]
     found = {(row["name"], row["node"]): row["n"] for row in links}
-    assert found["aten::convolution", "ConvolutionBackward0"] == 20
-    assert found["aten::addmm", "AddmmBackward0"] == found["aten::nll_loss_forward", "NllLossBackward0"] == 10
+    assert found["aten::convolution", "ConvolutionBackward0"] == 160
+    assert found["aten::addmm", "AddmmBackward0"] == found["aten::nll_loss_forward", "NllLossBackward0"] == 80
 
 
 def test_tensorboard_shows_it(demo: Demo) -> None:

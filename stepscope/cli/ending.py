@@ -1,0 +1,194 @@
+"""What `stepscope run` says at its end of what is slow: of all ranks of a job that run on this machine.
+
+`python -m stepscope.cli.ending` says it for a process that a signal ends: that may hold any lock, and can import nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+
+from stepscope.cli import opening
+from stepscope.runtime.processes import is_running
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.session_note import notes_in
+
+# By name: gevent and eventlet replace the functions in their modules.
+_select, _read, _waitpid = select.select, os.read, os.waitpid
+
+RANKS_WAIT_S = 5.0
+"""For the other ranks' journals to end."""
+SIGNAL_WAIT_S = 8.0
+"""For the answer where a signal ends the program: what sent it kills after 10 seconds, or later."""
+_POLL_S = 0.05
+_SAME_JOB_NS = 600_000_000_000
+"""Runs of one job begin within this time of one another; older ones are of an earlier job that wrote to the same place."""
+_WIDTH = 120
+"""Columns where there is no terminal."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be said of, and how."""
+
+    path: str
+    """The run's directory, or that of all ranks."""
+    ranks: int = 0
+    """How many the job has; 0: it is no job of several ranks, or this rank speaks for none but itself."""
+    local_ranks: int = 0
+    """How many of them run on this machine: those from 0 on."""
+    notes: tuple[tuple[str, str], ...] = ()
+    """What else is said: a label, and the text."""
+    width: int = _WIDTH
+    colour: bool = False
+    says_more: bool = True
+    """Whether the command that says the rest is named."""
+
+    def text(self) -> str:
+        """The answer as text, in few lines; why there is none, if something goes wrong: the program's own end goes before."""
+        try:
+            notes = [*self._awaited(), *self.notes]
+            return _answer(self, notes)
+        except KeyboardInterrupt:
+            why = "interrupted"
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+        return "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
+
+    def text_of_other_process(self) -> str:
+        """The same, said by another process; empty if that takes too long."""
+        command = [sys.executable, "-P", "-m", __name__, msgspec.json.encode(self).decode()]
+        environment = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_JOIN"}
+        out, into = os.pipe()
+        try:
+            silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 2)]
+            # A session of its own: what ends this process group may not end it.
+            child = os.posix_spawn(
+                sys.executable,
+                command,
+                environment,
+                file_actions=[*silent, (os.POSIX_SPAWN_DUP2, into, 1)],
+                setsid=True,
+                setsigmask=[],
+            )
+        except (OSError, NotImplementedError):
+            os.close(out)
+            return ""
+        finally:
+            os.close(into)
+        said, until = bytearray(), time.monotonic() + SIGNAL_WAIT_S
+        while _select([out], [], [], max(until - time.monotonic(), 0))[0]:
+            more = _read(out, 1 << 16)
+            if not more:
+                break
+            said += more
+        else:
+            os.kill(child, signal.SIGKILL)
+            said.clear()
+        os.close(out)
+        _waitpid(child, 0)
+        return said.decode(errors="replace")
+
+    def _awaited(self) -> list[tuple[str, str]]:
+        """Waits a short time for the other ranks on this machine; what is to be said of those that have not ended or are not there."""
+        if not self.ranks:
+            return []
+        place, until = Path(self.path), time.monotonic() + RANKS_WAIT_S
+        states: dict[int, str] = {}
+        while True:
+            began = _began_ns(place / "rank0")
+            for rank in range(self.ranks):
+                if states.get(rank) != "ended":
+                    states[rank] = state_of(place, rank, began)
+            local = [states[rank] for rank in range(self.local_ranks)]
+            if all(state == "ended" for state in local) or time.monotonic() > until:
+                break
+            time.sleep(_POLL_S)
+        absent = [rank for rank, state in states.items() if state == ""]
+        running = [rank for rank, state in states.items() if state == "runs"]
+        said: list[str] = []
+        if absent:
+            said.append(
+                f"{_ranks(absent)}: nothing of {'it' if len(absent) == 1 else 'them'} is in {opening.shown(place)}"
+            )
+        if running:
+            said.append(f"{_ranks(running)}: not ended {RANKS_WAIT_S:.0f} s after this one, judged as far as recorded")
+        return [("Missing", "; ".join(said))] if said else []
+
+
+def state_of(place: Path, rank: int, began_ns: int) -> str:
+    """Of a rank of the job that writes to this directory: `ended`, `runs`; empty if nothing of it is there.
+
+    Args:
+        place: the directory of all ranks.
+        rank: its number.
+        began_ns: when another rank of the job began, in Unix time: what began at another time is of another job.
+    """
+    run = place / f"rank{rank}"
+    try:
+        notes = notes_in(run, [])
+    except OSError:  # there is none, or it goes away while we look
+        return ""
+    if any(is_running(note.pid, note.start_time) for _, note in notes):
+        return "runs"
+    return "ended" if abs(_began_ns(run) - began_ns) < _SAME_JOB_NS else ""
+
+
+def _began_ns(run: Path) -> int:
+    """When the newest run of a directory began, in Unix time; 0 if there is none."""
+    try:
+        record = Journals.of(run).found[0][1]
+    except (OSError, IndexError):
+        return 0
+    return 0 if record is None else record.created_ns
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 1, 2, 5`, and of many how many."""
+    if len(numbers) > 6:
+        return f"{len(numbers):,} ranks ({numbers[0]} to {numbers[-1]})"
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
+    from rich.console import Console
+
+    from stepscope.analysis.explain import judged
+    from stepscope.analysis.rank_summary import RankSummary
+    from stepscope.analysis.recording import load
+    from stepscope.cli.short_answer import ending
+
+    text = StringIO()
+    console = Console(file=text, force_terminal=asked.colour, highlight=False, width=asked.width)
+    recording = load(asked.path)
+    if asked.ranks:  # an earlier job with more ranks may have written here
+        recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < asked.ranks]
+    ending(
+        judged(recording, [RankSummary(rank) for rank in recording.ranks]),
+        console,
+        notes,
+        opening.report(Path(asked.path)) if asked.says_more else "",
+    )
+    return text.getvalue().rstrip()
+
+
+def width() -> int:
+    """Columns of the terminal."""
+    return shutil.get_terminal_size((_WIDTH, 24)).columns
+
+
+def main() -> None:
+    """Answers a process that a signal ends."""
+    print(msgspec.json.decode(sys.argv[1], type=Ending).text(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
