@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from itertools import compress
 from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
 from stepscope.runtime.step_parts import durations as durations
 from stepscope.runtime.step_statistics import first_steps
@@ -129,7 +130,7 @@ class RankSummary:
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
         impossible = 0
-        for batch in larger(rank.batches()):
+        for batch in join_batches(rank.batches(), BATCH):
             events = possible(batch.events)
             impossible += len(batch) - len(events)
             builder = builders.get(batch.window)
@@ -177,16 +178,8 @@ class RankSummary:
     def samples_within(self, steps: Facts | None = None) -> list[Sample]:
         """Samples taken in steps, by default the steady ones."""
         steps = self.steady if steps is None else steps
-        if not len(steps):
-            return []
-        order = np.argsort(steps["begin"])
-        begin, end = steps["begin"][order], steps["end"][order]
-        kept: list[Sample] = []
-        for sample in self.samples:
-            index = int(np.searchsorted(begin, sample.ts, side="right")) - 1
-            if index >= 0 and sample.ts < end[index]:
-                kept.append(sample)
-        return kept
+        steps = steps[np.argsort(steps["begin"])]
+        return within(self.samples, np.stack((steps["begin"], steps["end"]), axis=1), late=0)
 
     def _look(self, batch: EventBatch) -> None:
         events = batch.events
@@ -254,28 +247,6 @@ def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Take:
     return take
 
 
-def larger(batches: Iterable[EventBatch]) -> Iterator[EventBatch]:
-    """The same events in fewer batches: each costs about the same, and a slow run has one of few events every half second."""
-    parts: list[EventBatch] = []
-    for batch in batches:
-        if parts and (parts[0].window != batch.window or sum(map(len, parts)) + len(batch) > BATCH):
-            yield _one(parts)
-            parts = []
-        parts.append(batch)
-    if parts:
-        yield _one(parts)
-
-
-def _one(parts: list[EventBatch]) -> EventBatch:
-    if len(parts) == 1:
-        return parts[0]
-    events = join_blocks(part.events for part in parts)
-    held = events["flags"] & int(Flag.ARG_INLINE) == 0
-    begins = np.cumsum([0, *(len(part.args) for part in parts[:-1])])
-    events["args_at"][held] += np.repeat(begins, [len(part) for part in parts])[held].astype(np.uint32)
-    return EventBatch(parts[0].source, parts[0].window, events, b"".join(part.args for part in parts))
-
-
 def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
     """The arguments of an event."""
     if int(event["flags"]) & Flag.ARG_INLINE:
@@ -289,15 +260,19 @@ def steady_of(facts: Facts) -> Facts:
     return facts[first_steps(len(facts)) :]
 
 
-def within(samples: list[Sample], intervals: list[tuple[int, int]]) -> list[Sample]:
-    """Samples that were asked for in one of the intervals, which are in order: a thread that runs no Python takes them at its end."""
-    begin, end = np.array(intervals, np.int64).reshape(-1, 2).T
+def within(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS) -> list[Sample]:
+    """Samples that were asked for in one of the intervals, pairs of begin and end which are in order.
+
+    Args:
+        late: ns after the end until which they may be taken: a thread that runs no Python takes them at its end.
+    """
+    begin, end = np.asarray(intervals, np.int64).reshape(-1, 2).T
     at = np.array([sample.ts for sample in samples], np.int64)
     index = np.searchsorted(begin, at, side="right") - 1
     if not len(begin):
         return []
-    inside = (index >= 0) & (at < end[np.maximum(index, 0)] + LATE_NS)
-    return [sample for sample, taken in zip(samples, inside.tolist(), strict=True) if taken]
+    inside = (index >= 0) & (at < end[np.maximum(index, 0)] + late)
+    return list(compress(samples, inside.tolist()))
 
 
 def own_functions(stack: str) -> dict[tuple[str, str], int]:

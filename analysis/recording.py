@@ -19,7 +19,6 @@ from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
-from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
@@ -79,8 +78,8 @@ class Rank:
                 for item in reader.items(window):
                     if isinstance(item, EventBatch):
                         yield item
-                if note := _harm(path, reader.damage):
-                    self.notes = (*(each for each in self.notes if each != note), note)
+                note = f"{path.name} is damaged ({harm})" if (harm := reader.damage.harm()) else ""
+                self.notes += (note,) if note and note not in self.notes else ()
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
@@ -131,13 +130,6 @@ class Rank:
         return self.arrow(window).to_pandas()
 
 
-def _harm(path: Path, damage: Damage) -> str:
-    """What of a journal cannot be used. One whose end is torn was cut, or is being written."""
-    names = ("skipped_bytes", "lost_frames", "undecodable_frames")
-    found = ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name in names if (n := getattr(damage, name)))
-    return f"{path.name} is damaged ({found})" if found else ""
-
-
 _COLUMNS = ("step", "ts", "dur", "kind")
 
 
@@ -165,9 +157,31 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """For notebooks: what there is. Events are not read for it."""
-        from stepscope.analysis.page.render import recording_html
+        from stepscope.analysis.page.render import tables_html
+        from stepscope.runtime.table import Column
 
-        return recording_html(self)
+        head = (
+            *(Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")),
+            Column("Windows"),
+            Column("Dropped"),
+        )
+        rows = [
+            (
+                f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}"),
+                rank.name,
+                f"{rank.host}, pid {rank.pid}",
+            )
+            + (
+                "a trace of torch.profiler"
+                if rank.foreign
+                else "in order"
+                if rank.ended
+                else "not in order, or still runs",
+            )
+            + (f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}")
+            for at, rank in enumerate(self.ranks)
+        ]
+        return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

@@ -54,5 +54,9 @@ class ShownText(str):
 
     _shown: Callable[[], object]
 
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Another process has the text."""
+        return str, (str(self),)
+
     def _repr_html_(self) -> str:
         return as_html(self._shown())

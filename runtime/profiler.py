@@ -511,8 +511,8 @@ class Profiler(Reporting):
         """What is slow in what was recorded so far, why, and what to try; once closed, in all of it.
 
         Waits like `flush()`, `Options.close_timeout` seconds at most, and then reads the run's journal on the thread that
-        calls, other threads go on recording meanwhile: about a second and 200 MB for half a million events. Call it behind
-        the loop, or on another thread than the one that steps. With `keep_last` it reads the windows that were saved.
+        calls, which takes about half a second and 150 MB for a million events; other threads go on recording meanwhile. Call it
+        behind the loop, or on another thread than the one that steps. With `keep_last` it reads the windows that were saved.
 
         `print()` shows the answer as `stepscope explain` does, a notebook as a part of the report.
 

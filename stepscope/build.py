@@ -51,9 +51,9 @@ class _Analysis:
         return refused(str(path), why)
 
     def html(self, shown: object) -> str:
-        from stepscope.analysis.page.render import shown_html
+        from stepscope.shown import html_of
 
-        return shown_html(shown)
+        return html_of(shown)
 
 
 analysed.by = _Analysis()

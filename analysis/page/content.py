@@ -17,12 +17,10 @@ from stepscope.analysis.page.icicle import Icicle, icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.thresholds import SLOW_STEP
-from stepscope.runtime.statistics import ProfilerStatistics
 from stepscope.runtime.step_facts import Device, Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import TOLD_NS
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.table import Column, human_count, human_number, human_time, printable
+from stepscope.runtime.table import human_count, human_number, human_time, printable
 
 MOST_STEPS = 2_000
 """Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
@@ -247,30 +245,6 @@ def parts_table(shares: Sequence[Share]) -> Parts | None:
         for share, percent in zip(shares, percents([max(share.ns, 0.0) for share in shares]), strict=True)
     )
     return Parts(rows, human_time(sum(share.ns for share in shares)))
-
-
-def profiler_facts(now: ProfilerStatistics) -> dict[str, str]:
-    """How far a profiler is."""
-    facts = {"state": now.state, "steps": f"{now.steps:,}", "windows": f"{now.windows:,}"}
-    if now.pipeline is None:
-        return facts
-    windows = now.pipeline.windows
-    dropped = sum(sum(reasons.values()) for reasons in windows.dropped.values())
-    return facts | {"events": f"{sum(windows.accepted.values()):,}", "dropped": f"{dropped:,}"}
-
-
-def span_tables(table: Summary) -> list[tuple[str, tuple[Column, ...], list[tuple[str, ...]]]]:
-    """Spans of a profiler: caption, head and cells."""
-    rows = [
-        (row.name or NAMELESS, row.category, f"{row.count:,}", human_time(row.self_ns))
-        + tuple(human_time(ns) for ns in (row.total_ns, row.mean_ns, row.p50_ns, row.p95_ns))
-        for row in table.rows
-    ]
-    head = Column("Name", False), Column("Category", False), *map(Column, _SPAN_NUMBERS)
-    return [("Spans of closed windows", head, rows)] if rows else []
-
-
-_SPAN_NUMBERS = ("Count", "Self", "Total", "Mean", "Median", "p95")
 
 
 def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> Process:

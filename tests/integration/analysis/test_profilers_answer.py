@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import textwrap
 import time
@@ -133,6 +135,7 @@ def test_parts_of_a_page(tmp_path: Path) -> None:
         assert html.startswith('<div class="stepscope note">') and "<script" not in html and "\x1b" not in html, name
         assert "<b>" not in html, name
     assert "&lt;b&gt;" in parts["aggregates"][0] and "&lt;b&gt;" in parts["profiler"][0]
+    assert type(pickle.loads(pickle.dumps(table))) is str and copy.copy(table) == table
     assert table.count("<b>") == 1 and parts["summary"][0].count("<td>") == 2, "one row has a name and a category"
 
 
