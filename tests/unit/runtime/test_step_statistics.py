@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import step_facts, strings, tracks
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import RECORDER
 from stepscope.runtime.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
 from stepscope.runtime.step_marks import StepMark
@@ -28,7 +29,7 @@ from stepscope.runtime.step_statistics import (
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.tracks import TrackKind
 from stepscope.runtime.window_tables import WindowTable
-from stepscope.runtime.windows import WindowEnds, Windows
+from stepscope.runtime.windows import Windows
 
 SERIAL, TRACK, OTHER = 3, 7, 8
 NAMES = (
