@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from enum import IntEnum
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, NameShare, RankAnswer
@@ -108,7 +110,8 @@ class DeviceBuilder:
         self._owners: dict[int, int] = {}
         self._busy: dict[tuple[int, int], _Pieces] = {}
         self._host: dict[tuple[int, int], _Pieces] = {}
-        self._kernels: dict[tuple[int, int], tuple[int, int]] = {}
+        self._kernels: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._runs: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._stepping: set[int] = set()
         self._loose = 0
 
@@ -183,9 +186,9 @@ class DeviceBuilder:
         counts = np.bincount(inverse)
         sums = np.zeros(len(unique), np.int64)
         np.add.at(sums, inverse, took)
-        for name, ns, count in zip(unique.tolist(), sums.tolist(), counts.tolist(), strict=True):
-            old = self._kernels.get((device, name), (0, 0))
-            self._kernels[device, name] = (old[0] + ns, old[1] + count)
+        for name, ns, count in zip(map(strings.text, unique.tolist()), sums.tolist(), counts.tolist(), strict=True):
+            self._kernels[device][name] += ns
+            self._runs[device][name] += count
 
     def finish(self) -> list[DeviceUse]:
         """One for each device, up to `MOST_DEVICES`."""
@@ -218,11 +221,11 @@ class DeviceBuilder:
         first = min(int(begin[0]) for begin, _ in parts.values())
         last = max(int(end[-1]) for _, end in parts.values())
         busy = (np.zeros(0, np.int64), np.zeros(0, np.int64))
-        alone: dict[int, int] = {}
+        alone: Counter[int] = Counter()
         for number in Device:
             if number in parts:
                 alone[number], busy = _more(busy, parts[number])
-        taken, meanwhile = busy, {}
+        taken, meanwhile = busy, Counter[int]()
         for activity, (begin, end) in host.items():
             within = (end > first) & (begin < last)
             clipped = np.maximum(begin[within], first), np.minimum(end[within], last)
@@ -231,18 +234,19 @@ class DeviceBuilder:
         return DeviceUse(
             found.name if found is not None and found.name else "device",
             last - first,
-            [alone.get(number, 0) for number in Device],
+            alone,
             meanwhile,
             self._names(first, last, busy),
-            {strings.text(name): took for (owner, name), took in self._kernels.items() if owner == device},
+            self._kernels[device],
+            self._runs[device],
         )
 
-    def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> dict[tuple[int, str], int]:
+    def _names(self, first: int, last: int, busy: tuple[Times, Times]) -> Counter[tuple[int, str]]:
         """How long spans of an activity and name were the innermost ones while the device idled."""
         spans: Any = np.concatenate(self._spans) if self._spans else np.zeros(0, _SPAN)
         spans = spans[np.isin(spans["track"], list(self._threads()))]
         if not len(spans):
-            return {}
+            return Counter()
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
         idle = end - begin - (covered(*busy, end) - covered(*busy, begin))
         order = np.argsort(spans["id"], kind="stable")
@@ -254,50 +258,41 @@ class DeviceBuilder:
         keys, inverse = np.unique(spans["class"].astype(np.int64) << 32 | spans["name"], return_inverse=True)
         sums = np.zeros(len(keys), np.int64)
         np.add.at(sums, inverse, np.maximum(own, 0))
-        return {
-            (key >> 32, strings.text(key & 0xFFFFFFFF)): ns
-            for key, ns in zip(keys.tolist(), sums.tolist(), strict=True)
-            if ns and key >> 32 != _OTHER
-        }
+        found: Counter[tuple[int, str]] = Counter()
+        for key, ns in zip(keys.tolist(), sums.tolist(), strict=True):
+            if ns and key >> 32 != _OTHER:
+                found[key >> 32, strings.text(key & 0xFFFFFFFF)] += ns
+        return found
 
 
-class DeviceUse:
+class DeviceUse(msgspec.Struct):
     """What a device did in some windows. What lies between windows is no idling."""
 
-    def __init__(
-        self,
-        name: str,
-        total: int,
-        alone: list[int],
-        meanwhile: dict[int, int],
-        names: dict[tuple[int, str], int],
-        kernels: dict[str, tuple[int, int]],
-    ) -> None:
-        self.name, self.total, self.alone = name, total, alone
-        self.meanwhile, self.names, self.kernels = meanwhile, names, kernels
+    name: str
+    total: int
+    alone: Counter[int]
+    meanwhile: Counter[int]
+    names: Counter[tuple[int, str]]
+    kernels: Counter[str]
+    """ns of each."""
+    runs: Counter[str]
 
     def add(self, other: DeviceUse) -> None:
         """Adds another window."""
         self.total += other.total
-        self.alone = [mine + more for mine, more in zip(self.alone, other.alone, strict=True)]
-        for activity, ns in other.meanwhile.items():
-            self.meanwhile[activity] = self.meanwhile.get(activity, 0) + ns
-        for key, ns in other.names.items():
-            self.names[key] = self.names.get(key, 0) + ns
-        for name, (ns, count) in other.kernels.items():
-            mine = self.kernels.get(name, (0, 0))
-            self.kernels[name] = (mine[0] + ns, mine[1] + count)
+        for name in ("alone", "meanwhile", "names", "kernels", "runs"):
+            getattr(self, name).update(getattr(other, name))
 
     def answer(self) -> DeviceAnswer:
         """As it is shown."""
-        busy = sum(self.alone)
+        busy = self.alone.total()
         idle = self.total - busy
         spent = [(ns, NAMES[Activity(each)], self._mostly(each)) for each, ns in self.meanwhile.items() if ns]
         spent.sort(key=lambda each: -each[0])
         if rest := idle - sum(ns for ns, _, _ in spent):
             spent.append((rest, UNRECORDED, ()))
-        summed = sum(ns for ns, _ in self.kernels.values()) or 1
-        kernels = sorted(self.kernels.items(), key=lambda item: (-item[1][0], item[0]))
+        summed = self.kernels.total() or 1
+        kernels = sorted(self.kernels.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
         return DeviceAnswer(
             name=self.name,
             total_ns=self.total,
@@ -307,8 +302,8 @@ class DeviceUse:
             communication_ns=self.alone[Device.COMMUNICATION],
             copy_ns=self.alone[Device.COPY],
             meanwhile=tuple(HostActivity(name, ns, ns / (idle or 1), names) for ns, name, names in spent),
-            kernels=tuple(KernelTime(name, ns, count, ns / summed) for name, (ns, count) in kernels[:MOST_KERNELS]),
-            kernel_names=len(kernels),
+            kernels=tuple(KernelTime(name, ns, self.runs[name], ns / summed) for name, ns in kernels),
+            kernel_names=len(self.kernels),
         )
 
     def _mostly(self, activity: int) -> tuple[NameShare, ...]:

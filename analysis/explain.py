@@ -15,32 +15,34 @@ from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.statistics import answer_of
-from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
+from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS
 from stepscope.runtime.table import human_count
 
 MOST_TASKS = 8
 """Names of tasks that are told."""
 MOST_PLACES = 3
 """Places that are told of a program without steps."""
+NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 
 
-def explain(path: str | os.PathLike[str]) -> Answer:
+def explain(run: str | os.PathLike[str] | Recording) -> Answer:
     """Says what is slow in a run, why, and what to try.
 
     Args:
-        path: as for `stepscope.load`.
+        run: a path, as for `stepscope.load`, or what that has returned.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording.
     """
-    return explain_recording(load(path))
-
-
-def explain_recording(recording: Recording) -> Answer:
-    """The same of a recording that is open."""
+    recording = run if isinstance(run, Recording) else load(run)
     return judged(recording, [RankSummary(rank) for rank in recording.ranks])
+
+
+def refused(path: str, why: str) -> Answer:
+    """That nothing can be said."""
+    return Answer(path=path, verdict=NOT_ENOUGH, refused=why)
 
 
 def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
@@ -54,7 +56,7 @@ def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
     if steps < FEWEST_STEPS and not tasks:
         return Answer(
             path=path,
-            verdict="There is not enough to judge.",
+            verdict=NOT_ENOUGH,
             refused=_refusal(steps, summaries),
             ranks=ranks,
             unknown=unknown,
@@ -151,7 +153,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     lost = f"{dropped:,} dropped" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, or still run" if open_ else ""
-    notes = [*recording.notes, *(note for rank in recording.ranks for note in rank.notes)]
+    notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = (
         f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
         if notes
@@ -187,6 +189,3 @@ def _uses_torch(summary: RankSummary) -> bool:
 def largest(ranks: tuple[RankAnswer, ...]) -> RankAnswer | None:
     """The rank that stands for all: the first with statistics."""
     return next((rank for rank in ranks if rank.statistics is not None), None)
-
-
-__all__ = ["FINDING", "explain", "explain_recording"]

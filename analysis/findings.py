@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from stepscope.runtime.step_statistics import StepStatistics as Statistics
 from stepscope.runtime.table import human_count
 
 
@@ -69,24 +70,6 @@ class Share(msgspec.Struct, frozen=True):
     ns: float
     """Median over steady steps, scaled so that all parts add up to the step."""
     share: float
-
-
-class Statistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rank's steps, times in ns."""
-
-    steps: int
-    steady: int
-    """Steps that are judged: without the first ones."""
-    mean: float
-    p50: float
-    p95: float
-    rate: float
-    """Steps a second."""
-    slowest: int
-    """Number of the slowest steady step."""
-    slowest_ns: float
-    slowest_why: str
-    """What was different in it."""
 
 
 class KernelTime(msgspec.Struct, frozen=True):
@@ -167,7 +150,10 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     statistics: Statistics | None
     shares: tuple[Share, ...]
-    startup_ns: float = 0.0
+    startup_ns: int = 0
+    """What was recorded before the first step."""
+    shutdown_ns: int = 0
+    """What was recorded after the last step."""
     tasks: tuple[TaskTimes, ...] = ()
     """Of its event loops: those first that ran or were ready longest, eight at most."""
     places: tuple[Place, ...] = ()
@@ -199,6 +185,11 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What the data do not say, and what to record for it."""
     trust: str = ""
     """One line: whether all events are there."""
+
+    def __str__(self) -> str:
+        from stepscope.analysis.terminal import text_of
+
+        return text_of(self)
 
     def _repr_html_(self) -> str:
         """For notebooks."""

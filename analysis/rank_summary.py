@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from itertools import compress
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, finished
-from stepscope.analysis.thresholds import FIRST_STEPS
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import EventBatch, Flag, Kind
-from stepscope.runtime.step_facts import SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
+from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_parts import durations as durations
+from stepscope.runtime.step_statistics import first_steps
+from stepscope.runtime.table import human_count
 
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
@@ -25,6 +29,11 @@ LATE_NS = 1_000_000
 MOST_TASKS = 200_000
 COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
 """Files in which every stack of a program begins that `stepscope run` runs."""
+LONGEST_NS = 1 << 55
+_FAR = 1 << 61
+BATCH = 1 << 14
+"""Events that are looked at together, at most, unless they were written together."""
+_Take: TypeAlias = "Callable[[EventBatch, Block], None]"
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -98,25 +107,46 @@ class RankSummary:
         """Lengths of asyncio's queues, by where they were made."""
         self.demand: dict[str, list[tuple[int, float]]] = {}
         """ns on processors and of waiting for one, by whose they are; and how many processors there are."""
-        self.counters: dict[str, list[tuple[int, float]]] = {}
         self.events = 0
-        self.kinds: Counter[str] = Counter()
+        self._texts: dict[str, str] = {}
+        self._suspended = strings.intern("suspended")
+        takes: list[tuple[Kind, str, _Take]] = [
+            (Kind.COUNTER, "loader", _values(self.queue)),
+            (Kind.COUNTER, queue_lengths.CATEGORY, _by_name(self.queues)),
+            (Kind.COUNTER, processor_demand.CATEGORY, _by_name(self.demand)),
+            (Kind.COUNTER, "thread cpu", _by_name(self.thread_cpu)),
+            (Kind.INSTANT, "stack sample", self._sample),
+            (Kind.INSTANT, "loader", self._loader),
+            (Kind.SPAN, "gc", self._collection),
+            (Kind.SPAN, "forced write", self._forced_write),
+            (Kind.SPAN, "task run", self._task),
+        ]
+        self._takes = [(kind, number, take) for kind, category, take in takes if (number := strings.category(category))]
+        self._readings = [category for kind, category, _ in self._takes if kind == Kind.COUNTER]
+        self._readings.append(strings.category(SIGNAL))
         table = Aggregates()
         builders: dict[int, StepFactsBuilder] = {}
         devices: dict[int, DeviceBuilder] = {}
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
-        for batch in rank.batches():
+        impossible = 0
+        for batch in join_batches(rank.batches(), BATCH):
+            events = possible(batch.events)
+            impossible += len(batch) - len(events)
             builder = builders.get(batch.window)
             if builder is None:
                 builder = builders[batch.window] = StepFactsBuilder(late=True)
                 devices[batch.window] = DeviceBuilder(most_spans)
-            builder.update(batch.events)
-            devices[batch.window].update(batch.events)
-            table.update(batch.events)
-            self._look(batch)
-            self.events += len(batch)
+            builder.update(events)
+            devices[batch.window].update(events)
+            table.update(events)
+            self._look(EventBatch(batch.source, batch.window, events, batch.args))
+            self.events += len(events)
         self.facts: Facts = finished(rank, builders)
+        self.notes = rank.notes
+        """What was left out, and why."""
+        if impossible:
+            self.notes += (f"{human_count(impossible, 'event')} left out, at times that no clock shows",)
         self.rows = [
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
@@ -148,76 +178,73 @@ class RankSummary:
     def samples_within(self, steps: Facts | None = None) -> list[Sample]:
         """Samples taken in steps, by default the steady ones."""
         steps = self.steady if steps is None else steps
-        if not len(steps):
-            return []
-        order = np.argsort(steps["begin"])
-        begin, end = steps["begin"][order], steps["end"][order]
-        kept: list[Sample] = []
-        for sample in self.samples:
-            index = int(np.searchsorted(begin, sample.ts, side="right")) - 1
-            if index >= 0 and sample.ts < end[index]:
-                kept.append(sample)
-        return kept
+        steps = steps[np.argsort(steps["begin"])]
+        return within(self.samples, np.stack((steps["begin"], steps["end"]), axis=1), late=0)
 
     def _look(self, batch: EventBatch) -> None:
         events = batch.events
-        kinds = events["kind"]
-        rare = np.flatnonzero((kinds == Kind.INSTANT) | (kinds == Kind.COUNTER))
-        for index in rare.tolist():
-            self._point(batch, events[index])
-        for category, take in (
-            ("gc", self._collection),
-            ("task run", self._task),
-            ("forced write", self._forced_write),
-        ):
-            number = strings.category(category)
-            for index in np.flatnonzero((kinds == Kind.SPAN) & (events["category"] == number)).tolist():
-                take(batch, events[index])
-        waits = events[(kinds == Kind.SPAN) & (events["name"] == strings.intern("suspended"))]
+        kinds, categories = events["kind"], events["category"]
+        for kind, category, take in self._takes:
+            chosen = np.flatnonzero((kinds == kind) & (categories == category))
+            if len(chosen):
+                take(batch, events[chosen])
+        counters = events[kinds == Kind.COUNTER]
+        odd = ~np.isfinite(counters["value"]) | (counters["flags"] & int(Flag.NO_NUMBER) != 0)
+        self._odd(counters[odd & ~np.isin(counters["category"], self._readings)])
+        waits = events[(kinds == Kind.SPAN) & (events["name"] == self._suspended)]
         if len(waits):
             self.suspended.append((waits["ts"].copy(), waits["dur"].copy(), waits["track"].copy()))
 
-    def _point(self, batch: EventBatch, event: Any) -> None:
-        category, name = strings.text(int(event["category"])), strings.text(int(event["name"]))
-        ts = int(event["ts"])
-        if int(event["kind"]) == Kind.COUNTER:
-            value = float(event["value"])
-            if category == SIGNAL:
-                return
-            if category == "loader":
-                self.queue.append(value)
-            elif category == queue_lengths.CATEGORY:
-                self.queues.setdefault(name, []).append((ts, value))
-            elif category == processor_demand.CATEGORY:
-                self.demand.setdefault(name, []).append((ts, value))
-            elif category == "thread cpu":
-                self.thread_cpu.setdefault(name, []).append((ts, value))
-            else:
-                if int(event["flags"]) & Flag.NO_NUMBER or not np.isfinite(value):
-                    self.not_finite.setdefault(name, ts)
-                self.counters.setdefault(name, []).append((ts, value))
-        elif category == "stack sample" and len(self.samples) < MOST_SAMPLES:
+    def _odd(self, counters: Block) -> None:
+        names, first = np.unique(counters["name"], return_index=True)
+        for name, ts in zip(names.tolist(), counters["ts"][first].tolist(), strict=True):
+            self.not_finite.setdefault(strings.text(name), ts)
+
+    def _sample(self, batch: EventBatch, events: Block) -> None:
+        for event in events[: MOST_SAMPLES - len(self.samples)]:
             facts = arguments(batch, event)
-            self.samples.append(
-                Sample(ts, str(facts.get("stack", "")), str(facts.get("state", "")), str(facts.get("other", "")))
-            )
-        elif category == "loader":
-            self.loaders.append(Loader(ts, arguments(batch, event)))
+            texts = [str(facts.get(name, "")) for name in ("stack", "state", "other")]
+            # The same stacks come again and again.
+            self.samples.append(Sample(int(event["ts"]), *(self._texts.setdefault(text, text) for text in texts)))
 
-    def _collection(self, batch: EventBatch, event: Any) -> None:
-        self.collections.append(
-            Collection(int(event["ts"]), int(event["dur"]), int(arguments(batch, event).get("generation", -1)))
-        )
+    def _loader(self, batch: EventBatch, events: Block) -> None:
+        self.loaders += [Loader(int(event["ts"]), arguments(batch, event)) for event in events]
 
-    def _forced_write(self, batch: EventBatch, event: Any) -> None:
-        if len(self.forced_writes) < MOST_SAMPLES:
-            self.forced_writes.append((int(event["ts"]), int(event["ts"] + event["dur"])))
+    def _collection(self, batch: EventBatch, events: Block) -> None:
+        for event in events[: MOST_SAMPLES - len(self.collections)]:
+            generation = int(arguments(batch, event).get("generation", -1))
+            self.collections.append(Collection(int(event["ts"]), int(event["dur"]), generation))
 
-    def _task(self, batch: EventBatch, event: Any) -> None:
-        if len(self.tasks) < MOST_TASKS:
-            name = strings.text(int(event["name"]))
-            opened = bool(int(event["flags"]) & Flag.OPEN)
-            self.tasks.append(TaskRun(int(event["ts"]), int(event["dur"]), name, int(event["track"]), opened))
+    def _forced_write(self, batch: EventBatch, events: Block) -> None:
+        begin = events["ts"][: MOST_SAMPLES - len(self.forced_writes)]
+        self.forced_writes += zip(begin.tolist(), (begin + events["dur"][: len(begin)]).tolist(), strict=True)
+
+    def _task(self, batch: EventBatch, events: Block) -> None:
+        events = events[: MOST_TASKS - len(self.tasks)]
+        opened = (events["flags"] & int(Flag.OPEN) != 0).tolist()
+        columns = events["ts"].tolist(), events["dur"].tolist(), Rank.names(events["name"]), events["track"].tolist()
+        self.tasks += map(TaskRun, *columns, opened)
+
+
+def possible(events: Block) -> Block:
+    """Without events at times that no clock shows, or longer than a year: sums of others are right."""
+    ts, took = events["ts"], events["dur"]
+    odd = (ts < -_FAR) | (ts > _FAR) | (((took < -LONGEST_NS) | (took > LONGEST_NS)) & (events["kind"] == Kind.SPAN))
+    return events[~odd] if odd.any() else events
+
+
+def _values(to: list[float]) -> _Take:
+    return lambda batch, events: to.extend(events["value"].tolist())
+
+
+def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Take:
+    def take(batch: EventBatch, events: Block) -> None:
+        for name in np.unique(events["name"]).tolist():
+            these = events[(events["name"] == name) & (np.abs(events["value"]) < MOST_READ)]
+            readings = zip(these["ts"].tolist(), these["value"].tolist(), strict=True)
+            to.setdefault(strings.text(name), []).extend(readings)
+
+    return take
 
 
 def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
@@ -228,26 +255,24 @@ def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
     return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
 
 
-def durations(facts: Facts) -> NDArray[np.int64]:
-    """ns of each step."""
-    return facts["end"] - facts["begin"]  # type: ignore[no-any-return]
-
-
 def steady_of(facts: Facts) -> Facts:
     """Steps that are judged: without the first ones, when caches are cold and code compiles."""
-    count = min(FIRST_STEPS, len(facts) // 4)
-    return facts[count:]
+    return facts[first_steps(len(facts)) :]
 
 
-def within(samples: list[Sample], intervals: list[tuple[int, int]]) -> list[Sample]:
-    """Samples that were asked for in one of the intervals, which are in order: a thread that runs no Python takes them at its end."""
-    begin, end = np.array(intervals, np.int64).reshape(-1, 2).T
+def within(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS) -> list[Sample]:
+    """Samples that were asked for in one of the intervals, pairs of begin and end which are in order.
+
+    Args:
+        late: ns after the end until which they may be taken: a thread that runs no Python takes them at its end.
+    """
+    begin, end = np.asarray(intervals, np.int64).reshape(-1, 2).T
     at = np.array([sample.ts for sample in samples], np.int64)
     index = np.searchsorted(begin, at, side="right") - 1
     if not len(begin):
         return []
-    inside = (index >= 0) & (at < end[np.maximum(index, 0)] + LATE_NS)
-    return [sample for sample, taken in zip(samples, inside.tolist(), strict=True) if taken]
+    inside = (index >= 0) & (at < end[np.maximum(index, 0)] + late)
+    return list(compress(samples, inside.tolist()))
 
 
 def own_functions(stack: str) -> dict[tuple[str, str], int]:

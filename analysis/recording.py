@@ -18,13 +18,13 @@ from stepscope.runtime import strings, tracks
 from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
+from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.step_statistics import startup_step
 from stepscope.runtime.window import Window
-
-RECORDER = "recorder"
 
 
 class Rank:
@@ -35,31 +35,36 @@ class Rank:
         name: of its profiler.
         host: on which it ran.
         pid: of the process.
-        path: the file.
+        path: the file; of a flight recorder, which writes one for each window, the first of `paths`.
         windows: closed windows, by number.
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
-        notes: what could not be read of it, and why; of a trace of torch.profiler, once its events were read.
+        notes: what could not be read of it, and why; all of it once its events were read.
     """
 
     notes: tuple[str, ...] = ()
     foreign = False
     """Whether another program than stepscope recorded it."""
+    startup_ns = shutdown_ns = 0
+    """What was recorded before the first step and after the last, once the events were read."""
 
-    def __init__(self, found: runs.Recording) -> None:
+    def __init__(self, found: runs.Recording, *others: runs.Recording) -> None:
         self.rank = found.run.rank
         self.name = found.run.name
         self.host = found.run.host
         self.pid = found.run.pid
         self.path = found.path
-        self.windows: dict[int, Window] = dict(found.windows)
+        self.windows: dict[int, Window] = {}
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
-        for source in found.ledger.sources.values():
-            for reason, count in source.dropped.items():
-                self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.ended = found.ended
+        self.paths = [each.path for each in (found, *others)]
+        for each in (found, *others):
+            self.windows |= each.windows
+            for source in each.ledger.sources.values():
+                for reason, count in source.dropped.items():
+                    self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.ended = all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
@@ -68,10 +73,13 @@ class Rank:
         Args:
             window: number of the one that is wanted; default: all.
         """
-        with JournalReader(self.path) as reader:
-            for item in reader.items(window):
-                if isinstance(item, EventBatch):
-                    yield item
+        for path in self.paths:
+            with JournalReader(path) as reader:
+                for item in reader.items(window):
+                    if isinstance(item, EventBatch):
+                        yield item
+                note = f"{path.name} is damaged ({harm})" if (harm := reader.damage.harm()) else ""
+                self.notes += (note,) if note and note not in self.notes else ()
 
     def events(self, window: int | None = None) -> Block:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
@@ -149,9 +157,31 @@ class Recording:
 
     def _repr_html_(self) -> str:
         """For notebooks: what there is. Events are not read for it."""
-        from stepscope.analysis.page.render import recording_html
+        from stepscope.analysis.page.render import tables_html
+        from stepscope.runtime.table import Column
 
-        return recording_html(self)
+        head = (
+            *(Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")),
+            Column("Windows"),
+            Column("Dropped"),
+        )
+        rows = [
+            (
+                f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}"),
+                rank.name,
+                f"{rank.host}, pid {rank.pid}",
+            )
+            + (
+                "a trace of torch.profiler"
+                if rank.foreign
+                else "in order"
+                if rank.ended
+                else "not in order, or still runs",
+            )
+            + (f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}")
+            for at, rank in enumerate(self.ranks)
+        ]
+        return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
 
 
 def load(path: str | os.PathLike[str]) -> Recording:
@@ -188,7 +218,10 @@ def load(path: str | os.PathLike[str]) -> Recording:
         why = f": {said[0]}" if said else ""
         raise FormatError(f"there is no recording in {str(place)!r}{why}")
     found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
-    return Recording(place, [Rank(one) for one in found], said)
+    processes: dict[str, list[runs.Recording]] = {}
+    for one in found:
+        processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
+    return Recording(place, [Rank(*one) for one in processes.values()], said)
 
 
 def _newest(place: Path) -> tuple[list[Path], list[Path]]:
@@ -218,11 +251,23 @@ def facts_of(rank: Rank) -> Facts:
 
 
 def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
-    """The facts of windows, in their order."""
+    """The facts of windows, in their order. What lies before the first step and after the last is set in the rank."""
     made: list[Facts] = []
     for number, builder in sorted(builders.items()):
         window = rank.windows.get(number)
-        end = window.steps[-1].end_ns if window is not None and window.steps else None
-        made.append(builder.finish(end, number))
+        steps = window.steps if window is not None else ()
+        if window is not None and len(steps) > 1 and not (rank.ended or window.complete):
+            # Of a run that was cut, or goes on, nothing has ended the last step.
+            steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
+        made.append(builder.finish(steps[-1].end_ns if steps else None, number))
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
+    rank.startup_ns, rank.shutdown_ns = 0, 0
+    if not len(facts):
+        return facts  # type: ignore[no-any-return]
+    first, last = rank.windows.get(int(facts["window"][0])), rank.windows.get(int(facts["window"][-1]))
+    if len(facts) > 1 and startup_step(facts, rank.metadata):
+        facts = facts[1:]
+    if first is not None and last is not None:
+        rank.startup_ns = max(int(facts["begin"][0]) - first.start_ns, 0)
+        rank.shutdown_ns = max(last.end_ns - int(facts["end"][-1]), 0)
     return facts  # type: ignore[no-any-return]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from io import StringIO
+from shutil import get_terminal_size
 
 import msgspec
 from rich.console import Console
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, shown_file
+from stepscope.runtime.step_statistics import TOLD_NS
 from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 
 BAR = 24
@@ -45,6 +48,15 @@ def show(answer: Answer, console: Console) -> None:
             console.print(text, soft_wrap=True)
 
 
+def text_of(answer: Answer) -> str:
+    """The answer as plain text, as wide as the terminal."""
+    text = StringIO()
+    width = get_terminal_size((120, 24)).columns
+    console = Console(file=text, color_system=None, highlight=False, width=width, force_jupyter=False)
+    show(answer, console)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
 def lines(answer: Answer) -> Iterator[Line]:
     """The whole answer."""
     rank = shown_rank(answer)
@@ -66,11 +78,16 @@ def lines(answer: Answer) -> Iterator[Line]:
         slow = rank.statistics
         if slow.slowest_ns > 1.3 * slow.p50:
             yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
+        beside = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
+        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
+        if told:
+            yield Line(Text(f"Beside steps: {', '.join(told)}"))
     yield from without_steps(answer)
     yield from _device(answer)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
-    yield Line(Text(answer.trust, "dim"), 2, "Trust", "dim")
+    if answer.trust:
+        yield Line(Text(answer.trust, "dim"), 2, "Trust", "dim")
 
 
 def short_places(text: str) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from stepscope.runtime.step_statistics import FIRST_STEPS as FIRST_STEPS
+
 FINDING = 0.10
 """Share of the step from which on a cost is a finding."""
-SERIOUS = 0.20
 COVERED = 0.80
 """Share of an excess that a cause must cover to be named."""
 FEWEST_STEPS = 20
 """Fewer cannot be judged."""
-FIRST_STEPS = 5
-"""Steps at the begin that are not judged: caches are cold, code compiles."""
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
 SLOW_STEPS_COST = 0.10

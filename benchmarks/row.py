@@ -75,7 +75,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def title(self, scale: Scale) -> str:
         """What was measured at a scale."""
         return self.what.format_map(
-            {**msgspec.structs.asdict(scale), "four_times_memory_events": 4 * scale.memory_events}
+            {
+                **msgspec.structs.asdict(scale),
+                "four_times_memory_events": 4 * scale.memory_events,
+                "twice_events": 2 * scale.events,
+            }
         )
 
     def rounds(self, scale: Scale) -> int:

@@ -371,6 +371,60 @@ class Aggregates:
         """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
+def covers(
+    events: Any, classes: Any, categories: Any, signal: int, ignored: int, apart: int, inner: int, /
+) -> tuple[bytes, bytes, bytes, bytes]:
+    """What the spans of a contiguous block cover, by class and track; most of those that touch are joined. The GIL is released.
+
+    Args:
+        classes: a byte for each name's id: the class of its spans, if they have the category of the name.
+        categories: that category, 16 bits for each name's id.
+        signal: category of the counters that are wanted.
+        ignored: class of the spans that are not.
+        apart: class of which spans are not joined, and those that lie in another get the class `inner`.
+
+    Returns:
+        Numbers of 64 bits: intervals as class, track, begin, end; step marks as time, step, track; counters of the category
+        `signal` as time, name, value (a double); and which events are spans whose name has another category or none.
+
+    Raises:
+        ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+    """
+
+def share_time(
+    covers: Any,
+    begins: Any,
+    ends: Any,
+    own: bytes,
+    others: bytes,
+    marks: Any,
+    tracks: tuple[int, int],
+    slots: tuple[int, int],
+    spans: tuple[int, int],
+    /,
+) -> bytes:
+    """What intervals cover of each of some stretches of time. The GIL is released.
+
+    Args:
+        covers: intervals as `covers` gives them.
+        begins: of the stretches, which are in order and apart.
+        ends: of the same.
+        own: the slot of each of 256 classes on `tracks`; 255 for none.
+        others: the same on all other tracks.
+        marks: when steps begin, in order.
+        tracks: one or two that step.
+        slots: the first and the last that are wanted.
+        spans: the slot of which an interval with two marks or more within does not count, and that of those that lie in them,
+            which count instead.
+
+    Returns:
+        Numbers of 64 bits, for each slot and stretch: ns that belong to the slot, as no slot before it covers them; then how
+        many of its intervals begin there; then the ns that they cover.
+
+    Raises:
+        ValueError: if an array has not the right size, or a slot is out of range.
+    """
+
 def encode_chrome(
     events: Any,
     args: bytes,

@@ -149,6 +149,31 @@ def join_blocks(blocks: Iterable[Block]) -> Block:
     return joined  # type: ignore[no-any-return]
 
 
+def join_batches(batches: Iterable[EventBatch], most: int) -> Iterator[EventBatch]:
+    """The same events in fewer batches, as each takes its time whatever it holds: neighbours of one window together, which have
+    at most so many events. The source is that of the first."""
+    parts: list[EventBatch] = []
+    count = 0
+    for batch in batches:
+        if parts and (parts[0].window != batch.window or count + len(batch) > most):
+            yield _one(parts)
+            parts, count = [], 0
+        parts.append(batch)
+        count += len(batch)
+    if parts:
+        yield _one(parts)
+
+
+def _one(parts: list[EventBatch]) -> EventBatch:
+    if len(parts) == 1:
+        return parts[0]
+    events = join_blocks(part.events for part in parts)
+    held = events["flags"] & int(Flag.ARG_INLINE) == 0
+    begins = np.cumsum([0, *(len(part.args) for part in parts[:-1])])
+    events["args_at"][held] += np.repeat(begins, [len(part) for part in parts])[held].astype(np.uint32)
+    return EventBatch(parts[0].source, parts[0].window, events, b"".join(part.args for part in parts))
+
+
 def split_block(events: Block, args: bytes, most: int) -> Iterator[tuple[Block, bytes]]:
     """Parts of at most `most` events, each with its own stretch of the arguments; the block itself if it is no larger.
 

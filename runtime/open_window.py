@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from stepscope.runtime import strings
-from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.intervals import FOREVER, Interval, Mask, clip, touching, without
 from stepscope.runtime.ledger import SourceLedger, losses
 from stepscope.runtime.nesting import Rows
 from stepscope.runtime.step_marks import StepMark, StepMarks
 from stepscope.runtime.window import Step
+from stepscope.runtime.window_tables import WindowTable
 
 RECORDER = "recorder"
 STEPS = "steps"
@@ -35,8 +35,14 @@ def is_quiet(events: Block) -> Mask:
 class OpenWindow:
     """Collects what belongs to one window. No clock, no I/O: it is told everything."""
 
-    def __init__(self, index: int, first: StepMark, *, several: bool = False) -> None:
-        """Args: number of the window; its first step; whether sources other than the recorder may draw on its rows."""
+    def __init__(self, index: int, first: StepMark, *, several: bool = False, table: WindowTable | None = None) -> None:
+        """
+        Args:
+            index: number of the window.
+            first: its first step.
+            several: whether sources other than the recorder may draw on its rows.
+            table: is given all that the window takes, and finished with it.
+        """
         self.index = index
         self.start = first.ts
         self.end: int | None = None
@@ -57,7 +63,7 @@ class OpenWindow:
 
         The last `step()` of a run may begin a window that never holds anything: no exporter is to hear of it.
         """
-        self.table = Aggregates()
+        self.table = table
         self.gaps: deque[tuple[int, int | None]] = deque(maxlen=KEPT_GAPS)
         self.superseded: set[int] = set()
         """Spans that were written as open when the window closed: their later records are not news."""
@@ -108,9 +114,16 @@ class OpenWindow:
             self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
         mine["step"] = self.marks.steps_at(mine["ts"])
         self._latest = max(self._latest, int(mine["ts"][loud].max(initial=self._latest)))
-        self.table.update(mine)
+        if self.table is not None:
+            self.table.update(mine)
         mine.flags.writeable = False
         return mine
+
+    def finish_table(self) -> None:
+        """All was taken; the table says what the steps were."""
+        if self.table is not None:
+            steps = self.marks.last.ts < self.steps_end or len(self.marks) > 1
+            self.table.finish(*self.interval, self.steps_end if steps else None)
 
     def release(self, batch: EventBatch) -> list[EventBatch]:
         """What may be exported now that this batch was taken."""

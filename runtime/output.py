@@ -12,7 +12,6 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
@@ -240,6 +239,12 @@ class Output:
                 return outlet
         return None
 
+    def _readable(self) -> _Journal:
+        journal = self._journal()
+        if journal is None or not isinstance(journal.exporter, _Journal):
+            raise ProfilerStateError("this run keeps no journal (Options.journal is off), so it cannot be read back")
+        return journal.exporter
+
     async def written(self, window: Window) -> Window:
         """The window once the journal has it, so that it can be exported, with the accounts as they are then."""
         journal = self._journal()
@@ -258,6 +263,15 @@ class Output:
         paths = [journal.exporter.path_of(window) for window in flight.staying]
         return tuple(dict.fromkeys(path for path in paths if path is not None))
 
+    def journal_path(self) -> Path | None:
+        """The file that can be read back, of a flight recorder the directory of those that it saved; `None` if there is none yet.
+
+        Raises:
+            ProfilerStateError: if the run keeps no journal.
+        """
+        saved = self.saved()
+        return saved[-1].parent if saved else self._readable().path_of(0)
+
     # WindowActions
 
     def summary(self, window: Window) -> Summary:
@@ -269,20 +283,15 @@ class Output:
         table = self.pipeline.tables.get(window.index) if self.pipeline else None
         if table is None:
             raise ProfilerStateError(f"the table of window {window.index} is not kept any more; use the journal")
-        return Summary.of(table)
+        return Summary.of_table(table)
 
     def total(self) -> Summary:
         """The table of all closed windows."""
-        return Summary.of(self.pipeline.total if self.pipeline else Aggregates())
+        return Summary.of_table(self.pipeline.total) if self.pipeline else Summary()
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""
-        journal = self._journal()
-        if journal is None or not isinstance(journal.exporter, _Journal):
-            raise ProfilerStateError(
-                "this run keeps no journal (Options.journal is off), so windows cannot be exported"
-            )
-        source = journal.exporter.path_of(window.index)
+        source = self._readable().path_of(window.index)
         if source is None:
             raise ProfilerStateError(
                 f"window {window.index} has no file any more: newer and slower ones were saved since"

@@ -12,7 +12,6 @@ import anyio
 import anyio.abc
 
 from stepscope.runtime import _core, clock, tracks
-from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.attendance import Attendance
 from stepscope.runtime.backlog import Backlog
 from stepscope.runtime.bound import source_of
@@ -57,9 +56,10 @@ from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
 from stepscope.runtime.statistics import PipelineStatistics
+from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window, WindowActions
-from stepscope.runtime.window_tables import WindowTables
+from stepscope.runtime.window_tables import WindowTable, WindowTables
 from stepscope.runtime.windows import RECORDER, Ending, Windows
 
 ADVANCING_S = 0.5
@@ -108,12 +108,13 @@ class Pipeline:
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
         self.backlog = Backlog(self, self.fanout.outlets, options, self.faults)
-        self.total = Aggregates()
+        self.total = WindowTable()
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
         self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
+        self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
         reducible = any(source.reducible for source in self.sources)
@@ -391,8 +392,9 @@ class Pipeline:
                 self._route(source.name, derived, b"")
 
     def _finish(self, window: OpenWindow) -> None:
-        self.total.merge(window.table)
-        self.tables.keep(window.index, window.table)
+        if window.table is not None:
+            self.total.merge(window.table)
+            self.tables.keep(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
         add_recorded(window.facts, self.run_facts.rank, steps)

@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import anyio
 
-from stepscope.runtime import clock, hub, locks, observing, signals, tasks
+from stepscope.runtime import analysed, clock, hub, locks, observing, signals, tasks
 from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.bound import BoundSource
 from stepscope.runtime.closing import Closing
@@ -52,6 +52,7 @@ from stepscope.runtime.threads import Work
 from stepscope.runtime.windows import INTERRUPTED
 
 if TYPE_CHECKING:
+    from stepscope.analysis.findings import Answer
     from stepscope.runtime.control.controller import Controller
 
 log = logging.getLogger("stepscope")
@@ -505,6 +506,34 @@ class Profiler(Reporting):
         return self._controller
 
     # what is written and read
+
+    def explain(self) -> Answer:
+        """What is slow in what was recorded so far, why, and what to try; once closed, in all of it.
+
+        Waits like `flush()`, `Options.close_timeout` seconds at most, and then reads the run's journal on the thread that
+        calls, which takes about half a second and 150 MB for a million events; other threads go on recording meanwhile. Call it
+        behind the loop, or on another thread than the one that steps. With `keep_last` it reads the windows that were saved.
+
+        `print()` shows the answer as `stepscope explain` does, a notebook as a part of the report.
+
+        Raises:
+            ProfilerStateError: if it was never started, or keeps no journal.
+            FormatError: if the journal is none any more.
+        """
+        if self._state == "new" or analysed.by is None:
+            raise ProfilerStateError(f"explain() of profiler {self.name!r}: it was not started; call start() first")
+        if self._state == "inert":
+            return analysed.by.refused(self.output.path, f"Nothing was recorded: {self._inert_because}.")
+        self.flush()
+        path = self.output.journal_path()
+        if path is None or not path.exists():
+            why = (
+                self.diagnostics()
+                if self.keep_last is None
+                else ("profiler.save() keeps the last steps, as triggers do",)
+            )
+            return analysed.by.refused(self.output.path, "; ".join(("Nothing was written", *why)) + ".")
+        return analysed.by.explain(path)
 
     @property
     def metadata(self) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from stepscope.runtime import clock, observing
+from stepscope.runtime.analysed import ShownText, as_html
 from stepscope.runtime.audit import audit
 from stepscope.runtime.closing import Closing
 from stepscope.runtime.diagnostics import explain
@@ -14,6 +16,7 @@ from stepscope.runtime.error_text import error_text
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
+from stepscope.runtime.notebook import progress
 from stepscope.runtime.options import Signal
 from stepscope.runtime.output import Output
 from stepscope.runtime.recorder_accounts import RecorderAccounts
@@ -42,6 +45,10 @@ class Reporting(Saving):
         self._without_effect = ""
         """What the options ask of rings in vain."""
 
+    def _repr_html_(self) -> str:
+        """For notebooks: how far it is, and the first rows of the table."""
+        return as_html(self)
+
     @property
     def control(self) -> Controller | None:
         """What takes requests for windows from outside; `None` if nothing does."""
@@ -50,9 +57,10 @@ class Reporting(Saving):
     def summary(
         self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
     ) -> str:
-        """The aggregate table of all closed windows, spans of one name and category in a row.
+        """What closed windows hold: statistics of the steps, the parts of a step, which add up to it, and a table with the spans
+        of one name and category in a row, those of other processes apart.
 
-        Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
+        Percentages are of the time of the steps; without steps, of what was recorded. Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
         rows have that time.
 
         Args:
@@ -64,7 +72,9 @@ class Reporting(Saving):
             ValueError: if a value is not one of these.
             TypeError: if `top` is no whole number.
         """
-        return self.output.total().render(sort_by, top, format)
+        table = self.output.total()
+        text = table.render(sort_by, top, format)
+        return text if format != "table" else ShownText(text, lambda: table.cut(sort_by, top))
 
     def aggregates(self) -> Summary:
         """The same as data."""
@@ -76,6 +86,13 @@ class Reporting(Saving):
         Each is a journal: `stepscope convert` makes a trace of it. Empty without `keep_last`, and without a journal.
         """
         return self.output.saved()
+
+    def progress(self) -> AbstractContextManager[None]:
+        """In a notebook, shows in the cell how far the run is while a `with` block lasts: steps, their rate, what was dropped.
+
+        A thread of its own updates it twice a second; the loop waits for nothing. Without a kernel of IPython it does nothing.
+        """
+        return progress(self.statistics)
 
     def statistics(self) -> ProfilerStatistics:
         """A frozen snapshot of every stage."""

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Kind
+from stepscope.runtime import _core, strings
+from stepscope.runtime.events import Block
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""
@@ -56,6 +56,7 @@ SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptio
 """Readings of the thread that steps (its process, of memory), taken when a step begins."""
 SIGNAL = "step signal"
 """Category of the counters that hold them."""
+_SIGNAL = strings.category(SIGNAL)
 
 FACTS_DTYPE = np.dtype(
     [
@@ -74,19 +75,42 @@ FACTS_DTYPE = np.dtype(
 """Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
 during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
 
-SETTLED = 128
+SETTLED = 8
 """Steps that are kept open behind the newest: what is recorded of them may still come."""
-MANY = 4 * SETTLED
+MANY = 64 * SETTLED
 """Open steps from which on the oldest are settled."""
 
+MOST_READ = 1e18
+"""A signal from here on is no reading: so many ns are 31 years."""
+MUCH = 1 << 15
+"""Intervals from which on fewer steps are settled at once, as what fits a processor's cache is quicker."""
+MOST_OPEN = 1 << 16
+"""Open steps from which on the oldest are settled, whatever has yet to come."""
 MANY_INTERVALS = 1 << 20
-"""Intervals from which on those that touch are joined."""
+"""Intervals that are held, from which on the older half is settled: 32 MB."""
 
 _IGNORED = 255
+_INNER = 100
+"""Class of spans of the program that lie in others, which may be left out."""
+_FOREVER = np.iinfo(np.int64).max
+_TS, _STEP, _ON = range(3)
+"""Columns of marks: when, which step, on which track."""
+_CLASS, _TRACK, _BEGIN, _END = range(4)
+"""Columns of what spans cover: arrays without named fields are quicker to join."""
+_SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
 """What `class_of` adds to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
 """What spans of other threads count as, of those that count at all."""
+_DEVICES = tuple(DEVICE_CLASS + each for each in Device)
+_OWN = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
+"""What a class of spans counts as on the tracks that step."""
+_OTHERS = bytes(
+    each if each in _DEVICES else int(_ELSEWHERE[Phase(each)]) if each in _ELSEWHERE else _IGNORED
+    for each in range(256)
+)
+"""The same on other tracks."""
+_SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
@@ -126,8 +150,12 @@ def union(begin: Times, end: Times) -> tuple[Times, Times]:
     """Intervals in order, those that touch or overlap made one."""
     if not len(begin):
         return begin, end
-    order = np.argsort(begin, kind="stable")
-    begin, end = begin[order], np.maximum.accumulate(end[order])
+    if (begin[1:] < begin[:-1]).any():
+        order = np.argsort(begin, kind="stable")
+        begin, end = begin[order], end[order]
+    if (begin[1:] > end[:-1]).all():
+        return begin, end
+    end = np.maximum.accumulate(end)
     first = np.concatenate(([True], begin[1:] > end[:-1]))
     last = np.concatenate((first[1:], [True]))
     return begin[first], end[last]
@@ -143,195 +171,261 @@ def covered(begin: Times, end: Times, at: Times) -> Times:
     return total[index] - inside
 
 
+class _Classes:
+    """Classes of spans by their names' ids, as arrays that `_core.covers` reads. Nearly all names have one category; spans of
+    the same name with another one are looked up one by one."""
+
+    def __init__(self) -> None:
+        self.tables = np.full(0, 0, np.uint8), np.full(0, _NO_CATEGORY, np.uint16)
+        self._known: dict[tuple[int, int], int] = {}
+
+    def of(self, names: NDArray[np.uint32], categories: NDArray[np.uint16]) -> NDArray[np.int64]:
+        """The class of each span, which is known afterwards."""
+        keys = names.astype(np.int64) << 16 | categories
+        unique, inverse = np.unique(keys, return_inverse=True)
+        found = np.fromiter((self._class(int(key) >> 16, int(key) & 0xFFFF) for key in unique), np.int64, len(unique))
+        return found[inverse]
+
+    def _class(self, name: int, category: int) -> int:
+        found = self._known.get((name, category))
+        if found is None:
+            found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
+            classes, categories = self.tables
+            if name >= len(classes):
+                more = max(2 * len(classes), name + 1) - len(classes)
+                classes = np.concatenate((classes, np.zeros(more, np.uint8)))
+                categories = np.concatenate((categories, np.full(more, _NO_CATEGORY, np.uint16)))
+            if categories[name] == _NO_CATEGORY:
+                classes[name], categories[name] = found, category
+            self.tables = classes, categories
+        return found
+
+
+_NO_CATEGORY = 0xFFFF
+_CLASSES = _Classes()
+
+
 class StepFactsBuilder:
     """Makes facts of steps of events, in whatever blocks they come.
 
-    Memory does not grow with the number of steps but for the facts: what is recorded of steps that lie far behind is settled.
+    Memory does not grow with the number of steps but for the facts, nor with the length of one: what is recorded of steps that
+    lie far behind is settled, and so is the older half of a step of very many spans.
 
     Args:
-        late: events may come long after their step has ended, as a backend delivers them that records a window as a whole. Nothing
-            is settled before `finish`.
+        late: events may come long after their step has ended, as a backend delivers them that records a window as a whole.
+            What is settled before `finish` is only what `settle` says.
     """
 
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
-        self._known: dict[tuple[int, int], int] = {}
-        self._steps: Any = np.zeros(0, [("ts", "<i8"), ("step", "<i8"), ("track", "<i8")])
-        self._intervals: dict[int, list[tuple[Times, Times]]] = {}
-        self._operators: list[tuple[Times, Times]] = []
-        self._signals: dict[str, list[tuple[Times, NDArray[np.float64]]]] = {name: [] for name in SIGNALS}
-        self._signal_ids: dict[int, str] = {}
+        self._steps: Times = np.zeros((0, 3), np.int64)
+        self._new_marks: list[Times] = []
+        """Those that are not among `_steps` yet."""
+        self._open = 0
+        """How many marks there are in both."""
+        self._covers: list[Times] = []
+        """Intervals that spans cover, by class and track."""
+        self._held = 0
+        self._readings: list[Times] = []
+        """Of signals: when, which, and the value's bits."""
         self._done: list[Facts] = []
-        self._loose = 0
-        """Intervals that were added since all were joined."""
+        self._before: Times = np.zeros(0, np.int64)
+        """The mark before the oldest of an open step."""
+        self._first: int | None = None
+        self._part: Facts | None = None
+        """Of the oldest step that is open, if a part of it is settled. Its mark is where the rest begins."""
 
     def update(self, events: Block) -> None:
         """Takes events: steps, spans and signals; others are passed over."""
-        kinds = events["kind"]
-        steps = events[kinds == Kind.STEP]
-        if len(steps):
-            new: Any = np.zeros(len(steps), self._steps.dtype)
-            new["ts"], new["step"], new["track"] = steps["ts"], steps["step"], steps["track"]
-            self._steps = np.sort(np.concatenate((self._steps, new)), order="ts", kind="stable")
-        counters = events[kinds == Kind.COUNTER]
-        if len(counters):
-            self._take_signals(counters)
-        spans = events[(kinds == Kind.SPAN) & (events["dur"] > 0)]
-        if len(spans):
-            self._take_spans(spans)
-        if not self._late and len(self._steps) > MANY:
-            self._settle(len(self._steps) - SETTLED)
+        events = np.ascontiguousarray(events)
+        classes, categories = _CLASSES.tables
+        found, marks, readings, rare = _core.covers(
+            events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
+        )
+        if found:
+            self._hold(np.frombuffer(found, np.int64).reshape(-1, 4))
+        if marks:
+            self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
+            self._open += len(self._new_marks[-1])
+        if readings:
+            self._readings.append(np.frombuffer(readings, np.int64).reshape(-1, 3))
+        if rare:
+            spans = events[np.frombuffer(rare, np.int64)]
+            numbers = _CLASSES.of(spans["name"], spans["category"])
+            begin = spans["ts"].astype(np.int64)
+            covers = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
+            self._hold(covers[numbers != _IGNORED])
+        if not self._late:
+            self.settle(_FOREVER)
+
+    def settle(self, until: int) -> bool:
+        """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
+        spans may have begun that have not ended; and only once there are many.
+
+        Returns:
+            Whether there is something to `take`.
+        """
+        if self._open <= MANY and self._held <= MUCH:
+            return False
+        times = self._marks()[:, _TS]
+        ready = len(times) if len(times) > MOST_OPEN else int(np.searchsorted(times, until, side="left"))
+        ready = min(ready, len(times) - SETTLED)
+        if ready > MANY - SETTLED or (ready > SETTLED and self._held > MUCH):
+            self._settle(ready)
+        elif self._held > MANY_INTERVALS:
+            self._settle_half()
+        return bool(self._done)
+
+    def take(self) -> Facts:
+        """The facts that were settled since the last call."""
+        facts: Any = np.concatenate(self._done) if self._done else np.zeros(0, FACTS_DTYPE)
+        self._done.clear()
+        return facts  # type: ignore[no-any-return]
 
     def finish(self, end: int | None = None, window: int = 0) -> Facts:
-        """The facts of all steps that have ended.
+        """The facts of all steps that have ended, but for those that were taken.
 
         Args:
             end: when the last step ended, if that was not the beginning of another.
             window: its number.
         """
-        if end is not None and len(self._steps) and end > int(self._steps["ts"][-1]):
-            last: Any = np.zeros(1, self._steps.dtype)
-            last["ts"], last["step"], last["track"] = end, -1, self._steps["track"][-1]
-            self._steps = np.concatenate((self._steps, last))
+        marks = self._marks()
+        if end is not None and len(marks) and end > int(marks[-1, _TS]):
+            self._steps = np.concatenate((marks, np.array([(end, -1, marks[-1, _ON])], np.int64)))
         self._settle(len(self._steps))
-        facts: Any = np.concatenate(self._done) if self._done else np.zeros(0, FACTS_DTYPE)
+        facts = self.take()
         facts["window"] = window
-        return facts  # type: ignore[no-any-return]
+        return facts
 
-    def _take_signals(self, counters: Block) -> None:
-        for name in np.unique(counters["name"]).tolist():
-            known = self._signal_ids.get(name)
-            if known is None:
-                known = self._signal_ids[name] = strings.text(name)
-            if known in self._signals:
-                these = counters[counters["name"] == name]
-                self._signals[known].append((these["ts"].astype(np.int64), these["value"].astype(np.float64)))
+    @property
+    def begun(self) -> int | None:
+        """When the first step began, in ns, as far as is known."""
+        self._marks()
+        return self._first
 
-    def _take_spans(self, spans: Block) -> None:
-        names, categories = spans["name"].astype(np.int64), spans["category"].astype(np.int64)
-        keys = names << 16 | categories
-        unique, inverse = np.unique(keys, return_inverse=True)
-        table = np.fromiter((self._class(int(key)) for key in unique), np.uint8, len(unique))
-        classes = table[inverse]
-        stepping = (
-            np.isin(spans["track"], np.unique(self._steps["track"])) if len(self._steps) else np.zeros(len(spans), bool)
-        )
-        begin = spans["ts"].astype(np.int64)
-        end = begin + spans["dur"]
-        for number in np.unique(classes).tolist():
-            if number == _IGNORED:
-                continue
-            chosen = classes == number
-            if number < DEVICE_CLASS:
-                if (elsewhere := _ELSEWHERE.get(number)) is not None:
-                    self._add(elsewhere, begin[chosen & ~stepping], end[chosen & ~stepping])
-                chosen &= stepping
-            if number == Phase.SPAN:
-                chosen &= self._within_a_step(begin, end)
-            self._add(number, begin[chosen], end[chosen])
-            if number == Phase.FORWARD:
-                self._operators.append((begin[chosen], end[chosen]))
+    def _hold(self, covers: Any) -> None:
+        self._covers.append(covers)
+        self._held += len(covers)
 
-    def _within_a_step(self, begin: Times, end: Times) -> NDArray[np.bool_]:
-        """Which do not hold a whole step: one around the loop is no part of its steps."""
-        marks = self._steps["ts"]
-        return np.searchsorted(marks, end, side="left") - np.searchsorted(marks, begin, side="right") < 2
-
-    def _class(self, key: int) -> int:
-        name, category = key >> 16, key & 0xFFFF
-        found = self._known.get((name, category))
-        if found is None:
-            found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
-        return found
-
-    def _add(self, number: int, begin: Times, end: Times) -> None:
-        if len(begin):
-            self._intervals.setdefault(number, []).append((begin, end))
-            self._loose += len(begin)
-        if self._loose > MANY_INTERVALS:
-            for each in list(self._intervals):
-                self._taken(each)
-            self._operators = [_joined(self._operators)] if self._operators else []
-            self._loose = 0
-
-    def _taken(self, number: int) -> tuple[Times, Times]:
-        pieces = self._intervals.get(number, [])
-        if not pieces:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64)
-        merged = _joined(pieces)
-        self._intervals[number] = [merged]
-        return merged
+    def _marks(self) -> Times:
+        """Those of the steps that are open, in order, each once."""
+        if self._new_marks:
+            marks = np.concatenate((self._steps, *self._new_marks))
+            if (marks[1:, _TS] <= marks[:-1, _TS]).any():
+                marks = marks[np.unique(marks[:, _TS], return_index=True)[1]]
+            self._steps, self._open = marks, len(marks)
+            self._new_marks.clear()
+            first = int(marks[0, _TS])
+            self._first = first if self._first is None else min(self._first, first)
+        return self._steps
 
     def _settle(self, count: int) -> None:
         """Makes the facts of the oldest steps: of all but the last of `count` marks."""
         if count < 2:
             return
-        marks: Times = self._steps["ts"][:count].astype(np.int64)
-        facts: Any = np.zeros(count - 1, FACTS_DTYPE)
-        facts["step"], facts["begin"], facts["end"] = self._steps["step"][: count - 1], marks[:-1], marks[1:]
-        self._fill(facts["phases"], marks, list(Phase), 0)
-        self._fill(facts["device"], marks, list(Device), DEVICE_CLASS)
-        self._count_operators(facts, marks)
-        begin, _ = self._taken(Phase.GARBAGE_COLLECTION)
-        if len(begin):
-            facts["collections"] = np.diff(np.searchsorted(begin, marks))
-        self._fill_signals(facts, marks)
+        marks = self._steps[:count]
+        facts = self._facts(marks)
+        begins: Times = marks[:, _TS].copy()
+        if self._part is not None:
+            begins[0] = facts["begin"][0] = self._part["begin"][0]
+            for name in _SUMS:
+                facts[name][0] += self._part[name][0]
+            self._part = None
+        self._fill_signals(facts, begins)
         self._done.append(facts)
-        self._forget(int(marks[-1]), count)
+        self._before = begins[-2:-1]
+        self._steps = self._steps[count - 1 :]
+        self._open = len(self._steps)
+        self._forget(int(begins[-1]))
 
-    def _fill(self, into: Any, marks: Times, members: list[Any], offset: int) -> None:
-        """Each nanosecond once: a class has what its intervals cover and no earlier class does."""
-        begin = end = np.zeros(0, np.int64)
-        before = np.zeros(len(marks), np.int64)
-        for member in members:
-            more_begin, more_end = self._taken(offset + member)
-            if not len(more_begin):
-                continue
-            begin, end = union(np.concatenate((begin, more_begin)), np.concatenate((end, more_end)))
-            now = covered(begin, end, marks)
-            into[:, int(member)] = np.diff(now - before)
-            before = now
+    def _settle_half(self) -> None:
+        """Makes facts of the older half of what is held: within a step, if need be. A span that goes on there and began before
+        counts from there on."""
+        covers = self._gathered()
+        until = int(np.median(covers[:, _END]))
+        self._settle(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
+        if len(self._steps) and until > int(self._steps[0, _TS]):
+            marks = np.repeat(self._steps[:1], 2, axis=0)
+            marks[1, _TS] = until
+            part = self._facts(marks)
+            if self._part is not None:
+                part["begin"] = self._part["begin"]
+                for name in _SUMS:
+                    part[name] += self._part[name]
+            self._part = part
+            self._steps = self._steps.copy()
+            self._steps[0, _TS] = until
+        self._forget(until, signals=False)
 
-    def _count_operators(self, facts: Any, marks: Times) -> None:
-        if not self._operators:
-            return
-        begin, end = _joined(self._operators)
-        self._operators = [(begin, end)]
-        facts["operators"] = np.diff(np.searchsorted(begin, marks))
-        facts["operator_ns"] = np.diff(covered(begin, end, marks))
+    def _facts(self, marks: Times) -> Any:
+        """Of the time between marks that follow one another, but for signals."""
+        facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
+        facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
+        facts["device"] = self._shared(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+        if (marks[:, _ON] == marks[0, _ON]).all():
+            self._fill_phases(facts, slice(None), marks, (int(marks[0, _ON]),) * 2)
+            return facts
+        # The first mark of a run may be of another thread, or of none of the tasks that step.
+        tracks = np.sort(np.stack((marks[:-1, _ON], marks[1:, _ON])), axis=0)
+        for one, other in np.unique(tracks, axis=1).T.tolist():
+            self._fill_phases(facts, (tracks[0] == one) & (tracks[1] == other), marks, (one, other))
+        return facts
+
+    def _fill_phases(self, facts: Any, chosen: Any, marks: Times, own: tuple[int, int]) -> None:
+        """Of the steps of one thread, or between two."""
+        ns, begun, covered = self._shared(marks, own, min(Phase), max(Phase), chosen)
+        facts["phases"][chosen] = ns.T
+        facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
+        facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]
+
+    def _shared(self, marks: Times, own: tuple[int, int], first: int, last: int, chosen: Any = slice(None)) -> Any:
+        """What `_core.share_time` gives, by slot and step, for slots that share time."""
+        begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
+        slots, known = (first, last), self._known_begins()
+        found = _core.share_time(
+            self._gathered(), begin, end, _OWN, _OTHERS, known, own, slots, (int(Phase.SPAN), _INNER)
+        )
+        return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
+        readings = self._readings[0] if len(self._readings) == 1 else np.zeros((0, 3), np.int64)
+        if len(self._readings) > 1:
+            readings = np.concatenate(self._readings)
+            self._readings = [readings]
+        names = readings[:, 1]
         for name in SIGNALS:
-            pieces = self._signals[name]
+            these = readings[names == _SIGNAL_IDS[name]]
+            values = np.ascontiguousarray(these[:, 2]).view(np.float64)
+            sane = np.abs(values) < MOST_READ
+            ts, values = these[sane, 0], values[sane]
             facts[name] = np.nan
-            if not pieces:
+            if not len(ts):
                 continue
-            ts, values = (np.concatenate(each) for each in zip(*pieces, strict=True))
-            order = np.argsort(ts, kind="stable")
-            ts, values = ts[order], values[order]
-            self._signals[name] = [(ts, values)]
+            if (ts[1:] < ts[:-1]).any():
+                order = np.argsort(ts, kind="stable")
+                ts, values = ts[order], values[order]
             index = np.searchsorted(ts, marks, side="right") - 1
             # One that belongs to another mark is no reading of this one; that of a window's last mark comes just before it.
             near = (index >= 0) & (marks - ts[np.maximum(index, 0)] <= 1)
             at = np.where(near, values[np.maximum(index, 0)], np.nan)
             facts[name] = at[1:] if name == "resident_bytes" else np.diff(at)
 
-    def _forget(self, until: int, count: int) -> None:
-        self._steps = self._steps[count - 1 :]
-        for number, pieces in self._intervals.items():
-            self._intervals[number] = [_after(*each, until) for each in pieces]
-        self._operators = [_after(*each, until) for each in self._operators]
-        for name, readings in self._signals.items():
-            if readings:
-                ts, values = readings[0]
-                first = max(int(np.searchsorted(ts, until, side="right")) - 1, 0)
-                self._signals[name] = [(ts[first:], values[first:])]
+    def _known_begins(self) -> Times:
+        """Begins of steps, from the one before the oldest that is open."""
+        begins = self._steps[:, _TS].copy()
+        if self._part is not None:
+            begins[0] = self._part["begin"][0]
+        return np.concatenate((self._before, begins))
 
+    def _gathered(self) -> Times:
+        if len(self._covers) != 1:
+            self._covers = [np.concatenate(self._covers) if self._covers else np.zeros((0, 4), np.int64)]
+        return self._covers[0]
 
-def _joined(pieces: list[tuple[Times, Times]]) -> tuple[Times, Times]:
-    return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
-
-
-def _after(begin: Times, end: Times, until: int) -> tuple[Times, Times]:
-    kept = end > until
-    return np.maximum(begin[kept], until), end[kept]
+    def _forget(self, until: int, *, signals: bool = True) -> None:
+        """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
+        covers = self._gathered()
+        self._covers = [covers.take(np.flatnonzero(covers[:, _END] > until), axis=0)]
+        self._held = len(self._covers[0])
+        if signals:
+            self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
 from stepscope.runtime import _core, strings
+from stepscope.runtime.analysed import as_html
 from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.events import QUIET
+from stepscope.runtime.step_parts import UNCOVERED
+from stepscope.runtime.step_statistics import TOLD_NS, Part, StepStatistics
 from stepscope.runtime.table import (
     Column,
     human_count,
@@ -23,6 +26,7 @@ from stepscope.runtime.table import (
     shorten,
     text_table,
 )
+from stepscope.runtime.window_tables import WindowTable
 
 NAME_WIDTH = 40
 """Columns that a name may take in a terminal's table; longer ones lose their middle."""
@@ -70,6 +74,8 @@ class InstantRow(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
+_Named = TypeVar("_Named", CounterRow, InstantRow)
+
 _SORT: Mapping[str, Callable[[SummaryRow], Any]] = {
     "self": lambda row: row.self_ns,
     "total": lambda row: row.total_ns,
@@ -93,7 +99,11 @@ def _head(name: str, *numbers: str) -> tuple[Column, ...]:
     return (Column(name, right=False), Column("Category", right=False), *(Column(number) for number in numbers))
 
 
-_SPAN_HEAD = _head("Name", "Count", "Self", "Self %", "Total", "Mean", "Min", "P50", "P95", "P99", "Max")
+_SPAN_NUMBERS = ("Total", "Mean", "Min", "P50", "P95", "P99", "Max")
+_ELSEWHERE_HEAD = _head("Other processes", "Count", "Self", *_SPAN_NUMBERS)
+_PART_HEAD = (Column("Part of a step", right=False), Column("A step"), Column("Steps %"))
+MOST_ELSEWHERE = 5
+"""Rows of other processes that are shown."""
 _COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
 _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
@@ -116,15 +126,47 @@ class Summary(Documented, frozen=True):
     """Instant events, by name."""
     counts: dict[str, int] = {}
     """What is not as exact as it looks, see `Aggregates.counts()`."""
+    steps: StepStatistics | None = None
+    """Statistics of the steps; `None` if there are none."""
+    parts: tuple[Part, ...] = ()
+    """Where the time of the steps went that are judged, on the thread that steps. They add up to it."""
+    elsewhere: tuple[SummaryRow, ...] = ()
+    """Spans of other processes, such as a DataLoader's workers, the largest self time first. `rows` does not have them."""
+    startup_ns: int = 0
+    """What was recorded before the first step."""
+    shutdown_ns: int = 0
+    """What was recorded after the last step."""
+    steps_ns: int = 0
+    """Time of all steps."""
+    recorded_ns: int = 0
+    """Time of the windows."""
+
+    @classmethod
+    def of_table(cls, table: WindowTable) -> Summary:
+        """The same, with what there is of steps and other processes."""
+        totals = table.steps
+        statistics, parts = totals.of_judged()
+        others = cls.of(table.elsewhere)
+        own = cls.of(table.spans)
+        return msgspec.structs.replace(
+            own,
+            counters=_by_name((*own.counters, *others.counters)),
+            instants=_by_name((*own.instants, *others.instants)),
+            counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts},
+            steps=statistics,
+            parts=parts,
+            elsewhere=others.rows,
+            startup_ns=totals.startup_ns if totals.count else 0,
+            shutdown_ns=totals.shutdown_ns if totals.count else 0,
+            steps_ns=totals.ns,
+            recorded_ns=table.ns,
+        )
 
     @classmethod
     def of(cls, aggregates: _core.Aggregates) -> Summary:
         """The state of running statistics as it is now."""
         text = strings.text
-        rows = [
-            SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
-            for name, category, count, total, self_, low, high, p50, p95, p99 in aggregates.rows()
-        ]
+        rows = _rows(aggregates)
         counters = [
             CounterRow(text(name), text(category), count, low, high, last, mean, total)
             for name, category, count, low, high, last, mean, total in aggregates.counter_rows()
@@ -134,8 +176,8 @@ class Summary(Documented, frozen=True):
         ]
         return cls(
             tuple(_sorted(rows, "self")),
-            tuple(sorted(counters, key=lambda row: (row.name, row.category))),
-            tuple(sorted(instants, key=lambda row: (row.name, row.category))),
+            _by_name(counters),
+            _by_name(instants),
             {name: count for name, count in aggregates.counts().items() if count},
         )
 
@@ -158,6 +200,10 @@ class Summary(Documented, frozen=True):
     def __str__(self) -> str:
         return self.table()
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(self)
+
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
         """Aligned columns for a terminal; long names lose their middle. See `render` for what is raised."""
         return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")
@@ -168,8 +214,41 @@ class Summary(Documented, frozen=True):
 
     def json(self, sort_by: str = "self", top: int | None = None) -> str:
         """An object with the fields of `Summary`; times in ns, full precision. See `render` for what is raised."""
-        shown = msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
-        return json_bytes(shown).decode()
+        return json_bytes(self.cut(sort_by, top)).decode()
+
+    def cut(self, sort_by: str = "self", top: int | None = 20) -> Summary:
+        """The same with the first rows of spans alone. See `render` for what is raised."""
+        return msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
+
+    def _head(self) -> Iterator[str]:
+        """What there is to say of steps as a whole, and of the time beside them."""
+        steps = self.steps
+        if steps is None:
+            if self.recorded_ns:
+                yield f"{human_time(self.recorded_ns)} recorded, without steps"
+            return
+        if steps.steps == 1:
+            yield f"1 step: {human_time(steps.mean)}"
+        else:
+            left_out = steps.steps - steps.steady
+            yield (
+                f"{human_count(steps.steps, 'step')}: mean {human_time(steps.mean)}, p50 {human_time(steps.p50)}, "
+                f"p95 {human_time(steps.p95)}, {human_number(steps.rate, 3)} steps/s"
+                + (f", without the first {left_out}" if left_out else "")
+            )
+            why = f": {steps.slowest_why}" if steps.slowest_why else ""
+            yield f"slowest: step {steps.slowest}, {human_time(steps.slowest_ns)}{why}"
+        beside = [("startup", self.startup_ns), ("shutdown", self.shutdown_ns)]
+        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
+        if told:
+            yield f"beside steps: {', '.join(told)}"
+
+    def _part_rows(self) -> Iterator[tuple[str, str, str]]:
+        steps = self.steps.steady if self.steps is not None else 1
+        for part in self.parts:
+            name = part.name.replace(UNCOVERED, f"{UNCOVERED} by any span")
+            yield name, human_time(part.total_ns / steps), f"{part.share:.1%}"
+        yield "a step", human_time(sum(part.total_ns for part in self.parts) / steps), "100.0%"
 
     def _top(self, sort_by: str, top: int | None) -> list[SummaryRow]:
         if sort_by not in _SORT:
@@ -189,27 +268,42 @@ class Summary(Documented, frozen=True):
         remark: str,
     ) -> str:
         shown = self._top(sort_by, top)
-        whole = sum(row.self_ns for row in self.rows)
+        whole = self.steps_ns or self.recorded_ns
 
         def label(row: SummaryRow | CounterRow | InstantRow) -> tuple[str, str, str]:
             return labels[0](row.name or "(unnamed)"), labels[1](row.category), f"{row.count:,}"
 
         def times(row: SummaryRow) -> list[str]:
             rest = (row.total_ns, row.mean_ns, row.min_ns, row.p50_ns, row.p95_ns, row.p99_ns, row.max_ns)
-            share = f"{row.self_ns / whole:.1%}" if whole else "-"
-            return [human_time(row.self_ns), share, *map(human_time, rest)]
+            return [*map(human_time, rest)]
 
-        parts: list[str] = []
+        def own_time(row: SummaryRow) -> list[str]:
+            return [human_time(row.self_ns), *([f"{row.self_ns / whole:.1%}"] if whole else [])]
+
+        lines = list(self._head())
+        parts: list[str] = ["\n".join(remark.format(line) for line in lines)] if lines else []
+        if self.parts:
+            parts.append(table(_PART_HEAD, list(self._part_rows())))
         if shown:
-            parts.append(table(_SPAN_HEAD, [(*label(row), *times(row)) for row in shown]))
+            share = ["Steps %" if self.steps_ns else "Time %"] if whole else []
+            head = _head("Name", "Count", "Self", *share, *_SPAN_NUMBERS)
+            parts.append(table(head, [(*label(row), *own_time(row), *times(row)) for row in shown]))
         hidden = len(self.rows) - len(shown)
         remarks = [f"{hidden:,} of {len(self.rows):,} rows are not shown"] if hidden else []
-        spans = sum(row.count for row in self.rows)
+        spans, own = sum(row.count for row in self.rows), sum(row.self_ns for row in self.rows)
         remarks.append(
-            f"{human_count(spans, 'span')}, {human_time(whole)} self time" if spans else "no spans were recorded"
+            f"{human_count(spans, 'span')}, {human_time(own)} self time" if spans else "no spans were recorded"
         )
         remarks += [_REMARKS[name].format(f"{n:,}") for name, n in self.counts.items() if n and name in _REMARKS]
         parts.append("\n".join(remark.format(line) for line in remarks))
+        if self.elsewhere:
+            others = self.elsewhere[:MOST_ELSEWHERE]
+            parts.append(
+                table(_ELSEWHERE_HEAD, [(*label(row), human_time(row.self_ns), *times(row)) for row in others])
+            )
+            if len(self.elsewhere) > len(others):
+                left = f"{len(self.elsewhere) - len(others):,} of {len(self.elsewhere):,} rows are not shown"
+                parts.append(remark.format(left))
         counters = [row for row in self.counters if row.category not in QUIET]
         instants = [row for row in self.instants if row.category not in QUIET]
         if counters:
@@ -218,6 +312,18 @@ class Summary(Documented, frozen=True):
         if instants:
             parts.append(table(_INSTANT_HEAD, [label(row) for row in instants]))
         return "\n\n".join(parts) + "\n"
+
+
+def _rows(aggregates: _core.Aggregates) -> list[SummaryRow]:
+    text = strings.text
+    return [
+        SummaryRow(text(name), text(category), count, total, self_, low, high, total / count, p50, p95, p99)
+        for name, category, count, total, self_, low, high, p50, p95, p99 in aggregates.rows()
+    ]
+
+
+def _by_name(rows: Iterable[_Named]) -> tuple[_Named, ...]:
+    return tuple(sorted(rows, key=lambda row: (row.name, row.category)))
 
 
 def _sorted(rows: list[SummaryRow] | tuple[SummaryRow, ...], sort_by: str) -> list[SummaryRow]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
+from stepscope.runtime.analysed import as_html
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
@@ -46,6 +47,10 @@ class TrustReport(Documented, frozen=True, kw_only=True):
     def json(self) -> str:
         """The report as JSON text."""
         return json_bytes(self).decode()
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return as_html(self)
 
     def __str__(self) -> str:
         return readable("\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())]))

@@ -1,8 +1,18 @@
-"""The tables of closed windows, the newest ones: what `Window.summary()` shows."""
+"""The tables of windows: what `summary()` shows, kept while the events stream by."""
 
 from __future__ import annotations
 
+import os
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import tracks
 from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.events import Block
+from stepscope.runtime.step_facts import StepFactsBuilder
+from stepscope.runtime.step_statistics import StepTotals
+from stepscope.runtime.tracks import TrackKind
 
 KEPT_TABLES = 256
 """Windows whose table is kept."""
@@ -11,22 +21,104 @@ KEPT_BYTES = 32 << 20
 """What they may take together; the newest is kept in any case. One of 500 names can take a megabyte."""
 
 
+class _OtherProcesses:
+    """Which tracks are of processes other than this one, such as a DataLoader's workers. Devices are no processes."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._known: NDArray[np.bool_] = np.zeros(1, np.bool_)
+        self._any = False
+
+    def among(self, events: Block) -> NDArray[np.bool_] | None:
+        """Which events are theirs; `None` if none is."""
+        for track in tracks.since(len(self._known)):
+            theirs = track.kind in _PROCESSES and track.pid != self._pid
+            self._known = np.append(self._known, theirs)
+            self._any |= theirs
+        if not self._any:
+            return None
+        found: NDArray[np.bool_] = self._known[np.minimum(events["track"], len(self._known) - 1)]
+        return found if found.any() else None
+
+
+_PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
+
+
+class WindowTable:
+    """What a window, or many, hold: spans by name, those of other processes apart, and statistics of steps.
+
+    Args:
+        optimizer: as for `StepTotals`.
+    """
+
+    def __init__(self, *, optimizer: bool = False) -> None:
+        self.spans = Aggregates()
+        """Of this process, with counters and instants."""
+        self.elsewhere = Aggregates()
+        """The same of processes that joined it."""
+        self.steps = StepTotals(optimizer=optimizer)
+        self.ns = 0
+        """Length of the windows."""
+        self._others = _OtherProcesses()
+        self._builder = StepFactsBuilder(late=True)
+
+    def update(self, events: Block) -> None:
+        """Takes events that lie in the window."""
+        others = self._others.among(events)
+        if others is not None:
+            self.elsewhere.update(events[others])
+            events = events[~others]
+        self.spans.update(events)
+        self._builder.update(events)
+
+    def settle(self, until: int) -> None:
+        """Everything that began before a time, in ns, was given: facts of steps that ended by then are made."""
+        if self._builder.settle(until):
+            self.steps.add(self._builder.take())
+
+    def finish(self, start: int, end: int, steps_end: int | None) -> None:
+        """The window is over, and all was given.
+
+        Args:
+            start: when it began, in ns.
+            end: when it ended.
+            steps_end: when its last step ended, `None` if it has none.
+        """
+        self.ns = end - start
+        first = self._builder.begun
+        self.steps.add(self._builder.finish(steps_end))
+        if first is not None and steps_end is not None:
+            self.steps.startup_ns += max(first - start, 0)
+            self.steps.shutdown_ns += max(end - steps_end, 0)
+
+    def merge(self, later: WindowTable) -> None:
+        """Adds a window that is finished. Who reads meanwhile, in another thread, sees the one or the other."""
+        self.spans.merge(later.spans)
+        self.elsewhere.merge(later.elsewhere)
+        self.steps = self.steps.merged(later.steps)
+        self.ns += later.ns
+
+    def nbytes(self) -> int:
+        """Memory that it takes once it is finished."""
+        return self.spans.nbytes() + self.elsewhere.nbytes() + self.steps.nbytes()
+
+
 class WindowTables:
     """Bounded, so that a run of a million windows needs no more memory than one of a hundred."""
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self._most = most_bytes
-        self._tables: dict[int, Aggregates] = {}
+        self._tables: dict[int, WindowTable] = {}
         self.nbytes = 0
         """What they take."""
 
-    def keep(self, window: int, table: Aggregates) -> None:
+    def keep(self, window: int, table: WindowTable) -> None:
         """Takes the table of a window that was closed, and lets go of the oldest ones if need be."""
         self._tables[window] = table
         self.nbytes += table.nbytes()
         while len(self._tables) > KEPT_TABLES or (self.nbytes > self._most and len(self._tables) > 1):
             self.nbytes -= self._tables.pop(next(iter(self._tables))).nbytes()
 
-    def get(self, window: int) -> Aggregates | None:
+    def get(self, window: int) -> WindowTable | None:
         """The table of a window; `None` if it was let go."""
         return self._tables.get(window)

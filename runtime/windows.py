@@ -23,6 +23,7 @@ from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import RECORDER as RECORDER
 from stepscope.runtime.open_window import STEPS, OpenWindow
 from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.window_tables import WindowTable
 
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 CUT = "the run ended before the last step of the window"
@@ -95,6 +96,8 @@ class Windows:
         self._dropped: dict[str, Counter[str]] = {}
         self._missing: dict[str, Counter[str]] = {}
         self._advanced: dict[str, int] = {}
+        self.optimizer_steps = False
+        """Whether what ends steps is an optimizer's step(), see `StepTotals`."""
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
@@ -114,7 +117,9 @@ class Windows:
         return self._add(first)
 
     def _add(self, first: StepMark) -> int:
-        window = OpenWindow(self._count, first, several=len(self._watermarks) > 1)
+        window = OpenWindow(
+            self._count, first, several=len(self._watermarks) > 1, table=WindowTable(optimizer=self.optimizer_steps)
+        )
         self._count += 1
         if self._paused_at is not None:
             window.gaps.append((first.ts, None))
@@ -167,6 +172,14 @@ class Windows:
         """Every event of `source` that began before `at` was delivered."""
         if source in self._watermarks:
             self._watermarks[source] = max(self._watermarks[source], at)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Steps of which all was delivered need not be kept open any longer."""
+        until = min(self._watermarks.values())
+        for window in self._open:
+            if window.table is not None:
+                window.table.settle(min(until, window.interval[1]))
 
     def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
         """A source or the inbox lost `count` events around `at`."""
@@ -331,6 +344,7 @@ class Windows:
                 held = window.release_held()
                 self._released += sum(map(len, held))
                 batches += held
+            window.finish_table()
             self._taken += window.taken
             self._withheld += window.withheld
             self._closed.append(_Closed(window.interval, window.superseded))

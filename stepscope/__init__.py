@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from stepscope import exporters as exporters
     from stepscope import results as results
     from stepscope import triggers as triggers
+    from stepscope.analysis.explain import explain as explain
     from stepscope.analysis.recording import load as load
     from stepscope.backends.torch import TorchBackend as TorchBackend
     from stepscope.build import trace as trace
@@ -65,6 +66,7 @@ else:
             "stepscope.exporters": (),
             "stepscope.results": (),
             "stepscope.triggers": (),
+            "stepscope.analysis.explain": ("explain",),
             "stepscope.analysis.recording": ("load",),
             "stepscope.backends.torch": ("TorchBackend",),
             "stepscope.build": ("trace",),
@@ -120,6 +122,7 @@ __all__ = [
     "Window",
     "__version__",
     "counter",
+    "explain",
     "flow",
     "instant",
     "instrument",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stepscope.backends import torch_loader
 from stepscope.backends.base import Backend, Streaming
@@ -14,8 +15,8 @@ from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a_step, why_not
+from stepscope.runtime import analysed, forced_writes, sampling, task_runs
 from stepscope.runtime import exit as closing_at_exit
-from stepscope.runtime import forced_writes, sampling, task_runs
 from stepscope.runtime.arguments import got, switch_argument
 from stepscope.runtime.checked import settings
 from stepscope.runtime.control.environment import options_from_environment, run_directory, with_signals
@@ -31,6 +32,31 @@ from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
+
+if TYPE_CHECKING:
+    from stepscope.analysis.findings import Answer
+
+
+class _Analysis:
+    """Imported when somebody asks: recording needs none of it."""
+
+    def explain(self, path: Path) -> Answer:
+        from stepscope.analysis.explain import explain
+
+        return explain(path)
+
+    def refused(self, path: Path, why: str) -> Answer:
+        from stepscope.analysis.explain import refused
+
+        return refused(str(path), why)
+
+    def html(self, shown: object) -> str:
+        from stepscope.shown import html_of
+
+        return html_of(shown)
+
+
+analysed.by = _Analysis()
 
 _INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and signals are known. A profiler that

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stepscope.analysis.findings import Answer as Answer
+    from stepscope.analysis.findings import Finding as Finding
     from stepscope.runtime.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead import OverheadStatistics as OverheadStatistics
     from stepscope.runtime.summary import Summary as Summary
@@ -16,6 +18,7 @@ else:
     __getattr__, __dir__ = _lazy(
         __name__,
         {
+            "stepscope.analysis.findings": ("Answer", "Finding"),
             "stepscope.runtime.instrument": ("Instrumentation",),
             "stepscope.runtime.overhead": ("OverheadStatistics",),
             "stepscope.runtime.summary": ("Summary",),
@@ -25,6 +28,8 @@ else:
     )
 
 __all__ = [
+    "Answer",
+    "Finding",
     "Instrumentation",
     "OverheadStatistics",
     "Summary",

@@ -16,9 +16,10 @@ from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer, Share
 from stepscope.analysis.page.icicle import Icicle, icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
-from stepscope.analysis.statistics import UNCOVERED, parts_of
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.runtime.step_facts import Device, Facts
+from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
+from stepscope.runtime.step_statistics import TOLD_NS
 from stepscope.runtime.table import human_count, human_number, human_time, printable
 
 MOST_STEPS = 2_000
@@ -62,6 +63,9 @@ COLOURS = {
     "Python": "backward",
     "nothing that was recorded": "uncovered",
     UNCOVERED: "uncovered",
+    RUNNING: "uncovered",
+    QUEUED: "waiting",
+    WAITING: "waiting",
 }
 """Names of colours in the page's style."""
 
@@ -291,13 +295,15 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
         human_time(facts.slowest_ns),
         f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}",
     )
-    if answer.startup_ns and facts.steady < facts.steps:
-        yield "First step", human_time(answer.startup_ns), "with what came before it; not judged"
+    if answer.startup_ns >= TOLD_NS:
+        yield "Startup", human_time(answer.startup_ns), "before the first step"
+    if answer.shutdown_ns >= TOLD_NS:
+        yield "Shutdown", human_time(answer.shutdown_ns), "after the last step"
 
 
 def _span_row(row: Row) -> SpanRow:
     return SpanRow(
-        shortened(row.name, 300) or NAMELESS,
+        shortened(row.name, 200) or NAMELESS,
         shortened(row.category, 60),
         row.count,
         row.total,
@@ -363,7 +369,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
         return None
     took, found = durations(facts), parts_of(facts)
     judged = len(facts) - len(summary.steady)
-    parts = dict(sorted(found.items(), key=lambda item: (item[0] == UNCOVERED, -int(item[1][judged:].sum()))))
+    parts = dict(sorted(found.items(), key=lambda item: (is_uncovered(item[0]), -int(item[1][judged:].sum()))))
     starts = _starts(len(facts), most)
     sizes = np.diff(np.append(starts, len(facts)))
     median = summary.step_ns
@@ -414,17 +420,26 @@ def _icicle_data(icicle: Icicle | None, step_ns: float) -> dict[str, Any] | None
     return found | {"stepNs": round(step_ns)}
 
 
+def _rank_times(rank: RankAnswer) -> dict[str, float]:
+    """ns by part; there is no room for what uncovered time is made of."""
+    times: dict[str, float] = {}
+    for share in rank.shares:
+        name = UNCOVERED if is_uncovered(share.name) else share.name
+        times[name] = times.get(name, 0.0) + share.ns
+    return times
+
+
 def _rank_columns(ranks: Sequence[RankAnswer]) -> tuple[str, ...]:
     sums: dict[str, float] = {}
     for rank in ranks:
-        for share in rank.shares:
-            sums[share.name] = sums.get(share.name, 0.0) + share.ns
+        for name, ns in _rank_times(rank).items():
+            sums[name] = sums.get(name, 0.0) + ns
     return tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
 
 
 def _rank_row(summary: RankSummary, answer: RankAnswer, named: set[int], columns: Sequence[str]) -> RankRow:
     facts = answer.statistics
-    times = {share.name: share.ns for share in answer.shares}
+    times = _rank_times(answer)
     return RankRow(
         label=label_of(summary),
         host=summary.of.host,

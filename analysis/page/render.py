@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from stepscope.analysis.explain import judged, largest
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.content import Content, content_of, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
-from stepscope.analysis.recording import Recording, load
-from stepscope.runtime.table import human_count, human_time, printable
+from stepscope.analysis.recording import load
+from stepscope.runtime.table import Column, human_count, human_time, printable
 from stepscope.runtime.version import VERSION
 
 _DIRECTORY = Path(__file__).parent
@@ -69,10 +70,15 @@ def answer_html(answer: Answer) -> str:
     )  # fmt: skip
 
 
-def recording_html(recording: Recording) -> str:
-    """What a recording holds, for notebooks."""
-    return _environment().get_template("recording.html").render(
-        recording=recording, ranks=recording.ranks, style=Markup(_file("answer.css"))
+def tables_html(
+    title: str = "",
+    facts: Iterable[tuple[str, object]] = (),
+    tables: Iterable[tuple[str, Sequence[Column], Iterable[Sequence[str]]]] = (),
+    notes: Iterable[str] = (),
+) -> str:
+    """A part of the page for notebooks: facts with their names, tables with captions, columns and cells, and notes."""
+    return _environment().get_template("tables.html").render(
+        title=title, facts=list(facts), tables=tables, notes=notes, style=Markup(_file("answer.css"))
     )  # fmt: skip
 
 

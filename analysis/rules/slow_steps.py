@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import Sample, durations, own_functions
-from stepscope.analysis.statistics import UNCOVERED, parts
+from stepscope.analysis.statistics import parts
 from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
+from stepscope.runtime.step_parts import is_uncovered
 from stepscope.runtime.table import human_count, human_time
 
 MOST_COMPARED = 64
@@ -38,7 +39,7 @@ def look(job: Job) -> list[Finding]:
     period = period_of(slow, took[slow] - median, len(took))
     if place is not None:
         where = f"{place.share:.0%} of the samples there are in {place}, which other steps hardly enter"
-    elif more[cause] >= COVERED * excess and cause != UNCOVERED and not contended(job):
+    elif more[cause] >= COVERED * excess and not is_uncovered(cause) and not contended(job):
         where = f"{min(more[cause] / excess, 1):.0%} of the excess is {cause}"
     elif period:
         where = f"the largest part of the excess, {min(more[cause] / excess, 1):.0%}, is {cause}"

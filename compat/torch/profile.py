@@ -373,7 +373,7 @@ class profile(Results):
 
     @property
     def run(self) -> Profiler:
-        """The stepscope profiler of this run, or of the last: `report()`, `summary()`, `statistics()` and so on.
+        """The stepscope profiler of this run, or of the last: `explain()`, `summary()`, `report()` and so on.
 
         Raises:
             ProfilerStateError: if the profile was never started.

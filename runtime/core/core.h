@@ -356,6 +356,10 @@ PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function);
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
+/* covers.c */
+PyObject *covers_py_of(PyObject *module, PyObject *args);
+PyObject *covers_py_share(PyObject *module, PyObject *args);
+
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);
 PyObject *native_thread_py_called_by(PyObject *self, PyObject *part);

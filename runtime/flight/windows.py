@@ -279,6 +279,9 @@ class FlightWindows(Windows):
     def _ready(self, window: OpenWindow, now: int) -> bool:
         return not self._backlog.get(window.index) and not self._urgent and super()._ready(window, now)
 
+    def _settle(self) -> None:
+        """Of a window in the past all is kept until it is closed: blocks of any of its times may follow."""
+
     def _same_step(self, one: int, other: int) -> bool:
         return not len(self.steps) or self.steps.find(one) == self.steps.find(other)
 

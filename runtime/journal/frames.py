@@ -45,6 +45,11 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     def __bool__(self) -> bool:
         return self != Damage()
 
+    def harm(self) -> str:
+        """What is lost, in words. A torn end is no harm: the file was cut there, or is being written."""
+        names = ("skipped_bytes", "lost_frames", "undecodable_frames")
+        return ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name in names if (n := getattr(self, name)))
+
 
 class FrameReader:
     """Gives the whole frames of a file one after the other. Memory is bounded by the largest frame.

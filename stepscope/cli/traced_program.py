@@ -35,6 +35,7 @@ from stepscope.runtime.output import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import local_world_size, rank_from_environment
 from stepscope.runtime.schedule import Schedule, schedule
+from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.table import human_count
 
 PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)
@@ -74,6 +75,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         output = Output.choose(arguments.out, name, None)
         files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
+        by_optimizer = arguments.step_on == "optimizer"
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
@@ -81,14 +83,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
             exporters=exporters,
             name=name,
             output_dir=output,
-            metadata={"command": [program, *rest]},
+            metadata={"command": [program, *rest]} | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
             options=PATIENT,
         )
         torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
         options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
-        if arguments.step_on == "optimizer":
+        if by_optimizer:
             watch.watch()
         return cls(profiler, steps, watch, files, children, command_for_ranks(options, program, rest))
 
@@ -151,7 +153,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def _empty(self) -> list[tuple[str, str]]:
         """What to do if the program recorded nothing but its steps."""
         found = self.profiler.aggregates()
-        spans = [row.name for row in found.rows if not row.name.startswith("ProfilerStep")]
+        spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
             return []
         why = "records nothing itself" if "torch" in sys.modules else "imports no torch, and records nothing itself"

@@ -36,7 +36,11 @@ class HangingStore:
             file = local.open(files, path, mode, **options)
             return _HangingFile(file, self) if mode == "wb" and "/journal." in path else file
 
-        made = type("Hanging", (local,), {"protocol": self.PROTOCOL, "open": opened})
+        def place(kind: Any, path: str) -> str:  # fsspec below 2024.9 knows only its own protocols
+            return str(local._strip_protocol(path.removeprefix(f"{self.PROTOCOL}://")))
+
+        functions = {"open": opened, "_strip_protocol": classmethod(place)}
+        made = type("Hanging", (local,), {"protocol": self.PROTOCOL, **functions})
         importlib.import_module("fsspec").register_implementation(self.PROTOCOL, made, clobber=True)
 
     def writes(self) -> None:

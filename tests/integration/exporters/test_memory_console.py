@@ -163,7 +163,7 @@ def test_console_shows_the_table_of_a_window(tmp_path: Path) -> None:
             profiler.step()
     text = stream.getvalue()
     assert "run: window 0 ended: 3 steps in " in text
-    assert "Self %" in text
+    assert "Steps %" in text and "not covered by any span" in text
     assert "2 of 3 rows are not shown" in text
     assert text.splitlines()[-1].startswith("run: 1 window, ")
 

@@ -266,7 +266,7 @@ def test_a_wrong_argument_is_named_with_what_would_do(call: tuple[Callable[[], o
 async def test_an_async_with_of_a_span_names_with() -> None:
     """What would do is the same in a coroutine as elsewhere."""
     with refused(TypeError, "with span('x'):"):
-        async with sc.span("x"):  # type: ignore[attr-defined] # pyright: ignore[reportGeneralTypeIssues]
+        async with sc.span("x"):  # type: ignore[attr-defined]
             pass
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.analysis.recording import load
 from stepscope.cli.optimizer_steps import OptimizerSteps
 from stepscope.cli.short_answer import MOST_LINES
 from tests.support.basics import require
@@ -371,6 +372,10 @@ def test_a_whole_program_is_one_window(tmp_path: Path) -> None:
     done = stepscope("run", "--report", "--out", "run", "--mode", "stream", "train.py", cwd=tmp_path)
     assert "closed, 12 steps, 1 window" in done.stderr
     assert len(complete(tmp_path / "run" / "trace.json", "aten::addmm")) == 12
+    # Until the first step of the optimizer it is startup.
+    assert "11 steps: mean " in done.stderr
+    (rank,) = load(tmp_path / "run").ranks
+    assert rank.steps["step"].tolist() == list(range(1, 12)) and rank.startup_ns > rank.shutdown_ns
     assert not complete(tmp_path / "run" / "trace.json", "stepscope"), (
         "what showed that operators arrive is in the trace"
     )

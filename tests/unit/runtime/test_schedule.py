@@ -153,12 +153,12 @@ def test_lines_of_known_schedules() -> None:
         ({"repeat": -1}, ScheduleError, ["repeat", "-1", "0 or more"]),
         ({"skip_first": -1}, ScheduleError, ["skip_first", "-1", "0 or more"]),
         ({"skip_first_wait": -1}, ScheduleError, ["skip_first_wait", "-1", "True, False"]),
-        ({"wait": 1.5}, TypeError, ["wait", "1.5 (float)", "whole number"]),
-        ({"active": "3"}, TypeError, ["active", "'3' (str)", "whole number"]),
-        ({"active": None}, TypeError, ["active", "None (NoneType)", "whole number"]),
-        ({"warmup": True}, TypeError, ["warmup", "True (bool)", "whole number"]),
-        ({"skip_first_wait": "yes"}, TypeError, ["skip_first_wait", "'yes' (str)", "True, False"]),
-        ({"skip_first_wait": 0.5}, TypeError, ["skip_first_wait", "0.5 (float)", "True, False"]),
+        ({"wait": 1.5}, TypeError, ["wait", "float: 1.5", "whole number"]),
+        ({"active": "3"}, TypeError, ["active", "str: '3'", "whole number"]),
+        ({"active": None}, TypeError, ["active", "NoneType: None", "whole number"]),
+        ({"warmup": True}, TypeError, ["warmup", "bool: True", "whole number"]),
+        ({"skip_first_wait": "yes"}, TypeError, ["skip_first_wait", "str: 'yes'", "True, False"]),
+        ({"skip_first_wait": 0.5}, TypeError, ["skip_first_wait", "float: 0.5", "True, False"]),
     ],
 )
 def test_wrong_values_are_named(values: dict[str, Any], error: type[Exception], words: list[str]) -> None:

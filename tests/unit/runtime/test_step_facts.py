@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import strings
+from stepscope.runtime import step_facts, strings
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.step_facts import (
     MANY,
@@ -101,12 +101,37 @@ def test_long_runs_are_settled_on_the_way() -> None:
         builder.update(span(begin + 100, begin + 300, Phase.FORWARD))
         builder.update(span(begin + 200, begin + 500, Phase.DATA))
     builder.update(marks(count)[count:])
-    held = sum(len(begin) for pieces in builder._intervals.values() for begin, _ in pieces)  # pyright: ignore[reportPrivateUsage]
-    assert held <= 3 * MANY
+    assert builder._held <= 3 * MANY  # pyright: ignore[reportPrivateUsage]
     found = builder.finish()
     assert len(found) == count and found["step"].tolist() == list(range(count))
     assert (found["phases"][:, Phase.FORWARD] == 100).all() and (found["phases"][:, Phase.DATA] == 300).all()
     assert (found["operators"] == 1).all()
+
+
+def test_a_step_without_end_is_settled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is held of a run that never steps does not grow, and its phases add up all the same."""
+    monkeypatch.setattr(step_facts, "MANY_INTERVALS", 200)
+    monkeypatch.setattr(step_facts, "MUCH", 100)
+    builder = StepFactsBuilder()
+    builder.update(marks(0))
+    for at in range(0, 5000, 10):
+        builder.update(span(at, at + 5, Phase.FORWARD))
+        builder.update(span(at, at + 7, Phase.SPAN))
+        assert builder._held <= 201  # pyright: ignore[reportPrivateUsage]
+    (found,) = builder.finish(5000)
+    assert found["begin"] == 0 and found["end"] == 5000 and found["operators"] == 500
+    assert found["phases"][Phase.FORWARD] == 2500 and found["phases"][Phase.SPAN] == 1000
+
+
+def test_a_span_around_steps_hides_none_of_its_own() -> None:
+    """One block holds it and those that lie in it; also if it ends where steps are settled already."""
+    spans = [
+        span(100, 200, Phase.SPAN),
+        span(50, 5 * STEP_NS, Phase.SPAN),
+        span(4 * STEP_NS + 100, 4 * STEP_NS + 150, Phase.SPAN),
+    ]
+    found = facts([join_blocks([marks(10), *spans])])
+    assert found["phases"][:, Phase.SPAN].tolist() == [100, 0, 0, 0, 50, 0, 0, 0, 0, 0]
 
 
 def test_what_other_threads_do_is_no_part_of_the_step() -> None:
@@ -126,7 +151,7 @@ def test_what_other_threads_do_is_no_part_of_the_step() -> None:
 def test_signals_are_what_was_added_during_the_step() -> None:
     """Memory is what there was at its end; what was not read is NaN."""
     block: Any = empty_block(4)
-    block["kind"], block["category"], block["ts"] = Kind.COUNTER, strings.intern(SIGNAL), [0, 0, STEP_NS, STEP_NS]
+    block["kind"], block["category"], block["ts"] = Kind.COUNTER, strings.category(SIGNAL), [0, 0, STEP_NS, STEP_NS]
     block["name"] = [strings.intern(name) for name in ("cpu_ns", "resident_bytes")] * 2
     block["value"] = [500.0, 1e6, 1200.0, 3e6]
     found = facts([marks(2), block])

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,8 @@ from hypothesis import strategies as st
 from stepscope.runtime import strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.step_parts import RUNNING
+from stepscope.runtime.step_statistics import Part, StepStatistics
 from stepscope.runtime.summary import FORMATS, NAME_WIDTH, SORT_KEYS, InstantRow, Summary, SummaryRow
 from stepscope.runtime.table import (
     Column,
@@ -74,12 +77,14 @@ def test_rows_hold_what_was_recorded() -> None:
 
 
 def test_the_table_for_a_terminal() -> None:
-    """Columns are aligned, units are for people, shares are of the whole self time."""
-    assert recorded().table() == (
-        "Name  Category  Count    Self  Self %   Total    Mean     Min     P50     P95     P99     Max\n"
+    """Columns are aligned, units are for people, shares are of the time that was recorded."""
+    assert msgspec.structs.replace(recorded(), recorded_ns=20_000).table() == (
+        "20.0us recorded, without steps\n"
+        "\n"
+        "Name  Category  Count    Self  Time %   Total    Mean     Min     P50     P95     P99     Max\n"
         "----  --------  -----  ------  ------  ------  ------  ------  ------  ------  ------  ------\n"
-        "mul   cpu_op        3  6.00us   60.0%  6.00us  2.00us  1.00us  2.01us  3.00us  3.00us  3.00us\n"
-        "add   cpu_op        1  4.00us   40.0%  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us\n"
+        "mul   cpu_op        3  6.00us   30.0%  6.00us  2.00us  1.00us  2.01us  3.00us  3.00us  3.00us\n"
+        "add   cpu_op        1  4.00us   20.0%  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us  50.0us\n"
         "\n"
         "4 spans, 10.0us self time\n"
         "counter values left out because they are no finite numbers: 1\n"
@@ -94,6 +99,48 @@ def test_the_table_for_a_terminal() -> None:
     )
 
 
+def test_steps_come_first_and_other_processes_last() -> None:
+    """Parts add up to the step, shares are of the steps' time, and workers have none."""
+    steps = StepStatistics(
+        steps=12,
+        steady=10,
+        mean=1e6,
+        p50=9e5,
+        p95=2e6,
+        rate=1e3,
+        slowest=7,
+        slowest_ns=3e6,
+        slowest_why="2.00ms more in data",
+    )
+    summary = Summary(
+        rows=(row("load", self_ns=6_000_000),),
+        steps=steps,
+        parts=(Part("data", 6_000_000, 0.6), Part(RUNNING, 4_000_000, 0.4)),
+        elsewhere=tuple(row(f"worker {number}") for number in range(7)),
+        startup_ns=3 * 10**9,
+        steps_ns=12_000_000,
+    )
+    lines = summary.table().splitlines()
+    assert lines[:3] == [
+        "12 steps: mean 1.00ms, p50 900us, p95 2.00ms, 1,000 steps/s, without the first 2",
+        "slowest: step 7, 3.00ms: 2.00ms more in data",
+        "beside steps: startup 3.00s",
+    ]
+    cells = [re.split(r" {2,}", line) for line in lines[6:9]]
+    assert cells == [
+        ["data", "600us", "60.0%"],
+        ["not covered by any span, running", "400us", "40.0%"],
+        ["a step", "1.00ms", "100.0%"],
+    ]
+    assert lines[10].split()[:6] == ["Name", "Category", "Count", "Self", "Steps", "%"] and "50.0%" in lines[12]
+    at = lines.index("1 span, 6.00ms self time")
+    assert lines[at + 2].startswith("Other processes") and "%" not in "".join(lines[at:])
+    assert "2 of 7 rows are not shown" in lines[at:]
+    assert "| data | 600us | 60.0% |" in summary.markdown()
+    data = json.loads(summary.json())
+    assert data["steps"]["slowest"] == 7 and data["parts"][0] == {"name": "data", "total_ns": 6_000_000, "share": 0.6}
+
+
 def test_markdown_has_full_names_and_the_same_numbers() -> None:
     """Names are code, whatever they contain; nothing is shortened."""
     name = "a|b`c" + "d" * 100
@@ -101,7 +148,7 @@ def test_markdown_has_full_names_and_the_same_numbers() -> None:
     head, rule, line = text.splitlines()[:3]
     assert head.startswith("| Name | Category | Count | Self |")
     assert rule.startswith("| --- | --- | ---: | ---: |")
-    assert line.startswith(f"| ``a\\|b`c{'d' * 100}`` | `cpu_op` | 1 | 4.00us | 100.0% |")
+    assert line.startswith(f"| ``a\\|b`c{'d' * 100}`` | `cpu_op` | 1 | 4.00us | 2.00us |")
 
 
 def test_json_gives_all_rows_in_full_precision() -> None:
@@ -118,7 +165,8 @@ def test_a_summary_of_nothing_says_so() -> None:
     assert empty == Summary()
     assert empty.table() == "no spans were recorded\n"
     assert empty.markdown() == "- no spans were recorded\n"
-    assert json.loads(empty.json()) == {"rows": [], "counters": [], "instants": [], "counts": {}}
+    data = json.loads(empty.json())
+    assert data | {"rows": [], "counters": [], "instants": [], "counts": {}} == data
 
 
 @pytest.mark.parametrize("key", SORT_KEYS)
@@ -141,7 +189,7 @@ def test_equal_rows_are_sorted_by_name() -> None:
 
 def test_top_says_how_much_is_left_out() -> None:
     """A table never looks complete when it is not; shares are of all rows."""
-    text = Summary(tuple(row(f"op{i}", self_ns=1000) for i in range(10))).table(top=4)
+    text = Summary(tuple(row(f"op{i}", self_ns=1000) for i in range(10)), recorded_ns=10_000).table(top=4)
     assert "6 of 10 rows are not shown" in text
     assert text.count("10.0%") == 4
     assert "10 spans, 10.0us self time" in text

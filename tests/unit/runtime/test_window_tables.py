@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Kind, empty_block
 from stepscope.runtime.strings import FIRST_NAME
-from stepscope.runtime.window_tables import KEPT_TABLES, WindowTables
+from stepscope.runtime.window_tables import KEPT_TABLES, WindowTable, WindowTables
 
 
-def table(names: int = 1) -> Aggregates:
+def table(names: int = 1) -> WindowTable:
     """Statistics of this many names, each with durations far apart."""
-    made = Aggregates()
+    made = WindowTable()
     for duration in (10, 100_000, 10_000_000):
         block = empty_block(names)
         block["kind"], block["dur"], block["name"] = int(Kind.SPAN), duration, np.arange(names) + FIRST_NAME

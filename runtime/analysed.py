@@ -1,0 +1,62 @@
+"""What analysis makes of a run, and of what is shown in notebooks.
+
+Analysis is above this package: `stepscope.build`, which makes profilers, says here who does it.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    from stepscope.analysis.findings import Answer
+
+
+class Analysis(Protocol):
+    """Reads and shows."""
+
+    def explain(self, path: Path) -> Answer:
+        """The answer of a run."""
+        ...
+
+    def refused(self, path: Path, why: str) -> Answer:
+        """That there is none, and why."""
+        ...
+
+    def html(self, shown: object) -> str:
+        """A part of a page with a profiler, its table or its report."""
+        ...
+
+
+by: Analysis | None = None
+"""Who does it; `None` if nothing here has made a profiler."""
+
+
+def as_html(shown: object) -> str:
+    """For notebooks: styles that touch nothing else, no script."""
+    return by.html(shown) if by is not None else f"<pre>{html.escape(str(shown))}</pre>"
+
+
+class ShownText(str):
+    """Text that notebooks show as a part of a page.
+
+    Args:
+        text: for everything else.
+        shown: gives what is shown in its place.
+    """
+
+    def __new__(cls, text: str, shown: Callable[[], object]) -> Self:
+        made = super().__new__(cls, text)
+        made._shown = shown
+        return made
+
+    _shown: Callable[[], object]
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Another process has the text."""
+        return str, (str(self),)
+
+    def _repr_html_(self) -> str:
+        return as_html(self._shown())

@@ -1,0 +1,256 @@
+"""Statistics of steps in fixed memory: what `summary()` says first, kept while the events stream by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime import strings
+from stepscope.runtime.aggregates import Aggregates
+from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.step_facts import FACTS_DTYPE, Facts
+from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
+from stepscope.runtime.table import human_time
+
+FIRST_STEPS = 5
+"""Steps at the begin that are not judged: caches are cold, code compiles."""
+_MOST_PIECES = 64
+TOLD_NS = 1_000_000_000
+"""What lies before the first step or after the last is shown from here on."""
+KEPT_STEPS = 1024
+"""Steps of which the facts are kept, the last ones: 240 bytes each."""
+STEPS_END = "steps_end"
+"""Key of a run's metadata: what ends its steps, where that is not the program itself."""
+OPTIMIZER = "optimizer"
+"""Its value if each call of an optimizer's step() does. Such a program does not say where its loop begins, so all until the end
+of step 0, such as `import torch`, is startup and no step."""
+
+
+class StepStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a rank's steps, times in ns."""
+
+    steps: int
+    steady: int
+    """Steps that are judged: without the first ones."""
+    mean: float
+    p50: float
+    p95: float
+    rate: float
+    """Steps a second."""
+    slowest: int
+    """Number of the slowest steady step."""
+    slowest_ns: float
+    slowest_why: str
+    """What was different in it."""
+
+
+class Part(msgspec.Struct, frozen=True, gc=False):
+    """A part of the steps that are judged. All parts add up to their time."""
+
+    name: str
+    total_ns: int
+    share: float
+    """Of the time of these steps, from 0 to 1."""
+
+
+def first_steps(count: int) -> int:
+    """How many of so many steps are not judged."""
+    return min(FIRST_STEPS, count // 4)
+
+
+def startup_step(facts: Facts, metadata: dict[str, Any]) -> bool:
+    """Whether the first of these steps is no step, but startup: see `OPTIMIZER`."""
+    return bool(len(facts)) and int(facts["step"][0]) == 0 and metadata.get(STEPS_END) == OPTIMIZER
+
+
+def statistics_of(facts: Facts, judged: Facts) -> StepStatistics:
+    """Of steps of which some are judged.
+
+    Raises:
+        ValueError: if none is.
+    """
+    running = _Running()
+    running.add(judged)
+    return running.statistics(len(facts), judged)
+
+
+def difference(judged: Facts, step: Any) -> str:
+    """What one step (facts) has more of than is usual in others; empty if it took no longer."""
+    excess = float(step["end"] - step["begin"] - np.median(durations(judged)))
+    if excess <= 0:
+        return ""
+    own: Any = np.zeros(1, FACTS_DTYPE)
+    own[0] = step
+    mine, usual = parts_of(own), parts_of(judged)
+    more = {
+        name: float(mine[name][0] if name in mine else 0) - (float(np.median(usual[name])) if name in usual else 0.0)
+        for name in {**usual, **mine}
+    }
+    name = max(more, key=lambda each: more[each])
+    if more[name] < 0.5 * excess:
+        return "no single part"
+    if name == UNCOVERED:
+        return f"{human_time(more[name])} more in nothing that was recorded"
+    return f"{human_time(more[name])} more in {name}"
+
+
+class _Running:
+    """Sums over steps, in fixed memory."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ns = 0
+        self.parts: dict[str, int] = {}
+        self.slowest: Any = None
+        self._times = Aggregates()
+
+    def add(self, facts: Facts) -> None:
+        """Adds steps, in the order of their times."""
+        if not len(facts):
+            return
+        took = durations(facts)
+        self.count += len(facts)
+        self.ns += int(took.sum())
+        for name, column in parts_of(facts).items():
+            self.parts[name] = self.parts.get(name, 0) + int(column.sum())
+        self._see(facts[int(np.argmax(took))])
+        block: Any = empty_block(len(facts))
+        block["kind"], block["name"], block["dur"] = Kind.SPAN, _NAME, took
+        self._times.update(block)
+
+    def merge(self, other: _Running) -> None:
+        """Adds what came later."""
+        self.count += other.count
+        self.ns += other.ns
+        for name, ns in other.parts.items():
+            self.parts[name] = self.parts.get(name, 0) + ns
+        if other.slowest is not None:
+            self._see(other.slowest)
+        self._times.merge(other._times)
+
+    def statistics(self, steps: int, kept: Facts) -> StepStatistics:
+        """Of these steps, of which the last are kept. Quantiles are exact if all are, and else off by less than 1/128.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if not self.count:
+            raise ValueError("there are no statistics of no steps")
+        if len(kept) >= self.count:
+            took = durations(kept)
+            p50, p95 = float(np.median(took)), float(np.quantile(took, 0.95))
+        else:
+            p50, p95 = self._times.rows()[0][7:9]
+        mean = self.ns / self.count
+        return StepStatistics(
+            steps=steps,
+            steady=self.count,
+            mean=mean,
+            p50=p50,
+            p95=p95,
+            rate=1e9 / mean if mean else 0.0,
+            slowest=int(self.slowest["step"]),
+            slowest_ns=float(self.slowest["end"] - self.slowest["begin"]),
+            slowest_why=difference(kept, self.slowest),
+        )
+
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self._times.nbytes()
+
+    def _see(self, step: Any) -> None:
+        if self.slowest is None or step["end"] - step["begin"] > self.slowest["end"] - self.slowest["begin"]:
+            self.slowest = step.copy()
+
+
+_NAME = strings.intern("step")
+
+
+class StepTotals:
+    """Statistics of the steps of a window, or of many.
+
+    Args:
+        optimizer: whether what ends steps is an optimizer's step(), so that step 0 is startup.
+    """
+
+    def __init__(self, *, optimizer: bool = False) -> None:
+        self._optimizer = optimizer
+        self.count = 0
+        self.ns = 0
+        """Of all steps."""
+        self.startup_ns = 0
+        """Before the first step."""
+        self.shutdown_ns = 0
+        """After the last."""
+        self.first: Facts = np.zeros(0, FACTS_DTYPE)
+        """The first steps, which may not be judged."""
+        self.running = _Running()
+        """All others."""
+        self._last: tuple[Facts, ...] = ()
+
+    def add(self, facts: Facts) -> None:
+        """Adds steps, in the order of their times."""
+        if self._optimizer and not self.count and len(facts) and int(facts["step"][0]) == 0:
+            self.startup_ns += int(durations(facts[:1])[0])
+            facts = facts[1:]
+        if not len(facts):
+            return
+        self._add(facts)
+        self._last = _newest((*self._last, facts))
+
+    def _add(self, facts: Facts) -> None:
+        self.count += len(facts)
+        self.ns += int(durations(facts).sum())
+        room = FIRST_STEPS - len(self.first)
+        if room > 0:
+            self.first = np.concatenate((self.first, facts[:room]))
+        self.running.add(facts[max(room, 0) :])
+
+    def merged(self, later: StepTotals) -> StepTotals:
+        """Of both; neither changes."""
+        made = StepTotals()
+        for one in (self, later):
+            made.startup_ns += one.startup_ns
+            made.shutdown_ns += one.shutdown_ns
+            made._add(one.first)
+            made.running.merge(one.running)
+            made.count += one.running.count
+            made.ns += one.running.ns
+        made._last = _newest((*self._last, *later._last))
+        return made
+
+    @property
+    def last(self) -> Facts:
+        """The last steps, at most `KEPT_STEPS`."""
+        last: Facts = np.concatenate(self._last) if self._last else np.zeros(0, FACTS_DTYPE)
+        return last[-KEPT_STEPS:]
+
+    @property
+    def judged(self) -> int:
+        """How many steps are judged."""
+        return self.count - first_steps(self.count)
+
+    def of_judged(self) -> tuple[StepStatistics | None, tuple[Part, ...]]:
+        """Statistics of the steps that are judged, and their parts: the largest first, what nothing covers last."""
+        if not self.judged:
+            return None, ()
+        running = _Running()
+        running.add(self.first[first_steps(self.count) :])
+        running.merge(self.running)
+        parts = [Part(name, ns, ns / (running.ns or 1)) for name, ns in running.parts.items()]
+        parts.sort(key=lambda part: (is_uncovered(part.name), -part.total_ns))
+        return running.statistics(self.count, self.last[-self.judged :]), tuple(parts)
+
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.first.nbytes + sum(facts.nbytes for facts in self._last) + self.running.nbytes()
+
+
+def _newest(pieces: tuple[Facts, ...]) -> tuple[Facts, ...]:
+    """Pieces that hold the last steps. They are joined from time to time only: most windows are short."""
+    if len(pieces) <= _MOST_PIECES and sum(map(len, pieces)) <= 2 * KEPT_STEPS:
+        return pieces
+    joined: Facts = np.concatenate(pieces)
+    return (joined[-KEPT_STEPS:].copy(),)
