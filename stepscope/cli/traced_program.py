@@ -179,7 +179,8 @@ class TracedProgram(msgspec.Struct, frozen=True):
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
         if not given_up and self.speaks and _takes_text():
             asked = self._ending()
-            _write(asked.text_of_other_process() or "".join(f"{label}  {text}\n" for label, text in asked.notes))
+            answer = asked.text_of_other_process().lstrip("\n")  # a line was said already
+            _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
 
     def _opening(self) -> list[str]:
         """How to look at the result, if there is one."""
