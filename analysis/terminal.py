@@ -82,6 +82,7 @@ def lines(answer: Answer) -> Iterator[Line]:
         told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
         if told:
             yield Line(Text(f"Beside steps: {', '.join(told)}"))
+    yield from without_steps(answer)
     yield from _device(answer)
     if answer.unknown:
         yield Line(Text("; ".join(answer.unknown), "dim"), 2, "Not known", "dim")
