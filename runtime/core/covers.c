@@ -10,13 +10,9 @@
 
 #define KEYS 1024 /* slots for classes and tracks of a block; of more than half of that intervals are not joined here */
 
-typedef struct {
-    int64_t class, track, begin, end;
-} Cover;
+typedef struct { int64_t class, track, begin, end; } Cover;
 
-typedef struct {
-    int64_t ts, step, track;
-} Mark;
+typedef struct { int64_t ts, step, track; } Mark;
 
 typedef struct {
     int64_t ts, name;
@@ -63,7 +59,8 @@ static bool add_mark(Covers *c, const Event *v) {
 }
 
 static bool add_reading(Covers *c, const Event *v) {
-    if (c->reading_count == c->reading_room && !grow((void **)&c->readings, &c->reading_room, sizeof *c->readings)) return false;
+    if (c->reading_count == c->reading_room && !grow((void **)&c->readings, &c->reading_room, sizeof *c->readings))
+        return false;
     c->readings[c->reading_count++] = (Reading){v->ts, v->name, v->value};
     return true;
 }
@@ -139,14 +136,15 @@ static bool scan(Covers *c, const char *bytes, size_t n, const Facts *facts) {
 PyObject *covers_py_of(PyObject *module, PyObject *args) {
     Py_buffer events, classes, categories;
     Facts facts = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*IIII:covers", &events, &classes, &categories, &facts.signal, &facts.ignored, &facts.apart,
-                          &facts.inner))
+    if (!PyArg_ParseTuple(args, "y*y*y*IIII:covers", &events, &classes, &categories, &facts.signal, &facts.ignored,
+                          &facts.apart, &facts.inner))
         return NULL;
     facts.classes = classes.buf, facts.categories = categories.buf, facts.names = (size_t)classes.len;
     PyObject *found = NULL;
     Covers *c = NULL;
     if (events.len % (Py_ssize_t)sizeof(Event) || categories.len != classes.len * (Py_ssize_t)sizeof(uint16_t)) {
-        PyErr_Format(PyExc_ValueError, "a block is a multiple of 64 bytes, and a name has a class and a category: got %zd, %zd, %zd bytes",
+        PyErr_Format(PyExc_ValueError,
+                     "a block is a multiple of 64 bytes, and a name has a class and a category: got %zd, %zd, %zd bytes",
                      events.len, classes.len, categories.len);
     } else if ((c = calloc(1, sizeof *c))) {
         bool enough;
@@ -170,9 +168,7 @@ PyObject *covers_py_of(PyObject *module, PyObject *args) {
 #define SLOTS 256
 #define NO_SLOT 255
 
-typedef struct {
-    int64_t begin, end;
-} Interval;
+typedef struct { int64_t begin, end; } Interval;
 
 typedef struct {
     Interval *all;
@@ -326,8 +322,10 @@ PyObject *covers_py_share(PyObject *module, PyObject *args) {
     by.own = own.buf, by.others = others.buf, by.marks = marks.buf, by.mark_count = (size_t)marks.len / sizeof(int64_t);
     if (covers.len % (Py_ssize_t)sizeof(Cover) || begins.len != ends.len || own.len != SLOTS || others.len != SLOTS ||
         by.first > by.last || by.last >= NO_SLOT || by.apart >= NO_SLOT || by.inner >= NO_SLOT) {
-        PyErr_SetString(PyExc_ValueError, "intervals have four numbers, stretches begin and end, and each of 256 classes has a slot");
-    } else if ((found = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t))))) {
+        PyErr_SetString(PyExc_ValueError,
+                        "intervals have four numbers, stretches begin and end, and each of 256 classes has a slot");
+    } else if ((found =
+                    PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t))))) {
         bool enough;
         int64_t *out = (int64_t *)PyBytes_AS_STRING(found);
         Py_BEGIN_ALLOW_THREADS
