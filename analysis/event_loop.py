@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from typing import Any
 
@@ -28,8 +29,13 @@ class Loop:
         self._waits: list[tuple[int, int, str]] = []
         for task in tasks:
             at, end = task.ts, task.ts + task.dur
-            for first, last in waits.get(task.track, ()):
-                if last <= task.ts or first >= end:
+            row = waits.get(task.track, [])
+            # One wait of a task ends before the next begins.
+            for index in range(max(bisect_left(row, (at, 0)) - 1, 0), len(row)):
+                first, last = row[index]
+                if first >= end:
+                    break
+                if last <= at:
                     continue
                 self._waits.append((max(first, task.ts), min(last, end), task.name))
                 if first > at:

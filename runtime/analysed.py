@@ -5,7 +5,6 @@ Analysis is above this package: `stepscope.build`, which makes profilers, says h
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
@@ -36,7 +35,11 @@ by: Analysis | None = None
 
 def as_html(shown: object) -> str:
     """For notebooks: styles that touch nothing else, no script."""
-    return by.html(shown) if by is not None else f"<pre>{html.escape(str(shown))}</pre>"
+    if by is not None:
+        return by.html(shown)
+    from html import escape
+
+    return f"<pre>{escape(str(shown))}</pre>"
 
 
 class ShownText(str):

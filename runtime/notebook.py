@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import logging
 import sys
 from collections.abc import Callable, Generator
@@ -20,37 +19,52 @@ log = logging.getLogger("stepscope")
 
 INTERVAL_S = 0.5
 """Between two updates."""
+LATEST_S = 1.0
+"""That the end of the block waits for the last one, at most."""
 
 
 @contextmanager
 def progress(ask: Callable[[], ProfilerStatistics]) -> Generator[None]:
-    """Shows it as long as the block lasts, where a kernel of IPython runs; elsewhere nothing. A thread of its own does it."""
-    if not _in_kernel():
-        yield
-        return
-    began, first, over = clock.now(), ask().steps, Event()
-    handle: Any = import_module("IPython.display").display(
-        _bundle(ask(), first, began, began), raw=True, display_id=True
-    )
+    """Shows it as long as the block lasts, where a kernel of IPython runs; elsewhere nothing. A thread of its own does it.
 
-    def update() -> None:
-        last, at = first, began
-        try:
-            while not over.wait(INTERVAL_S):
-                statistics = ask()
-                handle.update(_bundle(statistics, last, at, began), raw=True)
-                last, at = statistics.steps, clock.now()
-        except Exception:
-            log.warning("the progress of the run is not shown any more", exc_info=True)
-
-    thread = Thread(target=update, name="stepscope progress", daemon=True)
-    start(thread)
+    What goes wrong with the display is logged, and the block goes on.
+    """
+    over = Event()
+    thread = Thread(target=_Shown(ask, over).run, name="stepscope progress", daemon=True) if _in_kernel() else None
+    try:
+        if thread is not None:
+            start(thread)
+    except RuntimeError as error:
+        log.warning("the progress of the run is not shown: %s", error)
+        thread = None
     try:
         yield
     finally:
         over.set()
-        join(thread, INTERVAL_S)
-        handle.update(_bundle(ask(), first, began, began), raw=True)
+        if thread is not None:
+            join(thread, LATEST_S)
+
+
+class _Shown:
+    """A display and what it showed last."""
+
+    def __init__(self, ask: Callable[[], ProfilerStatistics], over: Event) -> None:
+        self._ask, self._over = ask, over
+
+    def run(self) -> None:
+        """Updates it until all is over, and then once more."""
+        try:
+            began = at = clock.now()
+            first = last = self._ask().steps
+            display = import_module("IPython.display").display
+            handle: Any = display(_bundle(self._ask(), first, began, began), raw=True, display_id=True)
+            while not self._over.wait(INTERVAL_S):
+                now = self._ask()
+                handle.update(_bundle(now, last, at, began), raw=True)
+                last, at = now.steps, clock.now()
+            handle.update(_bundle(self._ask(), first, began, began), raw=True)
+        except Exception:
+            log.warning("the progress of the run is not shown any more", exc_info=True)
 
 
 def _in_kernel() -> bool:
@@ -70,5 +84,5 @@ def _bundle(now: ProfilerStatistics, last: int, at: int, began: int) -> dict[str
     text = f"stepscope: {now.state}, {human_count(now.steps, 'step')}{rate}, {passed}{dropped}"
     return {
         "text/plain": text,
-        "text/html": f'<span style="font-variant-numeric:tabular-nums">{html.escape(text)}</span>',
+        "text/html": f'<span style="font-variant-numeric:tabular-nums">{text}</span>',
     }

@@ -74,7 +74,8 @@ def look_tasks(job: Job) -> list[Finding]:
         return []
     end = max(task.ts + task.dur for task in rank.tasks)
     # asyncio.run cancels at its end what is still there.
-    left = [task for task in rank.tasks if task.open or task.ts + task.dur > end - AT_THE_END * _length(rank)]
+    late = end - AT_THE_END * _length(rank)
+    left = [task for task in rank.tasks if task.open or task.ts + task.dur > late]
     opened = Counter(task.name for task in left)
     all_of = Counter(task.name for task in rank.tasks)
     found: list[Finding] = []
@@ -110,7 +111,8 @@ def look_queue(job: Job) -> list[Finding]:
             first, second, third = (float(np.median(part)) for part in np.array_split(values, 3))
             if not first < second < third or third - first < QUEUE_GROWTH or values[-1] < 0.8 * values.max():
                 continue
-            lasting = Counter(task.name for task in rank.tasks if task.open or task.dur > 0.5 * _length(rank))
+            half = 0.5 * _length(rank)
+            lasting = Counter(task.name for task in rank.tasks if task.open or task.dur > half)
             tasks = ", ".join(f"{task} ({count})" for task, count in lasting.most_common(4))
             place = parse_frame(name)
             seconds = (readings[-1][0] - readings[0][0]) / 1e9

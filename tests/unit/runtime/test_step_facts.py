@@ -52,7 +52,7 @@ def span(begin: int, end: int, phase: Phase, track: int = TRACK) -> Block:
     block: Any = empty_block(1)
     name, category = KINDS[phase]
     block["kind"], block["track"], block["ts"], block["dur"] = Kind.SPAN, track, begin, end - begin
-    block["name"], block["category"] = strings.intern(name), strings.intern(category)
+    block["name"], block["category"] = strings.intern(name), strings.category(category)
     return block  # type: ignore[no-any-return]
 
 
@@ -171,7 +171,7 @@ def test_devices_are_counted_apart(name: str, category: str, kind: Device) -> No
     """On rows of their own, whatever the thread does."""
     block: Any = empty_block(1)
     block["kind"], block["track"], block["ts"], block["dur"] = Kind.SPAN, OTHER, 100, 50
-    block["name"], block["category"] = strings.intern(name), strings.intern(category)
+    block["name"], block["category"] = strings.intern(name), strings.category(category)
     found = facts([marks(1), block])
     assert found["device"][0, kind] == 50 and not found["phases"].any()
 
