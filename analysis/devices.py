@@ -253,7 +253,7 @@ class DeviceBuilder:
         ids = spans["id"][order]
         at = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
         inner = (spans["parent"] != 0) & (ids[at] == spans["parent"])
-        own = idle.copy()
+        own: Any = idle.copy()
         np.subtract.at(own, order[at[inner]], idle[inner])
         keys, inverse = np.unique(spans["class"].astype(np.int64) << 32 | spans["name"], return_inverse=True)
         sums = np.zeros(len(keys), np.int64)

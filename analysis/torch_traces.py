@@ -104,7 +104,7 @@ def _opened(path: Path) -> SavedTrace:
     trace.read_head()
     if not trace.head.keys() & _HEAD and not path.name.lower().endswith(OF_TORCH):
         with contextlib.closing(cast("Generator[list[KinetoEvent]]", trace.slices())) as slices:
-            first = next(slices, [])
+            first: list[KinetoEvent] = next(slices, [])
         if not any(event.cat in _CATEGORIES for event in first):
             raise FormatError(f"{path} is no trace of torch.profiler: nothing in its first events is of torch")
     return trace
@@ -245,7 +245,7 @@ def _converted(converter: KinetoConverter, events: list[KinetoEvent]) -> tuple[l
     try:
         made, failed = [converter.convert(events)], 0
     except _UNREADABLE:
-        made, failed = [], 0
+        made, failed = cast("list[tuple[Block, bytes]]", []), 0
         for event in events:
             try:
                 made.append(converter.convert([event]))

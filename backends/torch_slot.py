@@ -182,7 +182,7 @@ class TorchSlot:
             for owner, name, wrap in (
                 (region, "__enter__", self._wrap_region_begin),
                 # Below the operator's own object, which torch looks at while it compiles.
-                (ends, "_op", lambda original: _Stand(original, self._wrap_region_end(original))),
+                (ends, "_op", self._stand_for_end),
             ):
                 original = getattr(owner, name)
                 wrapper = wrap(original)
@@ -302,6 +302,9 @@ class TorchSlot:
             return result
 
         return end
+
+    def _stand_for_end(self, original: Callable[..., Any]) -> _Stand:
+        return _Stand(original, self._wrap_region_end(original))
 
     def _is_stale(self, region: int) -> bool:
         """Whether the recording that a region began under may have ended."""

@@ -39,7 +39,7 @@ def _of(
             def once() -> Sample:
                 command = [sys.executable, "-P", "-c", _MEASURE, what, str(directory)]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
-                facts = dict(zip(FACTS, map(float, done.stdout.split()), strict=True))
+                facts: dict[str, float] = dict(zip(FACTS, map(float, done.stdout.split()), strict=True))
                 return Sample(facts[fact], facts=facts)
 
             yield once

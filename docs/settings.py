@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import BuiltinFunctionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, cast, get_args, get_origin
 
 import msgspec
 
@@ -101,6 +101,7 @@ def settings_of(subject: Callable[..., Any]) -> tuple[Field, ...]:
     """
     if isinstance(subject, type) and issubclass(subject, msgspec.Struct):
         return fields_of(subject)
+    subject = cast(Any, subject)
     documented = "\n".join(filter(None, (inspect.getdoc(subject), inspect.getdoc(getattr(subject, "__init__", None)))))
     fields: list[Field] = []
     for parameter in inspect.signature(subject).parameters.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import SupportsIndex
+from typing import Any, SupportsIndex, cast
 
 LONGEST = 60
 """Characters of a value in a message."""
@@ -34,9 +34,11 @@ def path_argument(name: str, given: object) -> str:
         TypeError: if it is neither a str nor a Path.
         ValueError: if it is empty.
     """
-    text = os.fspath(given) if isinstance(given, os.PathLike) else given  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    text: object = given
+    if isinstance(given, os.PathLike):
+        text = cast(Any, given).__fspath__()
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str or a Path, {got(given)}")
+        raise TypeError(f"{name} must be a str or a Path, {got(cast(object, given))}")
     if not text:
         raise ValueError(f"{name} must not be empty")
     return text

@@ -23,7 +23,7 @@ class ProcessorDemand:
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[int, int]] = {}
-        self._sums = dict.fromkeys((*OWN, *CHILDREN), 0)
+        self._sums: dict[str, int] = dict.fromkeys((*OWN, *CHILDREN), 0)
 
     def record(self) -> None:
         """Reads the schedstat of every thread, and records the sums. Where there is none, nothing is recorded."""

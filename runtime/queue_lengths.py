@@ -26,7 +26,8 @@ class QueueLengths:
 
     def begin(self) -> None:
         """Wraps `asyncio.Queue.__init__`."""
-        original = self._original = asyncio.Queue.__init__
+        queues: Any = asyncio.Queue
+        original: Any = queues.__init__
 
         @functools.wraps(original)
         def init(queue: asyncio.Queue[Any], *args: Any, **kwargs: Any) -> None:
@@ -34,13 +35,14 @@ class QueueLengths:
             if self._wrapper is not None and len(self._followed) < MOST_QUEUES:
                 self._followed.append((weakref.ref(queue), _caller()))
 
-        self._wrapper = init
-        asyncio.Queue.__init__ = init  # type: ignore[method-assign]
+        self._original, self._wrapper = original, init
+        queues.__init__ = init
 
     def end(self) -> None:
         """Puts it back, unless somebody else has replaced it since; forgets the queues."""
-        if self._wrapper is not None and asyncio.Queue.__init__ is self._wrapper:
-            asyncio.Queue.__init__ = self._original  # type: ignore[method-assign]
+        queues: Any = asyncio.Queue
+        if self._wrapper is not None and queues.__init__ is self._wrapper:
+            queues.__init__ = self._original
         self._wrapper = self._original = None
         self._followed.clear()
 

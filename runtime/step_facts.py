@@ -363,7 +363,8 @@ class StepFactsBuilder:
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
         facts["device"] = self._shared(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
-            self._fill_phases(facts, slice(None), marks, (int(marks[0, _ON]),) * 2)
+            track = int(marks[0, _ON])
+            self._fill_phases(facts, slice(None), marks, (track, track))
             return facts
         # The first mark of a run may be of another thread, or of none of the tasks that step.
         tracks = np.sort(np.stack((marks[:-1, _ON], marks[1:, _ON])), axis=0)

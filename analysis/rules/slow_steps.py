@@ -126,7 +126,7 @@ def period_of(slow: np.ndarray, excess: np.ndarray, count: int) -> int:
         count: of all steps.
     """
     longest = np.sort(slow[np.argsort(excess)[-MOST_COMPARED:]])
-    distances = Counter(np.subtract.outer(longest, longest)[np.tril_indices(len(longest), -1)].tolist())
+    distances: Counter[int] = Counter(np.subtract.outer(longest, longest)[np.tril_indices(len(longest), -1)].tolist())
     best, most = 0, 0.0
     for period in sorted(period for period, _ in distances.most_common(MOST_COMPARED) if period >= 2):
         hits = np.bincount(slow % period, minlength=period)

@@ -8,7 +8,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from stepscope.analysis.findings import Answer, RankAnswer
+from stepscope.analysis.findings import Answer, Finding, RankAnswer
 from stepscope.analysis.terminal import (
     PLACE,
     Line,
@@ -57,7 +57,7 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
 
     What is left out first is evidence without a place, from the third sentence on, then the gain.
     """
-    found = answer.findings[0] if answer.findings and not answer.refused else None
+    found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
     whole = True
     while True:
         said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))

@@ -77,7 +77,7 @@ def summary_of(kept: Stored) -> RankSummary:
     for name in PLAIN:
         setattr(summary, name, getattr(kept, name))
     summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
-    count = len(next(iter(kept.facts.values()), []))
+    count = max(map(len, kept.facts.values()), default=0)
     summary.facts = np.zeros(count, FACTS_DTYPE)
     for name, into in _fields(summary.facts).items():
         if name in kept.facts:

@@ -82,6 +82,11 @@ async def poll(condition: Callable[[], object]) -> None:
             await anyio.sleep(0.001)
 
 
+def html_of(thing: Any) -> str:
+    """What a notebook shows of it."""
+    return str(thing._repr_html_())
+
+
 def require(module: str) -> ModuleType:
     """Imports an optional module.
 

@@ -151,4 +151,4 @@ if __name__ == "__main__":
         runpy._run_module_as_main(REQUEST["program"])  # type: ignore[attr-defined]
     elif run(REQUEST["kind"], REQUEST["program"]):
         sys.excepthook = nothing  # it has been printed
-        raise sys.last_value  # not SystemExit, which would hide from Python that it was interrupted
+        raise sys.last_value or RuntimeError()  # not SystemExit, which would hide from Python that it was interrupted

@@ -28,6 +28,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.window import Window
+from tests.support.basics import html_of
 from tests.support.commands import stepscope
 from tests.support.journals import frame_borders
 from tests.support.launch import launched
@@ -70,7 +71,7 @@ def write(directory: Path, *blocks: Block, args: bytes = b"", rank: int | None =
 def answered(run: Path) -> Answer:
     """The answer, which can be shown everywhere; the page can be made as well."""
     answer = explain(run)
-    assert str(answer).strip() and answer.verdict and answer._repr_html_() and "</html>" in report_html(run)
+    assert str(answer).strip() and answer.verdict and html_of(answer) and "</html>" in report_html(run)
     json.loads(msgspec.json.encode(answer))
     return answer
 
@@ -94,13 +95,13 @@ def test_a_process_that_records(tmp_path: Path) -> None:
                 profiler.step()
     """
     run = tmp_path / "run"
+    answer: dict[str, Any] = {"findings": ()}
     with launched([sys.executable, "-P", "-c", textwrap.dedent(program), str(run)]) as process:
         until = time.monotonic() + 60
         while time.monotonic() < until:
             done = stepscope("explain", run, "--json", cwd=tmp_path) if (run / "journal").exists() else None
-            answer: dict[str, Any] = (
-                json.loads(done.stdout) if done is not None and done.returncode == 0 else {"findings": ()}
-            )
+            if done is not None and done.returncode == 0:
+                answer = json.loads(done.stdout)
             if answer["findings"]:
                 break
             time.sleep(0.2)
@@ -109,8 +110,7 @@ def test_a_process_that_records(tmp_path: Path) -> None:
         process.wait()
     late = answered(run)
     assert late.findings[0].id == "input-bound-in-process" and "did not end in order" in late.trust
-    before = answer["ranks"][0]["statistics"]["steps"]
-    assert count_of(late) >= before >= 20
+    assert count_of(late) >= answer["ranks"][0]["statistics"]["steps"] >= 20
 
 
 def test_nothing_was_recorded(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_operators(mode: Any, tmp_path: Path) -> None:
     import torch
 
     network = torch.nn.Linear(8, 2)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    optimizer: Any = torch.optim.SGD(network.parameters(), lr=0.1)
     with trace(output_dir=tmp_path, backends=[TorchBackend(mode)], options=Options(signals=SIGNALS)) as profiler:
         for _ in range(30):
             network(torch.rand(4, 8)).sum().backward()

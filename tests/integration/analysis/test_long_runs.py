@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -62,7 +63,8 @@ def test_the_page_of_many_events_is_small(tmp_path: Path) -> None:
         ";".join(f"{'&' * 150}{chance.randrange(30)} (/{'<' * 150}.py:{depth})" for depth in range(8))
         for _ in range(2_000)
     ]
-    batch = batch_with_arguments(names, [{}] * 98_000 + [{"stack": stack, "state": "R"} for stack in stacks])
+    nothing: dict[str, Any] = {}
+    batch = batch_with_arguments(names, [nothing] * 98_000 + [{"stack": stack, "state": "R"} for stack in stacks])
     events = batch.events.copy()
     events["kind"][98_000:] = Kind.INSTANT
     events["category"][98_000:] = strings.category("stack sample")

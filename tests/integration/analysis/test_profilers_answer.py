@@ -13,6 +13,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
+from tests.support.basics import html_of
 from tests.support.commands import stepscope
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -106,7 +107,7 @@ def test_a_process_that_takes_no_part(tmp_path: Path) -> None:
         if os.fork() == 0:
             answer = profiler.explain()
             print("refused:", answer.refused, flush=True)
-            assert str(answer) and answer._repr_html_()
+            assert str(answer) and html_of(answer)
             os._exit(0)
         os.wait()
         profiler.close()
@@ -118,17 +119,17 @@ def test_a_process_that_takes_no_part(tmp_path: Path) -> None:
 def test_parts_of_a_page(tmp_path: Path) -> None:
     """A profiler, its table, its answer and its report: names are text, nothing is run, styles touch nothing else."""
     with sc.trace(name=HOSTILE, output_dir=tmp_path / "run") as profiler:
-        early = profiler._repr_html_()
+        early = html_of(profiler)
         steps(profiler)
     table = profiler.summary(sort_by="count", top=1)
-    parts = {
-        "new": (sc.trace(output_dir=tmp_path / "other")._repr_html_(), "new"),
+    parts: dict[str, tuple[str, str]] = {
+        "new": (html_of(sc.trace(output_dir=tmp_path / "other")), "new"),
         "early": (early, "running"),
-        "profiler": (profiler._repr_html_(), "closed"),
-        "summary": (table._repr_html_(), "Median"),  # type: ignore[attr-defined]  # pyright: ignore
-        "aggregates": (profiler.aggregates()._repr_html_(), "Median"),
-        "explain": (profiler.explain()._repr_html_(), "Input-bound"),
-        "report": (profiler.report()._repr_html_(), "balanced"),
+        "profiler": (html_of(profiler), "closed"),
+        "summary": (html_of(table), "Median"),
+        "aggregates": (html_of(profiler.aggregates()), "Median"),
+        "explain": (html_of(profiler.explain()), "Input-bound"),
+        "report": (html_of(profiler.report()), "balanced"),
     }
     for name, (html, said) in parts.items():
         assert said in html, name

@@ -25,7 +25,7 @@ from stepscope.analysis.rank_summary import arguments
 from stepscope.analysis.terminal import show
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Kind
-from tests.support.basics import ROOT
+from tests.support.basics import ROOT, html_of
 from tests.support.commands import python, stepscope
 from tests.support.torch_trace import kernel, kineto_text, loop, rows, save, span, step
 
@@ -174,7 +174,7 @@ def test_a_directory_of_ranks(tmp_path: Path) -> None:
     assert [len(rank.devices) for rank in answer.ranks] == [1, 1, 1]
     idle = answer.ranks[1].devices[0]
     assert idle.total_ns == 2 * 9_200_000, "what lies between windows is no idling"
-    assert "rank" in shown(tmp_path) and "ranks[0]" in recording._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    assert "rank" in shown(tmp_path) and "ranks[0]" in html_of(recording)
     save(tmp_path / "other.json", EVENTS, distributedInfo={"rank": 0})
     assert any("same rank" in note for note in sc.load(tmp_path).notes)
 
@@ -266,7 +266,7 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "[bold]a[red].json" in text.replace("\n", "")
     done = stepscope("explain", path, cwd=tmp_path)
     assert done.returncode == 0 and "\x1b" not in done.stdout and "[bold]" in done.stdout
-    for page in (report_html(path), answer_html(explain(path)), sc.load(path)._repr_html_()):
+    for page in (report_html(path), answer_html(explain(path)), html_of(sc.load(path))):
         outside = re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
         assert (
             "<b>" not in outside and "\x1b" not in page and "\u202e" not in page and "7*7" in page or "<b>" not in page

@@ -354,7 +354,8 @@ def test_forced_writes_are_spans(tmp_path: Path) -> None:
 
 def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path: Path) -> None:
     """As long as the program keeps them; a queue's class stays as it was."""
-    before = asyncio.Queue.__init__
+    queues: Any = asyncio.Queue
+    before = queues.__init__
 
     def make() -> asyncio.Queue[int]:
         return asyncio.LifoQueue()
@@ -368,7 +369,7 @@ def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path:
 
     with traced(tmp_path, "tasks", "threads") as found:
         asyncio.run(main())
-    assert asyncio.Queue.__init__ is before
+    assert queues.__init__ is before
     rows = found.of(queue_lengths.CATEGORY)
     assert rows and {row.value for row in rows} == {7.0}
     (name,) = {row.name for row in rows}

@@ -21,6 +21,7 @@ from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
 from stepscope.analysis.rank_summary import Sample
 from stepscope.runtime.table import printable
+from tests.support.basics import html_of
 
 HOSTILE = "</script><b>\"'&\u2028\x00\ud800"
 
@@ -90,7 +91,7 @@ def answer(text: str) -> Answer:
 
 def test_an_answer_in_a_notebook() -> None:
     """Names are text, styles touch nothing else, nothing is run."""
-    html = answer(HOSTILE)._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    html = html_of(answer(HOSTILE))
     assert "<b>" not in html and "<script" not in html and "\x00" not in html and "\u2028" not in html
     assert "&lt;/script&gt;&lt;b&gt;" in html and "<code>code</code>" in html
     html.encode()
@@ -137,5 +138,5 @@ def test_the_page(run: Path) -> None:
 
 
 def test_a_recording_in_a_notebook(run: Path) -> None:
-    html = sc.load(run)._repr_html_()  # pyright: ignore[reportPrivateUsage]
+    html = html_of(sc.load(run))
     assert "ranks[0]" in html and "<b>" not in html
