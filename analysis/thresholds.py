@@ -6,6 +6,8 @@ from stepscope.runtime.step_statistics import FIRST_STEPS as FIRST_STEPS
 
 FINDING = 0.10
 """Share of the step from which on a cost is a finding."""
+SERIOUS = 0.20
+"""Share from which on it is one even if no function is named."""
 COVERED = 0.80
 """Share of an excess that a cause must cover to be named."""
 FEWEST_STEPS = 20

@@ -93,6 +93,12 @@ def demand(job: Job) -> tuple[float, float, float]:
     return own, children, max((rank.demand[processor_demand.PROCESSORS][-1][1] for rank in here), default=0.0)
 
 
+def children_run(job: Job) -> float:
+    """Part of their time, without what they wait for others, in which child processes have the processors that they ask for."""
+    run, waits = (sum(_sum(rank, name) for rank in _on_main_host(job)) for name in processor_demand.CHILDREN)
+    return run / (run + waits) if run + waits else 1.0
+
+
 def others_use(job: Job) -> float:
     """Processors that programs beside the job use on that host."""
     here = _on_main_host(job)

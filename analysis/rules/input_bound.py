@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, own_functions
-from stepscope.analysis.rules.contention import demand
+from stepscope.analysis.rules.contention import children_run, demand
 from stepscope.analysis.thresholds import FINDING, MOST_WORKERS, SAMPLES
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
@@ -59,16 +59,18 @@ def look(job: Job) -> list[Finding]:
     samples = [sample for sample in rank.samples_within() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= SAMPLES else None
     rest = whole - cost
+    fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
+    batch_ns = cost if not workers else fetch[0].p50 if fetch else workers * whole
+    queued = float(np.nan_to_num(rank.steady["run_queue_ns"]).sum() / step.sum())
+    if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
+        return []  # with processors of their own the workers would keep up: that they have none is another finding
     evidence = [
         f"{human_time(cost)} of {human_time(whole)} in DataLoader.__next__, in {int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
-    batch_ns = cost
     if workers:
         kind = "input-bound-workers"
         ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
         evidence[0] += f"; {human_count(workers, 'worker')} cannot keep up{ready}"
-        fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
-        batch_ns = fetch[0].p50 if fetch else workers * whole
         where = "" if place is None else f" in {place}"
         evidence.append(f"a worker takes {human_time(batch_ns)} for a batch, which it makes{where}")
     else:

@@ -10,7 +10,7 @@ from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame, within
 from stepscope.analysis.rules.input_bound import in_loader
-from stepscope.analysis.thresholds import FINDING, SAMPLES, UNCOVERED_PLACE
+from stepscope.analysis.thresholds import FINDING, SAMPLES, SERIOUS, UNCOVERED_PLACE
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
@@ -126,6 +126,8 @@ def look_between(job: Job) -> list[Finding]:
     gain = f"about {human_time(float(np.median(bare)))} of each step"
     if writes >= WRITTEN_BYTES and running < 0.6:
         return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
+    if place is None and cost < SERIOUS:
+        return []  # what no function stands out for is launching, and recording, of many operators
     waits = running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1)
     if not waits and not rank.steady["operators"].any():
         return []  # a loop of Python alone does what it is for

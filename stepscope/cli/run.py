@@ -34,8 +34,8 @@ examples:
 Options come before the program; what follows it is the program's.
 At the end it says what is slow, above the traceback of a program that fails; `stepscope explain DIR` says more.
 One process is traced, and the workers of its DataLoaders. Each of a launcher's processes (ranks) needs the command, as in
-the last example; rank 0 answers for all. Other processes that the program starts add their spans to its trace if they import
-stepscope and STEPSCOPE_JOIN=1 is set.
+the last example; rank 0 answers for all. Other processes that the program starts add their spans to its trace if they
+import stepscope and STEPSCOPE_JOIN=1 is set.
 If MS_PROFILER_OPTIONS has "start": true, stepscope.mindspore records the program as well: docs/mindspore.md.
 The run's directory always has a journal, a file that survives a kill: `stepscope recover DIR` brings it back.
 STEPSCOPE_SIGNALS=none leaves out stacks and the other signals: stepscope.Options.signals.

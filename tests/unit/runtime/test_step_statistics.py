@@ -31,7 +31,8 @@ from stepscope.runtime.tracks import TrackKind
 from stepscope.runtime.window_tables import WindowTable
 from stepscope.runtime.windows import Windows
 
-SERIAL, TRACK, OTHER = 3, 7, 8
+SERIAL = 3
+TRACK, OTHER = (tracks.new(TrackKind.THREAD, os.getpid(), 7 + number, name) for number, name in enumerate("ab"))
 NAMES = (
     ("garbage collection", "gc"),
     ("gloo:all_reduce", "user_annotation"),
