@@ -248,7 +248,7 @@ class DeviceBuilder:
         if not len(spans):
             return Counter()
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
-        idle = end - begin - (covered(*busy, end) - covered(*busy, begin))
+        idle: Any = end - begin - (covered(*busy, end) - covered(*busy, begin))
         order = np.argsort(spans["id"], kind="stable")
         ids = spans["id"][order]
         at = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)

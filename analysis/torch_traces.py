@@ -104,7 +104,7 @@ def _opened(path: Path) -> SavedTrace:
     trace.read_head()
     if not trace.head.keys() & _HEAD and not path.name.lower().endswith(OF_TORCH):
         with contextlib.closing(cast("Generator[list[KinetoEvent]]", trace.slices())) as slices:
-            first: list[KinetoEvent] = next(slices, [])
+            first = next(slices, cast("list[KinetoEvent]", []))
         if not any(event.cat in _CATEGORIES for event in first):
             raise FormatError(f"{path} is no trace of torch.profiler: nothing in its first events is of torch")
     return trace

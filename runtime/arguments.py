@@ -38,7 +38,7 @@ def path_argument(name: str, given: object) -> str:
     if isinstance(given, os.PathLike):
         text = cast(Any, given).__fspath__()
     if not isinstance(text, str):
-        raise TypeError(f"{name} must be a str or a Path, {got(cast(object, given))}")
+        raise TypeError(f"{name} must be a str or a Path, {got(cast(Any, given))}")
     if not text:
         raise ValueError(f"{name} must not be empty")
     return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 
@@ -58,5 +58,5 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return given
         likely = f"**{given!r}" if isinstance(given, Mapping) else "socket=True"
         raise TypeError(
-            f"control must be a path or a stepscope.Control, {got(cast(object, given))}; write control=stepscope.Control({likely})"
+            f"control must be a path or a stepscope.Control, {got(cast(Any, given))}; write control=stepscope.Control({likely})"
         )
