@@ -249,10 +249,10 @@ class DeviceBuilder:
             return Counter()
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
         idle: Any = end - begin - (covered(*busy, end) - covered(*busy, begin))
-        order = np.argsort(spans["id"], kind="stable")
+        order: Any = np.argsort(spans["id"], kind="stable")
         ids = spans["id"][order]
-        at = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
-        inner = (spans["parent"] != 0) & (ids[at] == spans["parent"])
+        at: Any = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
+        inner: Any = (spans["parent"] != 0) & (ids[at] == spans["parent"])
         own: Any = idle.copy()
         np.subtract.at(own, order[at[inner]], idle[inner])
         keys, inverse = np.unique(spans["class"].astype(np.int64) << 32 | spans["name"], return_inverse=True)
