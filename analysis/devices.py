@@ -326,11 +326,6 @@ def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
     return tuple(found[name].answer() for name in sorted(found, key=lambda name: (len(name), name)))
 
 
-def idlest_of(devices: Iterable[DeviceAnswer]) -> DeviceAnswer | None:
-    """The one that idles most."""
-    return max(devices, key=lambda device: device.idle, default=None)
-
-
 def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | None:
     """The one that idles most, of all processes."""
     found = [(rank, device) for rank in ranks for device in rank.devices]

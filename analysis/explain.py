@@ -9,13 +9,14 @@ import numpy as np
 
 from stepscope.analysis.devices import NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, processes
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
-from stepscope.analysis.statistics import answer_of
 from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS
+from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
+from stepscope.runtime.step_statistics import statistics_of
 from stepscope.runtime.table import human_count
 
 MOST_TASKS = 8
@@ -47,7 +48,7 @@ def refused(path: str, why: str) -> Answer:
 
 def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """The same of ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(_with_tasks(answer_of(summary), summary) for summary in summaries)
+    ranks = tuple(map(_rank_answer, summaries))
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -104,10 +105,35 @@ IDLING = {
 """Findings for which a device idles: that it does is not said beside one that covers it."""
 
 
-def _with_tasks(answer: RankAnswer, summary: RankSummary) -> RankAnswer:
-    times = [each for loop in loops_of(summary) for each in loop.times()] if summary.tasks else []
-    places = () if answer.has_steps or times else most_sampled(summary.samples, MOST_PLACES)
-    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]), places=places)
+def _rank_answer(summary: RankSummary) -> RankAnswer:
+    times = [each for loop in loops_of(summary) for each in loop.times()]
+    statistics = statistics_of(summary.facts, summary.steady) if len(summary.steady) else None
+    answer = RankAnswer(
+        rank=summary.rank,
+        name=summary.name,
+        statistics=statistics,
+        shares=_shares(summary) if statistics else (),
+        startup_ns=summary.of.startup_ns,
+        shutdown_ns=summary.of.shutdown_ns,
+        tasks=tuple(times[:MOST_TASKS]),
+        devices=summary.devices,
+    )
+    if answer.has_steps or times:
+        return answer
+    return msgspec.structs.replace(answer, places=most_sampled(summary.samples, MOST_PLACES))
+
+
+def _shares(summary: RankSummary) -> tuple[Share, ...]:
+    """Parts of a step, the largest first, uncovered time last. They are sums over the steps below the 95th percentile, so that
+    they add up."""
+    took = durations(summary.steady)
+    usual = took <= np.quantile(took, 0.95)
+    total = float(took[usual].sum()) or 1.0
+    sums = {name: float(column[usual].sum()) for name, column in parts_of(summary.steady).items()}
+    shares = [
+        Share(name, ns / total * summary.step_ns, ns / total) for name, ns in sums.items() if ns or name == UNCOVERED
+    ]
+    return tuple(sorted(shares, key=lambda share: (is_uncovered(share.name), -share.ns)))
 
 
 def _order(one: Finding) -> tuple[bool, float]:
@@ -184,8 +210,3 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
 def _uses_torch(summary: RankSummary) -> bool:
     """Whether something of torch was recorded, if no operators."""
     return bool(summary.loaders or summary.row("enumerate(DataLoader)", "Optimizer.step", "torch.save"))
-
-
-def largest(ranks: tuple[RankAnswer, ...]) -> RankAnswer | None:
-    """The rank that stands for all: the first with statistics."""
-    return next((rank for rank in ranks if rank.statistics is not None), None)

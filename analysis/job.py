@@ -17,11 +17,6 @@ class Job:
         self.ranks = ranks
         self.main = max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
 
-    @property
-    def several(self) -> bool:
-        """Whether ranks can be compared: two or more with steps."""
-        return len([rank for rank in self.ranks if len(rank.steady)]) > 1
-
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of fault."""

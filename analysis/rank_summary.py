@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import compress
 from typing import Any, TypeAlias
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
-from stepscope.analysis.recording import Rank, finished
+from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
-from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase
 from stepscope.runtime.step_parts import durations as durations
 from stepscope.runtime.step_statistics import first_steps
 from stepscope.runtime.table import human_count
@@ -46,13 +46,6 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """Of the thread, as the kernel names it: `R` runs, `S` sleeps, `D` waits for a disk."""
     other: str
     """Another thread that was on a processor, with what it was in."""
-
-
-class Loader(msgspec.Struct, frozen=True, gc=False):
-    """A DataLoader that was iterated over."""
-
-    ts: int
-    facts: dict[str, Any]
 
 
 class Collection(msgspec.Struct, frozen=True, gc=False):
@@ -92,7 +85,8 @@ class RankSummary:
         self.rank = rank.rank
         self.name = rank.name
         self.samples: list[Sample] = []
-        self.loaders: list[Loader] = []
+        self.loaders: list[dict[str, Any]] = []
+        """What is known of each DataLoader that the program iterated over."""
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
         self.forced_writes: list[tuple[int, int]] = []
@@ -125,19 +119,15 @@ class RankSummary:
         self._readings = [category for kind, category, _ in self._takes if kind == Kind.COUNTER]
         self._readings.append(strings.category(SIGNAL))
         table = Aggregates()
-        builders: dict[int, StepFactsBuilder] = {}
-        devices: dict[int, DeviceBuilder] = {}
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
+        builders = facts_builders()
+        devices: defaultdict[int, DeviceBuilder] = defaultdict(lambda: DeviceBuilder(most_spans))
         impossible = 0
         for batch in join_batches(rank.batches(), BATCH):
             events = possible(batch.events)
             impossible += len(batch) - len(events)
-            builder = builders.get(batch.window)
-            if builder is None:
-                builder = builders[batch.window] = StepFactsBuilder(late=True)
-                devices[batch.window] = DeviceBuilder(most_spans)
-            builder.update(events)
+            builders[batch.window].update(events)
             devices[batch.window].update(events)
             table.update(events)
             self._look(EventBatch(batch.source, batch.window, events, batch.args))
@@ -208,7 +198,7 @@ class RankSummary:
             self.samples.append(Sample(int(event["ts"]), *(self._texts.setdefault(text, text) for text in texts)))
 
     def _loader(self, batch: EventBatch, events: Block) -> None:
-        self.loaders += [Loader(int(event["ts"]), arguments(batch, event)) for event in events]
+        self.loaders += [arguments(batch, event) for event in events]
 
     def _collection(self, batch: EventBatch, events: Block) -> None:
         for event in events[: MOST_SAMPLES - len(self.collections)]:

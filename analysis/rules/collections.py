@@ -15,8 +15,6 @@ from stepscope.runtime.table import human_time
 def look(job: Job) -> list[Finding]:
     """Time in collections, by their sum: automatic ones come every few steps."""
     rank = job.main
-    if not len(rank.steady):
-        return []
     spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.steady)
     cost = float(spent.sum()) / float(took.sum())
     if cost < FINDING:

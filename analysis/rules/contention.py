@@ -25,8 +25,6 @@ from stepscope.runtime.table import human_time
 def look_processors(job: Job) -> list[Finding]:
     """Time that the thread which steps was ready to run and did not."""
     rank = job.main
-    if not len(rank.steady):
-        return []
     waits, took = rank.steady["run_queue_ns"], durations(rank.steady)
     if not np.isfinite(waits).any():
         return []

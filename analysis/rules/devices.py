@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.devices import NAMES, Activity, idlest_of, meanwhile_of
+from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
@@ -77,7 +77,7 @@ def _idle(uses: list[_Use]) -> Finding | None:
         return None
     step = float(np.median(use.took))
     several = len(use.rank.devices) > 1
-    device = idlest_of(use.rank.devices)
+    device = max(use.rank.devices, key=lambda device: device.idle, default=None)
     copies = use.ns(Device.COPY)
     evidence = [
         f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}"

@@ -46,15 +46,13 @@ def look(job: Job) -> list[Finding]:
     By sums, not by medians: of workers, several have a batch ready at once, and then none has. The longest steps do not count.
     """
     rank = job.main
-    if not len(rank.steady):
-        return []
     data, step = rank.phase(Phase.DATA), durations(rank.steady)
     usual = step <= np.quantile(step, 0.95)
     whole, cost = float(step[usual].mean()), float(data[usual].mean())
     share = cost / whole
     if share < FINDING:
         return []
-    facts = rank.loaders[-1].facts if rank.loaders else {}
+    facts = rank.loaders[-1] if rank.loaders else {}
     workers = facts.get("workers")
     samples = [sample for sample in rank.samples_within() if in_loader(sample)]
     place = item_of(facts) if workers else hottest(samples) if len(samples) >= SAMPLES else None

@@ -41,7 +41,7 @@ def look_backward(job: Job) -> list[Finding]:
     """Samples of the program's own functions while backward runs."""
     rank = job.main
     hooks, count = _steps_of(rank, lambda sample: in_backward(sample) and _beyond_engine(sample))
-    if count < SAMPLES or not len(rank.steady):
+    if count < SAMPLES:
         return []
     cost = len(hooks) / count
     place = hottest(hooks) if hooks else None
@@ -73,8 +73,6 @@ def _beyond_engine(sample: Sample) -> bool:
 def look_writes(job: Job) -> list[Finding]:
     """Time in `os.fsync` and the like."""
     rank = job.main
-    if not len(rank.steady):
-        return []
     took, waits = durations(rank.steady), rank.phase(Phase.FORCED_WRITE)
     cost = float(np.median(waits)) / float(np.median(took))
     if cost < FINDING:
@@ -98,8 +96,6 @@ def look_writes(job: Job) -> list[Finding]:
 def look_between(job: Job) -> list[Finding]:
     """Time that no operator covers, and where the stack was then."""
     rank = job.main
-    if not len(rank.steady):
-        return []
     took = durations(rank.steady)
     queued = np.minimum(np.nan_to_num(rank.steady["run_queue_ns"]) / took, 1)
     # Of what the thread waits for processors, each phase has its part.

@@ -9,8 +9,8 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
-from stepscope.analysis.statistics import parts
 from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
+from stepscope.runtime.step_parts import parts_of
 from stepscope.runtime.table import human_time
 
 
@@ -44,11 +44,10 @@ def look(job: Job) -> list[Finding]:
     number = worst if known is None else known
     others = [index for index in range(len(ranks)) if index != worst]
     if counts[worst] >= RANK_LAST * len(common):
-        mine = {name: float(np.median(column)) for name, column in parts(ranks[worst]).items()}
-        theirs: dict[str, float] = {}
-        for name in {name for index in others for name in parts(ranks[index])}:
-            theirs[name] = float(np.median([np.median(parts(ranks[index]).get(name, np.zeros(1))) for index in others]))
-        more = {name: value - theirs.get(name, 0.0) for name, value in mine.items() if name != "communication"}
+        medians = [{name: float(np.median(column)) for name, column in parts_of(rank.steady).items()} for rank in ranks]
+        mine = medians[worst]
+        theirs = {name: float(np.median([medians[at].get(name, 0.0) for at in others])) for name in mine}
+        more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
         phase = max(more, key=lambda name: more[name])
         place = hottest(ranks[worst].samples_within())
         longest: list[int] = waits.argsort()[-3:].tolist()
@@ -62,7 +61,7 @@ def look(job: Job) -> list[Finding]:
                     f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
                     f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
                     f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
-                    f"{human_time(mine[phase])}, theirs {human_time(theirs.get(phase, 0.0))}",
+                    f"{human_time(mine[phase])}, theirs {human_time(theirs[phase])}",
                     *(() if place is None else (f"{place.share:.0%} of its samples are in {place}",)),
                 ),
                 action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}{'' if place is None else f': {place}'}",

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import Sample, durations, own_functions
-from stepscope.analysis.statistics import parts
 from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
-from stepscope.runtime.step_parts import is_uncovered
+from stepscope.runtime.step_parts import is_uncovered, parts_of
 from stepscope.runtime.table import human_count, human_time
 
 MOST_COMPARED = 64
@@ -23,8 +22,6 @@ def look(job: Job) -> list[Finding]:
     """Steps of several times the median, if few of them cost much of all time, and it is known what is different in them."""
     rank = job.main
     took = durations(rank.steady) - waited_for_processors(job)
-    if len(took) < 8:
-        return []
     median = float(np.median(took))
     slow = np.flatnonzero(took > SLOW_STEP * median)
     excess = float((took[slow] - median).sum())
@@ -32,7 +29,7 @@ def look(job: Job) -> list[Finding]:
     if not len(slow) or len(slow) > 0.3 * len(took) or cost < SLOW_STEPS_COST:
         return []
     numbers = rank.steady["step"][slow].tolist()
-    more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts(rank).items()}
+    more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(rank.steady).items()}
     cause = max(more, key=lambda name: more[name])
     usual = np.flatnonzero(took <= SLOW_STEP * median)
     place = only_in(rank.samples_within(rank.steady[slow]), rank.samples_within(rank.steady[usual]))

@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.analysis.explain import judged
 from stepscope.analysis.findings import Answer, DeviceAnswer
-from stepscope.analysis.rank_summary import Collection, Loader, RankSummary, Row, Sample, TaskRun, steady_of
+from stepscope.analysis.rank_summary import Collection, RankSummary, Row, Sample, TaskRun, steady_of
 from stepscope.analysis.recording import Rank, Recording, load
 from stepscope.runtime.step_facts import FACTS_DTYPE, Device, Facts, Phase
 from tests.planted.live import Outcome, Program, programs
@@ -33,7 +33,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     facts: dict[str, list[float]]
     samples: list[Sample]
-    loaders: list[Loader]
+    loaders: list[dict[str, Any]]
     collections: list[Collection]
     tasks: list[TaskRun]
     suspended: list[tuple[list[int], list[int], list[int]]]
@@ -43,7 +43,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     thread_cpu: Series
     queues: Series
     demand: Series
-    counters: Series
     rows: list[Row]
     devices: tuple[DeviceAnswer, ...]
     events: int
@@ -70,10 +69,17 @@ def summary_of(kept: Stored) -> RankSummary:
     summary.of = cast(
         Rank,
         SimpleNamespace(
-            host=kept.host, rank=kept.rank, name=kept.name, dropped={}, ended=True, foreign=False, notes=[]
+            host=kept.host,
+            rank=kept.rank,
+            name=kept.name,
+            dropped={},
+            ended=True,
+            foreign=False,
+            startup_ns=0,
+            shutdown_ns=0,
         ),
     )
-    summary.rank, summary.name = kept.rank, kept.name
+    summary.rank, summary.name, summary.notes = kept.rank, kept.name, ()
     for name in PLAIN:
         setattr(summary, name, getattr(kept, name))
     summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
