@@ -38,7 +38,7 @@ class QueueLengths:
         asyncio.Queue.__init__ = init  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """Puts it back, unless somebody else has replaced it since; forgets the queues."""
+        """Puts the original back, unless somebody else has replaced ours since; forgets the queues."""
         if self._wrapper is not None and asyncio.Queue.__init__ is self._wrapper:
             asyncio.Queue.__init__ = self._original  # type: ignore[method-assign]
         self._wrapper = self._original = None

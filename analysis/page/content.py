@@ -20,7 +20,7 @@ from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.runtime.step_facts import Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
-from stepscope.runtime.step_statistics import TOLD_NS, StepStatistics
+from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
 from stepscope.runtime.table import human_count, human_number, human_time, printable
 
 MOST_STEPS = 2_000
@@ -166,8 +166,10 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     named = {number for finding in answer.findings for number in finding.ranks}
     pairs = list(zip(summaries, answer.ranks, strict=True))
     # The one that stands for all, then those that findings name, then the others.
-    order = sorted(range(len(pairs)), key=lambda at: (not len(pairs[at][0].steady), pairs[at][0].rank not in named, at))
-    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].steady), at))
+    order = sorted(
+        range(len(pairs)), key=lambda at: (not len(pairs[at][0].judged_steps), pairs[at][0].rank not in named, at)
+    )
+    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].judged_steps), at))
     room = max(len(chosen), 1)
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
     columns, rank_rows = _ranks(pairs if several else [], named)
@@ -232,7 +234,7 @@ def parts_table(parts: Sequence[tuple[str, float]]) -> Parts | None:
 
 
 def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> Process:
-    samples, of = summary.samples_within(), "the steps that are judged"
+    samples, of = summary.samples_in_steps(), "the steps that are judged"
     if not samples:
         samples, of = summary.samples, "the whole run"
     icicle = icicle_of(samples, MOST_NODES // room)
@@ -242,7 +244,7 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
     label = label_of(summary)
     rows = sorted(summary.rows, key=lambda row: -row.self)
     return Process(
-        label=f"{label} on {summary.of.host}" if several and summary.of.host else label,
+        label=f"{label} on {summary.recorded.host}" if several and summary.recorded.host else label,
         answer=answer,
         tiles=tuple(_tiles(answer)),
         parts=parts_table(parts_of_step(answer)),
@@ -252,11 +254,11 @@ def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool)
         names=len(rows),
         steps=len(summary.facts),
         bins=len(chart["first"]) if chart else 0,
-        first_steps=len(summary.facts) - len(summary.steady),
+        first_steps=len(summary.facts) - len(summary.judged_steps),
         samples=icicle.samples[0] if icicle is not None else 0,
         samples_of=of,
         memory=memory is not None,
-        foreign=summary.of.foreign,
+        foreign=summary.recorded.foreign,
         data={
             "chart": chart,
             "memory": memory,
@@ -280,9 +282,9 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
         human_time(facts.slowest_ns),
         f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}",
     )
-    if answer.startup_ns >= TOLD_NS:
+    if answer.startup_ns >= SHOWN_FROM_NS:
         yield "Startup", human_time(answer.startup_ns), "before the first step"
-    if answer.shutdown_ns >= TOLD_NS:
+    if answer.shutdown_ns >= SHOWN_FROM_NS:
         yield "Shutdown", human_time(answer.shutdown_ns), "after the last step"
 
 
@@ -293,7 +295,7 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _devices(summary: RankSummary) -> Parts | None:
-    steady = summary.steady
+    steady = summary.judged_steps
     if not len(steady) or not steady["device"].any():
         return None
     sums = dict(zip(DEVICE_PARTS, steady["device"].sum(axis=0).tolist(), strict=True))
@@ -327,7 +329,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
     if not len(facts):
         return None
     took, found = durations(facts), parts_of(facts)
-    judged = len(facts) - len(summary.steady)
+    judged = len(facts) - len(summary.judged_steps)
     parts = dict(sorted(found.items(), key=lambda item: (is_uncovered(item[0]), -int(item[1][judged:].sum()))))
     starts = _starts(len(facts), most)
     sizes = np.diff(np.append(starts, len(facts)))
@@ -349,7 +351,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
         "slow": np.add.reduceat(slow.astype(np.int64), starts).tolist(),
         "cold": int(np.searchsorted(starts, judged)),
         "median": round(median),
-        "p95": round(float(np.quantile(durations(summary.steady), 0.95))) if len(summary.steady) else 0,
+        "p95": round(float(np.quantile(durations(summary.judged_steps), 0.95))) if len(summary.judged_steps) else 0,
         "slowFactor": SLOW_STEP,
     }
 
@@ -386,7 +388,7 @@ def _ranks(pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]) -> 
     return columns, [
         RankRow(
             label_of(summary),
-            summary.of.host,
+            summary.recorded.host,
             summary.rank in named,
             answer.statistics,
             tuple(ns[name] for name in columns),

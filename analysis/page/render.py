@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from stepscope.analysis.devices import idlest, meanwhile_of, use_of
-from stepscope.analysis.explain import judged
+from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
@@ -40,7 +40,7 @@ def report_html(path: str | os.PathLike[str]) -> str:
     """
     recording = load(path)
     summaries = [RankSummary(rank) for rank in recording.ranks]
-    return render(content_of(recording, summaries, judged(recording, summaries)))
+    return render(content_of(recording, summaries, judge(recording, summaries)))
 
 
 def render(content: Content) -> str:

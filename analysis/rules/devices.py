@@ -56,7 +56,7 @@ def _uses(job: Job) -> list[_Use]:
     """Of ranks with devices: steps of windows in which devices were recorded."""
     found: list[_Use] = []
     for rank in job.ranks:
-        steps: Any = rank.steady
+        steps: Any = rank.judged_steps
         windows = np.unique(steps["window"][steps["device"].any(axis=1)])
         steps = steps[np.isin(steps["window"], windows) & (durations(steps) > 0)]
         if len(steps):
@@ -64,7 +64,7 @@ def _uses(job: Job) -> list[_Use]:
     return found
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """The rank in the middle stands for all; the others are said beside it."""
     uses = _uses(job)
     return [found for found in (_idle(uses), _exposed(uses)) if found is not None] if uses else []
@@ -135,6 +135,6 @@ RULES = (
         needs="kernels of devices (kineto mode)",
         finds="devices that idle, collectives without computation beside them",
         wrong_if="the device's own counters say that it is busy",
-        look=look,
+        check=check,
     ),
 )
