@@ -14,7 +14,16 @@ from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, 
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind
-from stepscope.runtime.step_facts import DEVICE_CLASS, MANY_INTERVALS, Device, Phase, Times, class_of, covered, union
+from stepscope.runtime.step_facts import (
+    DEVICE_CLASS,
+    MOST_INTERVALS,
+    Device,
+    Phase,
+    Times,
+    class_of,
+    covered_before,
+    union,
+)
 from stepscope.runtime.table import human_time, printable, shorten
 
 MOST_DEVICES = 64
@@ -175,10 +184,10 @@ class DeviceBuilder:
     def _add(self, to: dict[tuple[int, int], _Pieces], key: tuple[int, int], begin: Times, end: Times) -> None:
         to.setdefault(key, []).append((begin, end))
         self._loose += len(begin)
-        if self._loose > MANY_INTERVALS:
+        if self._loose > MOST_INTERVALS:
             for kept in (self._busy, self._host):
                 for each, pieces in kept.items():
-                    kept[each] = [_joined(pieces)]
+                    kept[each] = [_union_of(pieces)]
             self._loose = 0
 
     def _count(self, device: int, names: Any, took: Any) -> None:
@@ -213,23 +222,23 @@ class DeviceBuilder:
                 for piece in some
             ]
             if pieces:
-                found[activity] = _joined(pieces)
+                found[activity] = _union_of(pieces)
         return found
 
     def _use(self, device: int, host: dict[int, tuple[Times, Times]]) -> DeviceUse:
-        parts = {number: _joined(pieces) for (owner, number), pieces in self._busy.items() if owner == device}
+        parts = {number: _union_of(pieces) for (owner, number), pieces in self._busy.items() if owner == device}
         first = min(int(begin[0]) for begin, _ in parts.values())
         last = max(int(end[-1]) for _, end in parts.values())
         busy = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         alone: Counter[int] = Counter()
         for number in Device:
             if number in parts:
-                alone[number], busy = _more(busy, parts[number])
+                alone[number], busy = _join(busy, parts[number])
         taken, meanwhile = busy, Counter[int]()
         for activity, (begin, end) in host.items():
-            within = (end > first) & (begin < last)
-            clipped = np.maximum(begin[within], first), np.minimum(end[within], last)
-            meanwhile[activity], taken = _more(taken, clipped)
+            inside = (end > first) & (begin < last)
+            clipped = np.maximum(begin[inside], first), np.minimum(end[inside], last)
+            meanwhile[activity], taken = _join(taken, clipped)
         found = tracks.get(device)
         return DeviceUse(
             found.name if found is not None and found.name else "device",
@@ -248,7 +257,7 @@ class DeviceBuilder:
         if not len(spans):
             return Counter()
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
-        idle: Any = end - begin - (covered(*busy, end) - covered(*busy, begin))
+        idle: Any = end - begin - (covered_before(*busy, end) - covered_before(*busy, begin))
         order: Any = np.argsort(spans["id"], kind="stable")
         ids = spans["id"][order]
         at: Any = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
@@ -326,11 +335,6 @@ def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
     return tuple(found[name].answer() for name in sorted(found, key=lambda name: (len(name), name)))
 
 
-def idlest_of(devices: Iterable[DeviceAnswer]) -> DeviceAnswer | None:
-    """The one that idles most."""
-    return max(devices, key=lambda device: device.idle, default=None)
-
-
 def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | None:
     """The one that idles most, of all processes."""
     found = [(rank, device) for rank in ranks for device in rank.devices]
@@ -363,11 +367,11 @@ def meanwhile_of(device: DeviceAnswer) -> str:
     return ", ".join(said)
 
 
-def _joined(pieces: _Pieces) -> tuple[Times, Times]:
+def _union_of(pieces: _Pieces) -> tuple[Times, Times]:
     return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
 
 
-def _more(one: tuple[Times, Times], other: tuple[Times, Times]) -> tuple[int, tuple[Times, Times]]:
+def _join(one: tuple[Times, Times], other: tuple[Times, Times]) -> tuple[int, tuple[Times, Times]]:
     """How much time is in the second alone, and both together."""
     both = union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
     return int((both[1] - both[0]).sum() - (one[1] - one[0]).sum()), both

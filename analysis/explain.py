@@ -9,16 +9,17 @@ import numpy as np
 
 from stepscope.analysis.devices import NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, processes
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
-from stepscope.analysis.statistics import answer_of
 from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS
+from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
+from stepscope.runtime.step_statistics import statistics_of
 from stepscope.runtime.table import human_count
 
-MOST_TASKS = 8
+MOST_TASK_NAMES = 8
 """Names of tasks that are told."""
 MOST_PLACES = 3
 """Places that are told of a program without steps."""
@@ -37,7 +38,7 @@ def explain(run: str | os.PathLike[str] | Recording) -> Answer:
         FormatError: if there is no recording.
     """
     recording = run if isinstance(run, Recording) else load(run)
-    return judged(recording, [RankSummary(rank) for rank in recording.ranks])
+    return judge(recording, [RankSummary(rank) for rank in recording.ranks])
 
 
 def refused(path: str, why: str) -> Answer:
@@ -45,9 +46,9 @@ def refused(path: str, why: str) -> Answer:
     return Answer(path=path, verdict=NOT_ENOUGH, refused=why)
 
 
-def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
+def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     """The same of ranks that were read already: one summary for each rank of the recording."""
-    ranks = tuple(_with_tasks(answer_of(summary), summary) for summary in summaries)
+    ranks = tuple(map(_rank_answer, summaries))
     path = str(recording.path)
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
@@ -64,7 +65,7 @@ def judged(recording: Recording, summaries: list[RankSummary]) -> Answer:
         )
     job = Job(summaries)
     rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
-    findings = without_echoes(sorted((found for rule in rules for found in rule.look(job)), key=_order))
+    findings = without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
     verdict = findings[0].title if findings else NOTHING
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
 
@@ -89,7 +90,7 @@ ECHOES = {
 }
 """Findings that are only another view of one that is there, if they cost no more."""
 
-IDLING = {
+DEVICE_IDLE_CAUSES = {
     "slow-rank",
     "input-bound-in-process",
     "input-bound-workers",
@@ -104,10 +105,35 @@ IDLING = {
 """Findings for which a device idles: that it does is not said beside one that covers it."""
 
 
-def _with_tasks(answer: RankAnswer, summary: RankSummary) -> RankAnswer:
-    times = [each for loop in loops_of(summary) for each in loop.times()] if summary.tasks else []
-    places = () if answer.has_steps or times else most_sampled(summary.samples, MOST_PLACES)
-    return msgspec.structs.replace(answer, tasks=tuple(times[:MOST_TASKS]), places=places)
+def _rank_answer(summary: RankSummary) -> RankAnswer:
+    times = [each for loop in loops_of(summary) for each in loop.times()]
+    statistics = statistics_of(summary.facts, summary.judged_steps) if len(summary.judged_steps) else None
+    answer = RankAnswer(
+        rank=summary.rank,
+        name=summary.name,
+        statistics=statistics,
+        shares=_shares(summary) if statistics else (),
+        startup_ns=summary.recorded.startup_ns,
+        shutdown_ns=summary.recorded.shutdown_ns,
+        tasks=tuple(times[:MOST_TASK_NAMES]),
+        devices=summary.devices,
+    )
+    if answer.has_steps or times:
+        return answer
+    return msgspec.structs.replace(answer, places=most_sampled(summary.samples, MOST_PLACES))
+
+
+def _shares(summary: RankSummary) -> tuple[Share, ...]:
+    """Parts of a step, the largest first, uncovered time last. They are sums over the steps below the 95th percentile, so that
+    they add up."""
+    took = durations(summary.judged_steps)
+    usual = took <= np.quantile(took, 0.95)
+    total = float(took[usual].sum()) or 1.0
+    sums = {name: float(column[usual].sum()) for name, column in parts_of(summary.judged_steps).items()}
+    shares = [
+        Share(name, ns / total * summary.step_ns, ns / total) for name, ns in sums.items() if ns or name == UNCOVERED
+    ]
+    return tuple(sorted(shares, key=lambda share: (is_uncovered(share.name), -share.ns)))
 
 
 def _order(one: Finding) -> tuple[bool, float]:
@@ -118,17 +144,17 @@ def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Two causes: both, in order of cost; one cause that two rules see: once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
-    causes = max((one.cost for one in findings if one.id in IDLING), default=0.0)
+    causes = max((one.cost for one in findings if one.id in DEVICE_IDLE_CAUSES), default=0.0)
     hidden |= {one.id for one in findings if one.id == "device-idle" and causes >= COVERED * one.cost}
     return tuple(one for one in findings if one.id not in hidden)
 
 
 def _refusal(steps: int, summaries: list[RankSummary]) -> str:
     if not summaries or not any(summary.events for summary in summaries):
-        if any(summary.of.foreign for summary in summaries):
+        if any(summary.recorded.foreign for summary in summaries):
             return "Nothing was recorded: the trace has no events."
         return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
-    if any(summary.of.foreign for summary in summaries):
+    if any(summary.recorded.foreign for summary in summaries):
         # The device's facts are said all the same.
         steps_said = (
             "No steps were recorded"
@@ -168,12 +194,12 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
     stepping = [summary for summary in summaries if len(summary.facts) > 1]
     if not any(summary.samples for summary in summaries):
         said.append("lines of code (no stack samples)")
-    if any(not np.isfinite(summary.steady["cpu_ns"]).any() for summary in stepping):
+    if any(not np.isfinite(summary.judged_steps["cpu_ns"]).any() for summary in stepping):
         said.append("processor time and memory of steps (no signals)")
     activities = [each for summary in summaries for device in summary.devices for each in device.meanwhile]
     if any(each.name == NAMES[Activity.PYTHON] for each in activities):
         said.append("how much of the time in Python is the profiler's own (with_stack slows it down)")
-    without = [summary for summary in stepping if not summary.steady["operators"].any()]
+    without = [summary for summary in stepping if not summary.judged_steps["operators"].any()]
     if any(_uses_torch(summary) for summary in without):
         said.append("operators (record torch with TorchBackend or `stepscope run`)")
     elif len(without) < len(stepping) and not any(summary.devices for summary in summaries):
@@ -184,8 +210,3 @@ def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
 def _uses_torch(summary: RankSummary) -> bool:
     """Whether something of torch was recorded, if no operators."""
     return bool(summary.loaders or summary.row("enumerate(DataLoader)", "Optimizer.step", "torch.save"))
-
-
-def largest(ranks: tuple[RankAnswer, ...]) -> RankAnswer | None:
-    """The rank that stands for all: the first with statistics."""
-    return next((rank for rank in ranks if rank.statistics is not None), None)

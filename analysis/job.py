@@ -1,4 +1,4 @@
-"""What rules judge: the ranks of a job, and how a rule says what it needs."""
+"""What a rule is, and the job that it checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,6 @@ class Job:
         self.ranks = ranks
         self.main = max(ranks, key=lambda rank: (len(rank.facts), -(rank.rank or 0)))
 
-    @property
-    def several(self) -> bool:
-        """Whether ranks can be compared: two or more with steps."""
-        return len([rank for rank in self.ranks if len(rank.steady)]) > 1
-
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of fault."""
@@ -32,6 +27,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     finds: str
     wrong_if: str
     """What would prove a finding wrong."""
-    look: Callable[[Job], list[Finding]]
+    check: Callable[[Job], list[Finding]]
     of_steps: bool = True
-    """Whether it judges steps, of which there must be enough."""
+    """Whether it judges steps. Such a rule is checked only if there are `FEWEST_STEPS` or more."""

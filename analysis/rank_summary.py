@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import compress
 from typing import Any, TypeAlias
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
-from stepscope.analysis.recording import Rank, finished
+from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.runtime import _core, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
-from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase, StepFactsBuilder
+from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase
 from stepscope.runtime.step_parts import durations as durations
 from stepscope.runtime.step_statistics import first_steps
 from stepscope.runtime.table import human_count
@@ -30,10 +30,10 @@ MOST_TASKS = 200_000
 COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
 """Files in which every stack of a program begins that `stepscope run` runs."""
 LONGEST_NS = 1 << 55
-_FAR = 1 << 61
+_FARTHEST_NS = 1 << 61
 BATCH = 1 << 14
 """Events that are looked at together, at most, unless they were written together."""
-_Take: TypeAlias = "Callable[[EventBatch, Block], None]"
+_Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
@@ -46,13 +46,6 @@ class Sample(msgspec.Struct, frozen=True, gc=False):
     """Of the thread, as the kernel names it: `R` runs, `S` sleeps, `D` waits for a disk."""
     other: str
     """Another thread that was on a processor, with what it was in."""
-
-
-class Loader(msgspec.Struct, frozen=True, gc=False):
-    """A DataLoader that was iterated over."""
-
-    ts: int
-    facts: dict[str, Any]
 
 
 class Collection(msgspec.Struct, frozen=True, gc=False):
@@ -88,11 +81,12 @@ class RankSummary:
     """Of one process. Everything but the facts is small whatever the run's length."""
 
     def __init__(self, rank: Rank) -> None:
-        self.of = rank
+        self.recorded = rank
         self.rank = rank.rank
         self.name = rank.name
         self.samples: list[Sample] = []
-        self.loaders: list[Loader] = []
+        self.loaders: list[dict[str, Any]] = []
+        """What is known of each DataLoader that the program iterated over."""
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
         self.forced_writes: list[tuple[int, int]] = []
@@ -110,7 +104,7 @@ class RankSummary:
         self.events = 0
         self._texts: dict[str, str] = {}
         self._suspended = strings.intern("suspended")
-        takes: list[tuple[Kind, str, _Take]] = [
+        handlers: list[tuple[Kind, str, _Handler]] = [
             (Kind.COUNTER, "loader", _values(self.queue)),
             (Kind.COUNTER, queue_lengths.CATEGORY, _by_name(self.queues)),
             (Kind.COUNTER, processor_demand.CATEGORY, _by_name(self.demand)),
@@ -121,26 +115,24 @@ class RankSummary:
             (Kind.SPAN, "forced write", self._forced_write),
             (Kind.SPAN, "task run", self._task),
         ]
-        self._takes = [(kind, number, take) for kind, category, take in takes if (number := strings.category(category))]
-        self._readings = [category for kind, category, _ in self._takes if kind == Kind.COUNTER]
+        self._handlers = [
+            (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))
+        ]
+        self._readings = [category for kind, category, _ in self._handlers if kind == Kind.COUNTER]
         self._readings.append(strings.category(SIGNAL))
         table = Aggregates()
-        builders: dict[int, StepFactsBuilder] = {}
-        devices: dict[int, DeviceBuilder] = {}
         # A trace of torch is held as a whole when it is read; a run of ours may be as long as any.
         most_spans = MOST_SPANS << 4 if rank.foreign else MOST_SPANS
+        builders = facts_builders()
+        devices: defaultdict[int, DeviceBuilder] = defaultdict(lambda: DeviceBuilder(most_spans))
         impossible = 0
         for batch in join_batches(rank.batches(), BATCH):
             events = possible(batch.events)
             impossible += len(batch) - len(events)
-            builder = builders.get(batch.window)
-            if builder is None:
-                builder = builders[batch.window] = StepFactsBuilder(late=True)
-                devices[batch.window] = DeviceBuilder(most_spans)
-            builder.update(events)
+            builders[batch.window].update(events)
             devices[batch.window].update(events)
             table.update(events)
-            self._look(EventBatch(batch.source, batch.window, events, batch.args))
+            self._gather(EventBatch(batch.source, batch.window, events, batch.args))
             self.events += len(events)
         self.facts: Facts = finished(rank, builders)
         self.notes = rank.notes
@@ -151,17 +143,17 @@ class RankSummary:
             Row(strings.text(name), strings.text(category), count, total, self_, p50)
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
         ]
-        self.steady: Facts = steady_of(self.facts)
+        self.judged_steps: Facts = judged_steps_of(self.facts)
         self.devices: tuple[DeviceAnswer, ...] = answers(devices[number] for number in sorted(devices))
 
     @property
     def step_ns(self) -> float:
         """Median of steady steps."""
-        return float(np.median(durations(self.steady))) if len(self.steady) else 0.0
+        return float(np.median(durations(self.judged_steps))) if len(self.judged_steps) else 0.0
 
     def phase(self, phase: Phase) -> NDArray[np.int64]:
         """ns of a phase in each steady step."""
-        return self.steady["phases"][:, int(phase)]
+        return self.judged_steps["phases"][:, int(phase)]
 
     def communication(self) -> NDArray[np.int64]:
         """ns of each steady step in collectives, or waiting for those that another thread runs."""
@@ -169,33 +161,33 @@ class RankSummary:
 
     def uncovered(self) -> NDArray[np.int64]:
         """ns of each steady step that are in no phase."""
-        return durations(self.steady) - self.steady["phases"].sum(axis=1)  # type: ignore[no-any-return]
+        return durations(self.judged_steps) - self.judged_steps["phases"].sum(axis=1)  # type: ignore[no-any-return]
 
     def row(self, *names: str) -> list[Row]:
         """Rows whose name begins with one of these."""
         return [row for row in self.rows if row.name.startswith(names)]
 
-    def samples_within(self, steps: Facts | None = None) -> list[Sample]:
-        """Samples taken in steps, by default the steady ones."""
-        steps = self.steady if steps is None else steps
+    def samples_in_steps(self, steps: Facts | None = None) -> list[Sample]:
+        """Samples taken in steps, by default in those that are judged."""
+        steps = self.judged_steps if steps is None else steps
         steps = steps[np.argsort(steps["begin"])]
-        return within(self.samples, np.stack((steps["begin"], steps["end"]), axis=1), late=0)
+        return samples_in(self.samples, np.stack((steps["begin"], steps["end"]), axis=1), late=0)
 
-    def _look(self, batch: EventBatch) -> None:
+    def _gather(self, batch: EventBatch) -> None:
         events = batch.events
         kinds, categories = events["kind"], events["category"]
-        for kind, category, take in self._takes:
+        for kind, category, handle in self._handlers:
             chosen = np.flatnonzero((kinds == kind) & (categories == category))
             if len(chosen):
-                take(batch, events[chosen])
+                handle(batch, events[chosen])
         counters = events[kinds == Kind.COUNTER]
         odd = ~np.isfinite(counters["value"]) | (counters["flags"] & int(Flag.NO_NUMBER) != 0)
-        self._odd(counters[odd & ~np.isin(counters["category"], self._readings)])
+        self._note_not_finite(counters[odd & ~np.isin(counters["category"], self._readings)])
         waits = events[(kinds == Kind.SPAN) & (events["name"] == self._suspended)]
         if len(waits):
             self.suspended.append((waits["ts"].copy(), waits["dur"].copy(), waits["track"].copy()))
 
-    def _odd(self, counters: Block) -> None:
+    def _note_not_finite(self, counters: Block) -> None:
         names, first = np.unique(counters["name"], return_index=True)
         for name, ts in zip(names.tolist(), counters["ts"][first].tolist(), strict=True):
             self.not_finite.setdefault(strings.text(name), ts)
@@ -208,7 +200,7 @@ class RankSummary:
             self.samples.append(Sample(int(event["ts"]), *(self._texts.setdefault(text, text) for text in texts)))
 
     def _loader(self, batch: EventBatch, events: Block) -> None:
-        self.loaders += [Loader(int(event["ts"]), arguments(batch, event)) for event in events]
+        self.loaders += [arguments(batch, event) for event in events]
 
     def _collection(self, batch: EventBatch, events: Block) -> None:
         for event in events[: MOST_SAMPLES - len(self.collections)]:
@@ -229,22 +221,26 @@ class RankSummary:
 def possible(events: Block) -> Block:
     """Without events at times that no clock shows, or longer than a year: sums of others are right."""
     ts, took = events["ts"], events["dur"]
-    odd = (ts < -_FAR) | (ts > _FAR) | (((took < -LONGEST_NS) | (took > LONGEST_NS)) & (events["kind"] == Kind.SPAN))
+    odd = (
+        (ts < -_FARTHEST_NS)
+        | (ts > _FARTHEST_NS)
+        | (((took < -LONGEST_NS) | (took > LONGEST_NS)) & (events["kind"] == Kind.SPAN))
+    )
     return events[~odd] if odd.any() else events
 
 
-def _values(to: list[float]) -> _Take:
+def _values(to: list[float]) -> _Handler:
     return lambda batch, events: to.extend(events["value"].tolist())
 
 
-def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Take:
-    def take(batch: EventBatch, events: Block) -> None:
+def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Handler:
+    def handle(batch: EventBatch, events: Block) -> None:
         for name in np.unique(events["name"]).tolist():
             these = events[(events["name"] == name) & (np.abs(events["value"]) < MOST_READ)]
             readings = zip(these["ts"].tolist(), these["value"].tolist(), strict=True)
             to.setdefault(strings.text(name), []).extend(readings)
 
-    return take
+    return handle
 
 
 def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
@@ -255,12 +251,12 @@ def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
     return dict(_core.decode_arguments(batch.args, at, length)) if length else {}
 
 
-def steady_of(facts: Facts) -> Facts:
+def judged_steps_of(facts: Facts) -> Facts:
     """Steps that are judged: without the first ones, when caches are cold and code compiles."""
     return facts[first_steps(len(facts)) :]
 
 
-def within(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS) -> list[Sample]:
+def samples_in(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS) -> list[Sample]:
     """Samples that were asked for in one of the intervals, pairs of begin and end which are in order.
 
     Args:
@@ -275,7 +271,7 @@ def within(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS) -> 
     return list(compress(samples, inside.tolist()))
 
 
-def own_functions(stack: str) -> dict[tuple[str, str], int]:
+def program_functions(stack: str) -> dict[tuple[str, str], int]:
     """Functions of the program's own in a sampled stack by name and file, outermost first, each with the line it was at."""
     found: dict[tuple[str, str], int] = {}
     for text in stack.split(";"):
@@ -288,7 +284,7 @@ def own_functions(stack: str) -> dict[tuple[str, str], int]:
 
 def place_of(stack: str) -> Place | None:
     """The innermost function of the program's own in a sampled stack: the last that is in no library."""
-    own = own_functions(stack)
+    own = program_functions(stack)
     return Place(*list(own)[-1], list(own.values())[-1]) if own else None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,10 @@ class Rank:
     def steps(self) -> Facts:
         """Facts of the steps (`FACTS_DTYPE`)."""
         if self._facts is None:
-            self._facts = facts_of(self)
+            builders = facts_builders()
+            for batch in self.batches():
+                builders[batch.window].update(batch.events)
+            self._facts = finished(self, builders)
         return self._facts
 
     def arrow(self, window: int | None = None) -> Any:
@@ -118,7 +122,8 @@ class Rank:
                 columns[name].append(events[name])
             columns["category"].append(np.asarray(self.names(events["category"]), object))
             columns["name"].append(np.asarray(self.names(events["name"]), object))
-            columns["track"].append(np.asarray([_track(int(each)) for each in events["track"]], object))
+            rows = [tracks.get(int(each)) for each in events["track"]]
+            columns["track"].append(np.asarray(["" if row is None else row.name for row in rows], object))
         return pyarrow.table({name: np.concatenate(parts) if parts else [] for name, parts in columns.items()})
 
     def pandas(self, window: int | None = None) -> Any:
@@ -131,11 +136,6 @@ class Rank:
 
 
 _COLUMNS = ("step", "ts", "dur", "kind")
-
-
-def _track(number: int) -> str:
-    found = tracks.get(number)
-    return "" if found is None else found.name
 
 
 class Recording:
@@ -160,27 +160,16 @@ class Recording:
         from stepscope.analysis.page.render import tables_html
         from stepscope.runtime.table import Column
 
-        head = (
-            *(Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")),
-            Column("Windows"),
-            Column("Dropped"),
-        )
-        rows = [
-            (
-                f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}"),
-                rank.name,
-                f"{rank.host}, pid {rank.pid}",
-            )
-            + (
-                "a trace of torch.profiler"
-                if rank.foreign
-                else "in order"
-                if rank.ended
-                else "not in order, or still runs",
-            )
-            + (f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}")
-            for at, rank in enumerate(self.ranks)
-        ]
+        head = [Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")]
+        head += [Column("Windows"), Column("Dropped")]
+        rows: list[tuple[str, ...]] = []
+        for at, rank in enumerate(self.ranks):
+            process = f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}")
+            ended = "in order" if rank.ended else "not in order, or still runs"
+            if rank.foreign:
+                ended = "a trace of torch.profiler"
+            counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
+            rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
 
 
@@ -239,18 +228,12 @@ def _newest(place: Path) -> tuple[list[Path], list[Path]]:
     return newest, older
 
 
-def facts_of(rank: Rank) -> Facts:
-    """Facts of all steps of all windows."""
-    builders: dict[int, StepFactsBuilder] = {}
-    for batch in rank.batches():
-        builder = builders.get(batch.window)
-        if builder is None:
-            builder = builders[batch.window] = StepFactsBuilder(late=True)
-        builder.update(batch.events)
-    return finished(rank, builders)
+def facts_builders() -> defaultdict[int, StepFactsBuilder]:
+    """By numbers of windows: one for each window of which it is given events."""
+    return defaultdict(lambda: StepFactsBuilder(late=True))
 
 
-def finished(rank: Rank, builders: dict[int, StepFactsBuilder]) -> Facts:
+def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
     """The facts of windows, in their order. What lies before the first step and after the last is set in the rank."""
     made: list[Facts] = []
     for number, builder in sorted(builders.items()):

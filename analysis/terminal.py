@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, shown_file
-from stepscope.runtime.step_statistics import TOLD_NS
+from stepscope.runtime.step_statistics import SHOWN_FROM_NS
 from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 
 BAR = 24
@@ -21,7 +21,7 @@ BAR = 24
 MOST_KERNELS = 3
 MOST_SHOWN = 3
 """Findings that are shown with their evidence; the others are named."""
-MOST_TASKS = 3
+MOST_TASK_NAMES = 3
 """Names of tasks that are shown."""
 MOST_PARTS = 12
 _NARROWEST = 20
@@ -79,9 +79,9 @@ def lines(answer: Answer) -> Iterator[Line]:
         if slow.slowest_ns > 1.3 * slow.p50:
             yield Line(Text(f"Slowest step {slow.slowest}: {human_time(slow.slowest_ns)}, {slow.slowest_why}"))
         beside = [("startup", rank.startup_ns), ("shutdown", rank.shutdown_ns)]
-        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
-        if told:
-            yield Line(Text(f"Beside steps: {', '.join(told)}"))
+        shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
+        if shown:
+            yield Line(Text(f"Beside steps: {', '.join(shown)}"))
     yield from without_steps(answer)
     yield from _device(answer)
     if answer.unknown:
@@ -176,7 +176,7 @@ def without_steps(answer: Answer) -> Iterator[Line]:
         said = [f"{place.share:.0%} {printable(short_places(str(place)))}" for place in rank.places]
         yield Line(Text(f"samples of the stack: {', '.join(said)}"), 2, "Where")
         return
-    shown = rank.tasks[:MOST_TASKS]
+    shown = rank.tasks[:MOST_TASK_NAMES]
     names = [f"{each.count:,} × {shorten(printable(each.name), MOST_NAME)}" for each in shown]
     widest = max(map(columns, names))
     for number, (name, each) in enumerate(zip(names, shown, strict=True)):

@@ -32,7 +32,7 @@ MANY_OPERATORS = 1_000
 """Outermost operators of a step."""
 RUN_QUEUE = 0.10
 """Share of the step in which the thread waits for a processor."""
-SAMPLES = 10
+FEWEST_SAMPLES = 10
 """Fewer samples of the stack name no place."""
 OTHER_THREAD = 0.30
 """Share of the samples of waiting in which another thread of the process runs Python."""
@@ -55,11 +55,11 @@ NEVER_ENDING = 20
 """Tasks of one name that did not end."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
-TOO_MANY = 1.1
+OVERSUBSCRIBED = 1.1
 """Times the processors there are that the job would use, from which on it is itself who contends for them."""
 FEWEST_READINGS = 5
 """Of a queue's length, one each second."""
-TOO_MANY_BESIDE_OTHERS = 1.5
+OVERSUBSCRIBED_BESIDE_OTHERS = 1.5
 """The same where other programs use processors as well: what the job waits for them is taken for its own demand."""
 OTHERS_USE = 0.10
 """Part of the processors from which on that is so."""

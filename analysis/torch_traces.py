@@ -31,7 +31,7 @@ MOST_FILES = 4_096
 """More are not looked into below a directory."""
 MOST_NOTES = 50
 MOST_STEP = (1 << 31) - 1
-_FAR = 1 << 61
+_FARTHEST_NS = 1 << 61
 """ns: no clock shows more."""
 _HEAD = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
 """What only kineto says before the events."""
@@ -116,8 +116,8 @@ def _cycle_of(trace: SavedTrace) -> tuple[int, str]:
 
 
 def _rank_of(trace: SavedTrace) -> int | None:
-    told = trace.head.get("distributedInfo")
-    number = cast("dict[str, Any]", told).get("rank") if isinstance(told, dict) else None
+    info = trace.head.get("distributedInfo")
+    number = cast("dict[str, Any]", info).get("rank") if isinstance(info, dict) else None
     if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 1 << 31:
         return number
     found = _RANK.search(trace.path.name)
@@ -225,7 +225,7 @@ class _Marks:
                 digits = event.name[len("ProfilerStep#") :]
                 if digits.isascii() and digits.isdigit() and len(digits) < 11 and int(digits) <= MOST_STEP:
                     begin, dur = (
-                        round(each * 1000) if abs(each) < _FAR / 1000 else -1 for each in (event.ts, event.dur)
+                        round(each * 1000) if abs(each) < _FARTHEST_NS / 1000 else -1 for each in (event.ts, event.dur)
                     )
                     if dur >= 0:
                         self._found.setdefault((event.pid, event.tid), {})[int(digits)] = begin, begin + dur
@@ -254,7 +254,7 @@ def _converted(converter: KinetoConverter, events: list[KinetoEvent]) -> tuple[l
     kept: list[tuple[Block, bytes]] = []
     for block, heap in made:
         ts, dur = block["ts"], block["dur"]
-        sane = (ts > -_FAR) & (ts < _FAR) & (dur >= 0) & (dur < _FAR)
+        sane = (ts > -_FARTHEST_NS) & (ts < _FARTHEST_NS) & (dur >= 0) & (dur < _FARTHEST_NS)
         failed += len(block) - int(sane.sum())
         kept.append((block[sane], heap))
     return kept, failed
@@ -276,8 +276,8 @@ def _number_steps(events: Block, steps: list[Step]) -> None:
     begins = np.array([step.start_ns for step in steps], np.int64)
     numbers = np.array([step.number for step in steps], np.int32)
     at = np.searchsorted(begins, events["ts"], side="right") - 1
-    within = (at >= 0) & (events["ts"] < steps[-1].end_ns)
-    events["step"][within] = numbers[at[within]]
+    inside = (at >= 0) & (events["ts"] < steps[-1].end_ns)
+    events["step"][inside] = numbers[at[inside]]
 
 
 def _window(number: int, start: int, end: int, steps: list[Step], *, complete: bool = False) -> Window:

@@ -213,7 +213,7 @@ def put(counter: bool, name: int, category: int, track: int, at: int, value: flo
 def sample(
     fd: int,
     seconds: float,
-    looks: int,
+    samples: int,
     ident: int,
     tid: int,
     track: int,
@@ -225,8 +225,8 @@ def sample(
 
     Args:
         fd: a descriptor that ends it when it is readable.
-        seconds: to wait before each look; varied by a third.
-        looks: how many.
+        seconds: to wait before each sample; varied by a third.
+        samples: how many to take.
         ident: of the thread, as Python knows it; 0: it only waits.
         tid: its number in the system.
         track: its row.
@@ -371,7 +371,7 @@ class Aggregates:
         """What is not as exact as it looks: `cut` spans, `negative` times taken as 0, `not_finite` counter values
         left out, events under an `other` name for want of room, `blurred` values without a bucket of their own."""
 
-def covers(
+def span_intervals(
     events: Any, classes: Any, categories: Any, signal: int, ignored: int, apart: int, inner: int, /
 ) -> tuple[bytes, bytes, bytes, bytes]:
     """What the spans of a contiguous block cover, by class and track; most of those that touch are joined. The GIL is released.
@@ -392,11 +392,11 @@ def covers(
     """
 
 def share_time(
-    covers: Any,
+    intervals: Any,
     begins: Any,
     ends: Any,
-    own: bytes,
-    others: bytes,
+    on_stepping: bytes,
+    on_others: bytes,
     marks: Any,
     tracks: tuple[int, int],
     slots: tuple[int, int],
@@ -406,11 +406,11 @@ def share_time(
     """What intervals cover of each of some stretches of time. The GIL is released.
 
     Args:
-        covers: intervals as `covers` gives them.
+        intervals: as `span_intervals` gives them.
         begins: of the stretches, which are in order and apart.
         ends: of the same.
-        own: the slot of each of 256 classes on `tracks`; 255 for none.
-        others: the same on all other tracks.
+        on_stepping: the slot of each of 256 classes on `tracks`; 255 for none.
+        on_others: the same on all other tracks.
         marks: when steps begin, in order.
         tracks: one or two that step.
         slots: the first and the last that are wanted.

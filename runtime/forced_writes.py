@@ -24,7 +24,7 @@ class ForcedWrites(SignalSource):
         self._replaced: list[tuple[str, Any, Any]] = []
 
     def begin(self) -> None:
-        """Replaces them."""
+        """Replaces `os.fsync` and `os.fdatasync`."""
         for name in ("fsync", "fdatasync"):
             original = getattr(os, name)
             ours = functools.wraps(original)(_around(f"os.{name}", original))
@@ -32,7 +32,7 @@ class ForcedWrites(SignalSource):
             self._replaced.append((name, original, ours))
 
     def end(self) -> None:
-        """Puts back what nobody else has replaced since."""
+        """Puts the original functions back, unless somebody else has replaced ours since."""
         while self._replaced:
             name, original, ours = self._replaced.pop()
             if getattr(os, name) is ours:

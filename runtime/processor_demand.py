@@ -7,12 +7,12 @@ import os
 from stepscope.runtime import _core, clock, strings, tracks
 
 CATEGORY = "processor demand"
-OWN = ("this process runs", "this process waits")
+THIS_PROCESS = ("this process runs", "this process waits")
 CHILDREN = ("child processes run", "child processes wait")
 """Names of counters: ns on processors, and ns of waiting for one."""
 PROCESSORS = "processors"
 IN_USE = "processors in use"
-"""ns for which the processors that this process may use were busy, whoever used them."""
+"""How many ns the processors that this process may use were busy, whoever used them."""
 MOST_PROCESSES = 64
 MOST_THREADS = 256
 """Threads from which on no more children are read; reading one takes about 10 µs."""
@@ -23,12 +23,12 @@ class ProcessorDemand:
 
     def __init__(self) -> None:
         self._read: dict[str, tuple[int, int]] = {}
-        self._sums: dict[str, int] = dict.fromkeys((*OWN, *CHILDREN), 0)
+        self._sums: dict[str, int] = dict.fromkeys((*THIS_PROCESS, *CHILDREN), 0)
 
     def record(self) -> None:
         """Reads the schedstat of every thread, and records the sums. Where there is none, nothing is recorded."""
         before, self._read = self._read, {}
-        self._add(OWN, "self", before)
+        self._add(THIS_PROCESS, "self", before)
         if not self._read:
             return
         for pid in children_of("self"):
@@ -45,7 +45,7 @@ class ProcessorDemand:
             if len(parts) < 2:
                 continue
             times = self._read[tid] = int(parts[0]), int(parts[1])
-            # What was before the first look is not of this run.
+            # What the thread took before the first reading is not of this run.
             for name, now, then in zip(names, times, before.get(tid, (0, 0) if before else times), strict=True):
                 self._sums[name] += max(now - then, 0)
 

@@ -39,7 +39,7 @@ class QueueLengths:
         queues.__init__ = init
 
     def end(self) -> None:
-        """Puts it back, unless somebody else has replaced it since; forgets the queues."""
+        """Puts the original back, unless somebody else has replaced ours since; forgets the queues."""
         queues: Any = asyncio.Queue
         if self._wrapper is not None and queues.__init__ is self._wrapper:
             queues.__init__ = self._original

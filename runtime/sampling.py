@@ -1,4 +1,4 @@
-"""A thread that looks from time to time: where the thread is that steps, and how much processor time each thread took."""
+"""The sampler, a thread that samples the stack of the thread that steps, and reads the processor time of all threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stepscope.runtime.threads import start
 from stepscope.runtime.tracks import TrackKind
 
 SAMPLE_S = 0.05
-"""Seconds between two looks at stacks, on average."""
+"""Seconds between two samples of a stack, on average."""
 THREADS_S = 1.0
 """Seconds between two readings of the processor time of threads, and of the lengths of queues."""
 MAX_NAMES = 256
@@ -40,25 +40,25 @@ class Sampler:
 
     def __init__(self, stacks: SignalSource, cpu: SignalSource) -> None:
         self._stacks, self._cpu = stacks, cpu
-        self._told = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._times = ThreadTimes()
         self._demand = ProcessorDemand()
         self._thread = Thread(target=self._run, name="stepscope sampler", daemon=True)
         start(self._thread)
 
     def end(self) -> None:
-        """Has it end."""
-        os.eventfd_write(self._told, 1)
+        """Asks the thread to end."""
+        os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Gives back what it has of the system; of a thread that is over, or was in another process."""
-        os.close(self._told)
+        """Closes the descriptor, once the thread is over, or if it was in another process."""
+        os.close(self._stop)
 
     def _run(self) -> None:
         try:
-            due, looks = 0.0, 0
-            while self._look(looks):
-                looks += 1
+            due, rounds = 0.0, 0
+            while self._sample(rounds):
+                rounds += 1
                 if time.monotonic() >= due - SAMPLE_S:
                     due = time.monotonic() + THREADS_S
                     if self._cpu.users:
@@ -70,21 +70,21 @@ class Sampler:
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
         self.close()
 
-    def _look(self, number: int) -> bool:
-        """Samples for about a second; returns whether it is to go on."""
+    def _sample(self, number: int) -> bool:
+        """Takes samples for about a second; returns whether to go on."""
         if not self._stacks.users:
-            return _core.sample(self._told, THREADS_S, 1, 0, 0, 0, False, [])
+            return _core.sample(self._stop, THREADS_S, 1, 0, 0, 0, False, [])
         targets = {target.ident: target for target in map(_target, list(self._stacks.users)) if target is not None}
         if not targets:
-            return _core.sample(self._told, SAMPLE_S, 1, 0, 0, 0, False, [])
+            return _core.sample(self._stop, SAMPLE_S, 1, 0, 0, 0, False, [])
         target = list(targets.values())[number % len(targets)]
         others = [
             (thread.ident or 0, tid, thread.name)
             for tid, thread in python_threads().items()
             if tid != target.tid and not thread.name.startswith("stepscope")
         ]
-        looks = round(THREADS_S / SAMPLE_S / len(targets))
-        return _core.sample(self._told, SAMPLE_S, looks, *target, target.tid == os.getpid(), others)
+        samples = round(THREADS_S / SAMPLE_S / len(targets))
+        return _core.sample(self._stop, SAMPLE_S, samples, *target, target.tid == os.getpid(), others)
 
 
 class ThreadTimes:

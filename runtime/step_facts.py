@@ -75,41 +75,41 @@ FACTS_DTYPE = np.dtype(
 """Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
 during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
 
-SETTLED = 8
-"""Steps that are kept open behind the newest: what is recorded of them may still come."""
-MANY = 64 * SETTLED
-"""Open steps from which on the oldest are settled."""
+KEPT_OPEN = 8
+"""Steps that stay open behind the newest: events of them may still come."""
+MANY_OPEN = 64 * KEPT_OPEN
+"""With more open steps than this, the facts of the oldest are made."""
 
 MOST_READ = 1e18
 """A signal from here on is no reading: so many ns are 31 years."""
-MUCH = 1 << 15
-"""Intervals from which on fewer steps are settled at once, as what fits a processor's cache is quicker."""
+MANY_HELD = 1 << 15
+"""With more intervals than this, facts are made of fewer steps at once: what fits a processor's cache is quicker."""
 MOST_OPEN = 1 << 16
-"""Open steps from which on the oldest are settled, whatever has yet to come."""
-MANY_INTERVALS = 1 << 20
-"""Intervals that are held, from which on the older half is settled: 32 MB."""
+"""With more open steps than this, the facts of the oldest are made, whatever has yet to come."""
+MOST_INTERVALS = 1 << 20
+"""With more intervals than this, the facts of the older half are made, even within a step. They take 32 MB."""
 
 _IGNORED = 255
 _INNER = 100
-"""Class of spans of the program that lie in others, which may be left out."""
+"""Class of the program's spans that lie in other spans of it. They count only if the outer one is left out."""
 _FOREVER = np.iinfo(np.int64).max
 _TS, _STEP, _ON = range(3)
-"""Columns of marks: when, which step, on which track."""
+"""Columns of step marks: when, which step, on which track."""
 _CLASS, _TRACK, _BEGIN, _END = range(4)
-"""Columns of what spans cover: arrays without named fields are quicker to join."""
+"""Columns of the intervals that spans cover. Arrays without named fields are quicker to join."""
 _SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
 """What `class_of` adds to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
-"""What spans of other threads count as, of those that count at all."""
+"""What spans of other threads count as; spans of all other phases do not count there."""
 _DEVICES = tuple(DEVICE_CLASS + each for each in Device)
-_OWN = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
-"""What a class of spans counts as on the tracks that step."""
-_OTHERS = bytes(
+_SLOTS_ON_STEPPING_TRACKS = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
+"""The slot of each class of spans on the tracks that step: its own class, if it counts."""
+_SLOTS_ON_OTHER_TRACKS = bytes(
     each if each in _DEVICES else int(_ELSEWHERE[Phase(each)]) if each in _ELSEWHERE else _IGNORED
     for each in range(256)
 )
-"""The same on other tracks."""
+"""The same on all other tracks, where only devices, backward and collectives count."""
 _SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
@@ -161,7 +161,7 @@ def union(begin: Times, end: Times) -> tuple[Times, Times]:
     return begin[first], end[last]
 
 
-def covered(begin: Times, end: Times, at: Times) -> Times:
+def covered_before(begin: Times, end: Times, at: Times) -> Times:
     """How much of the time before each of `at` lies in intervals that are in order and apart, in ns."""
     if not len(begin):
         return np.zeros(len(at), np.int64)
@@ -172,7 +172,7 @@ def covered(begin: Times, end: Times, at: Times) -> Times:
 
 
 class _Classes:
-    """Classes of spans by their names' ids, as arrays that `_core.covers` reads. Nearly all names have one category; spans of
+    """Classes of spans by their names' ids, as arrays that `_core.span_intervals` reads. Nearly all names have one category; spans of
     the same name with another one are looked up one by one."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class StepFactsBuilder:
     """Makes facts of steps of events, in whatever blocks they come.
 
     Memory does not grow with the number of steps but for the facts, nor with the length of one: what is recorded of steps that
-    lie far behind is settled, and so is the older half of a step of very many spans.
+    lie far behind is settled: their facts are made, and their intervals let go. So is the older half of a step of very many spans.
 
     Args:
         late: events may come long after their step has ended, as a backend delivers them that records a window as a whole.
@@ -223,23 +223,23 @@ class StepFactsBuilder:
         """Those that are not among `_steps` yet."""
         self._open = 0
         """How many marks there are in both."""
-        self._covers: list[Times] = []
+        self._intervals: list[Times] = []
         """Intervals that spans cover, by class and track."""
         self._held = 0
         self._readings: list[Times] = []
         """Of signals: when, which, and the value's bits."""
         self._done: list[Facts] = []
         self._before: Times = np.zeros(0, np.int64)
-        """The mark before the oldest of an open step."""
+        """The step mark before the oldest one that is open."""
         self._first: int | None = None
         self._part: Facts | None = None
-        """Of the oldest step that is open, if a part of it is settled. Its mark is where the rest begins."""
+        """The facts of the settled part of the oldest open step; its mark is moved to where the rest begins."""
 
     def update(self, events: Block) -> None:
         """Takes events: steps, spans and signals; others are passed over."""
         events = np.ascontiguousarray(events)
         classes, categories = _CLASSES.tables
-        found, marks, readings, rare = _core.covers(
+        found, marks, readings, rare = _core.span_intervals(
             events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
         )
         if found:
@@ -253,8 +253,8 @@ class StepFactsBuilder:
             spans = events[np.frombuffer(rare, np.int64)]
             numbers = _CLASSES.of(spans["name"], spans["category"])
             begin = spans["ts"].astype(np.int64)
-            covers = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
-            self._hold(covers[numbers != _IGNORED])
+            intervals = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
+            self._hold(intervals[numbers != _IGNORED])
         if not self._late:
             self.settle(_FOREVER)
 
@@ -265,14 +265,14 @@ class StepFactsBuilder:
         Returns:
             Whether there is something to `take`.
         """
-        if self._open <= MANY and self._held <= MUCH:
+        if self._open <= MANY_OPEN and self._held <= MANY_HELD:
             return False
         times = self._marks()[:, _TS]
         ready = len(times) if len(times) > MOST_OPEN else int(np.searchsorted(times, until, side="left"))
-        ready = min(ready, len(times) - SETTLED)
-        if ready > MANY - SETTLED or (ready > SETTLED and self._held > MUCH):
+        ready = min(ready, len(times) - KEPT_OPEN)
+        if ready > MANY_OPEN - KEPT_OPEN or (ready > KEPT_OPEN and self._held > MANY_HELD):
             self._settle(ready)
-        elif self._held > MANY_INTERVALS:
+        elif self._held > MOST_INTERVALS:
             self._settle_half()
         return bool(self._done)
 
@@ -303,9 +303,9 @@ class StepFactsBuilder:
         self._marks()
         return self._first
 
-    def _hold(self, covers: Any) -> None:
-        self._covers.append(covers)
-        self._held += len(covers)
+    def _hold(self, intervals: Any) -> None:
+        self._intervals.append(intervals)
+        self._held += len(intervals)
 
     def _marks(self) -> Times:
         """Those of the steps that are open, in order, each once."""
@@ -341,8 +341,8 @@ class StepFactsBuilder:
     def _settle_half(self) -> None:
         """Makes facts of the older half of what is held: within a step, if need be. A span that goes on there and began before
         counts from there on."""
-        covers = self._gathered()
-        until = int(np.median(covers[:, _END]))
+        intervals = self._gathered()
+        until = int(np.median(intervals[:, _END]))
         self._settle(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
         if len(self._steps) and until > int(self._steps[0, _TS]):
             marks = np.repeat(self._steps[:1], 2, axis=0)
@@ -384,7 +384,15 @@ class StepFactsBuilder:
         begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
         slots, known = (first, last), self._known_begins()
         found = _core.share_time(
-            self._gathered(), begin, end, _OWN, _OTHERS, known, own, slots, (int(Phase.SPAN), _INNER)
+            self._gathered(),
+            begin,
+            end,
+            _SLOTS_ON_STEPPING_TRACKS,
+            _SLOTS_ON_OTHER_TRACKS,
+            known,
+            own,
+            slots,
+            (int(Phase.SPAN), _INNER),
         )
         return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
@@ -419,14 +427,14 @@ class StepFactsBuilder:
         return np.concatenate((self._before, begins))
 
     def _gathered(self) -> Times:
-        if len(self._covers) != 1:
-            self._covers = [np.concatenate(self._covers) if self._covers else np.zeros((0, 4), np.int64)]
-        return self._covers[0]
+        if len(self._intervals) != 1:
+            self._intervals = [np.concatenate(self._intervals) if self._intervals else np.zeros((0, 4), np.int64)]
+        return self._intervals[0]
 
     def _forget(self, until: int, *, signals: bool = True) -> None:
         """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
-        covers = self._gathered()
-        self._covers = [covers.take(np.flatnonzero(covers[:, _END] > until), axis=0)]
-        self._held = len(self._covers[0])
+        intervals = self._gathered()
+        self._intervals = [intervals.take(np.flatnonzero(intervals[:, _END] > until), axis=0)]
+        self._held = len(self._intervals[0])
         if signals:
             self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]

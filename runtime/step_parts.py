@@ -54,24 +54,26 @@ def parts_of(facts: Facts) -> dict[str, NDArray[np.int64]]:
         if column.any():
             name = NAMES[phase]
             found[name] = found[name] + column if name in found else column
-    bare = _uncovered(facts)
-    return found | ({name: column for name, column in bare.items() if column.any()} or {UNCOVERED: bare[UNCOVERED]})
+    uncovered = _uncovered(facts)
+    return found | (
+        {name: column for name, column in uncovered.items() if column.any()} or {UNCOVERED: uncovered[UNCOVERED]}
+    )
 
 
 def _uncovered(facts: Facts) -> dict[str, NDArray[np.int64]]:
     took, phases = durations(facts), facts["phases"]
-    bare = took - phases.sum(axis=1)
+    uncovered = took - phases.sum(axis=1)
     read = np.isfinite(facts["cpu_ns"])
     cpu, queue = (_whole(facts[name], took) for name in ("cpu_ns", "run_queue_ns"))
     computing = phases[:, [int(phase) for phase in _RUNS]].sum(axis=1)
-    least, most = np.maximum(cpu - (took - bare), 0), np.minimum(cpu, bare)
+    least, most = np.maximum(cpu - (took - uncovered), 0), np.minimum(cpu, uncovered)
     running = np.where(read, np.clip(cpu - computing, least, most), 0)
-    queued = np.where(read, np.minimum(queue, bare - running), 0)
+    queued = np.where(read, np.minimum(queue, uncovered - running), 0)
     return {
         RUNNING: running,
         QUEUED: queued,
-        WAITING: np.where(read, bare - running - queued, 0),
-        UNCOVERED: np.where(read, 0, bare),
+        WAITING: np.where(read, uncovered - running - queued, 0),
+        UNCOVERED: np.where(read, 0, uncovered),
     }
 
 

@@ -17,8 +17,8 @@ from stepscope.runtime.table import human_time
 FIRST_STEPS = 5
 """Steps at the begin that are not judged: caches are cold, code compiles."""
 _MOST_PIECES = 64
-TOLD_NS = 1_000_000_000
-"""What lies before the first step or after the last is shown from here on."""
+SHOWN_FROM_NS = 1_000_000_000
+"""Startup and shutdown that take this long or longer are shown."""
 KEPT_STEPS = 1024
 """Steps of which the facts are kept, the last ones: 240 bytes each."""
 STEPS_END = "steps_end"

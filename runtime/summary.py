@@ -14,7 +14,7 @@ from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.events import QUIET
 from stepscope.runtime.step_parts import UNCOVERED
-from stepscope.runtime.step_statistics import TOLD_NS, Part, StepStatistics
+from stepscope.runtime.step_statistics import SHOWN_FROM_NS, Part, StepStatistics
 from stepscope.runtime.table import (
     Column,
     human_count,
@@ -239,9 +239,9 @@ class Summary(Documented, frozen=True):
             why = f": {steps.slowest_why}" if steps.slowest_why else ""
             yield f"slowest: step {steps.slowest}, {human_time(steps.slowest_ns)}{why}"
         beside = [("startup", self.startup_ns), ("shutdown", self.shutdown_ns)]
-        told = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= TOLD_NS]
-        if told:
-            yield f"beside steps: {', '.join(told)}"
+        shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
+        if shown:
+            yield f"beside steps: {', '.join(shown)}"
 
     def _part_rows(self) -> Iterator[tuple[str, str, str]]:
         steps = self.steps.steady if self.steps is not None else 1

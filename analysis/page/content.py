@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -12,14 +13,14 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer, Share
-from stepscope.analysis.page.icicle import Icicle, icicle_of
+from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
+from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.thresholds import SLOW_STEP
-from stepscope.runtime.step_facts import Device, Facts
+from stepscope.runtime.step_facts import Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
-from stepscope.runtime.step_statistics import TOLD_NS
+from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
 from stepscope.runtime.table import human_count, human_number, human_time, printable
 
 MOST_STEPS = 2_000
@@ -36,8 +37,6 @@ MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
 MOST_METADATA = 100
 MOST_NOTES = 50
-
-NAMELESS = "(no name)"
 
 COLOURS = {
     "garbage collection": "collection",
@@ -69,7 +68,8 @@ COLOURS = {
 }
 """Names of colours in the page's style."""
 
-DEVICES = {Device.COMPUTE: "computing", Device.COMMUNICATION: "communicating", Device.COPY: "copying"}
+DEVICE_PARTS = ("computing", "communicating", "copying")
+"""Kinds of time on devices, in the order of `Device`."""
 
 
 class PartRow(msgspec.Struct, frozen=True):
@@ -92,33 +92,14 @@ class Parts(msgspec.Struct, frozen=True):
     total: str
 
 
-class SpanRow(msgspec.Struct, frozen=True):
-    """A row of the table of spans, with the numbers by which it is sorted."""
-
-    name: str
-    category: str
-    count: int
-    total: int
-    self: int
-    mean: float
-    p50: float
-
-
-class Fact(msgspec.Struct, frozen=True):
-    """Something about the run."""
-
-    name: str
-    value: str
-
-
 class DeviceView(msgspec.Struct, frozen=True):
     """A device from its first to its last event."""
 
     answer: DeviceAnswer
     use: Parts | None
     meanwhile: Parts | None
-    names: tuple[Fact, ...]
-    """Of the host's activities, what was in them for longest."""
+    names: tuple[tuple[str, str], ...]
+    """Activities of the host, each with the spans that were in it for longest."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +111,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     parts: Parts | None
     devices: Parts | None
     device_views: tuple[DeviceView, ...]
-    spans: tuple[SpanRow, ...]
+    spans: tuple[Row, ...]
     names: int
     """Names of spans that there are; the table has the first of them."""
     steps: int
@@ -153,11 +134,9 @@ class RankRow(msgspec.Struct, frozen=True):
     host: str
     named: bool
     """Whether a finding names it."""
-    steps: int
-    p50: float
-    p95: float
-    shares: tuple[float, ...]
-    """ns of each part, in the order of the columns."""
+    statistics: StepStatistics | None
+    ns: tuple[float, ...]
+    """Of each part, in the order of the columns."""
 
 
 class Content(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +149,10 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int
     """Processes that are only in the table of ranks."""
     rank_columns: tuple[str, ...]
-    ranks: tuple[RankRow, ...]
-    losses: tuple[Fact, ...]
+    ranks: Sequence[RankRow]
+    losses: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
-    facts: tuple[Fact, ...]
+    facts: tuple[tuple[str, str], ...]
 
     @property
     def data(self) -> list[dict[str, Any]]:
@@ -187,11 +166,13 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     named = {number for finding in answer.findings for number in finding.ranks}
     pairs = list(zip(summaries, answer.ranks, strict=True))
     # The one that stands for all, then those that findings name, then the others.
-    order = sorted(range(len(pairs)), key=lambda at: (not len(pairs[at][0].steady), pairs[at][0].rank not in named, at))
-    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].steady), at))
+    order = sorted(
+        range(len(pairs)), key=lambda at: (not len(pairs[at][0].judged_steps), pairs[at][0].rank not in named, at)
+    )
+    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].judged_steps), at))
     room = max(len(chosen), 1)
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
-    columns = _rank_columns(answer.ranks) if several else ()
+    columns, rank_rows = _ranks(pairs if several else [], named)
     return Content(
         answer=answer,
         title=recording.path.resolve().name or str(recording.path),
@@ -199,9 +180,9 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
         processes=processes,
         hidden=len(pairs) - len(chosen),
         rank_columns=columns,
-        ranks=tuple(_rank_row(summary, one, named, columns) for summary, one in pairs) if several else (),
+        ranks=rank_rows,
         losses=tuple(
-            Fact(f"{label_of(rank)}: {reason}" if several else reason, f"{count:,}")
+            (f"{label_of(rank)}: {reason}" if several else reason, f"{count:,}")
             for rank in recording.ranks
             for reason, count in rank.dropped.items()
             if count
@@ -216,6 +197,11 @@ def label_of(rank: Rank | RankSummary | RankAnswer) -> str:
     return f"rank {rank.rank}" if rank.rank is not None else rank.name or "process"
 
 
+def parts_of_step(answer: RankAnswer) -> list[tuple[str, float]]:
+    """Names and ns of the parts of a step."""
+    return [(share.name, share.ns) for share in answer.shares]
+
+
 def percents(shares: Sequence[float]) -> list[float]:
     """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
     total = sum(shares)
@@ -228,54 +214,55 @@ def percents(shares: Sequence[float]) -> list[float]:
     return [each / 10 for each in whole]
 
 
-def parts_table(shares: Sequence[Share]) -> Parts | None:
-    """A table of parts of the step; they add up to it."""
-    if not shares:
+def parts_table(parts: Sequence[tuple[str, float]]) -> Parts | None:
+    """A table of parts of the step, of which names and ns are given; they add up to the step."""
+    if not parts:
         return None
-    longest = max(share.ns for share in shares) or 1.0
+    longest = max(ns for _, ns in parts) or 1.0
     rows = tuple(
         PartRow(
-            name=share.name,
-            colour=COLOURS.get(share.name, "spans"),
-            time=human_time(share.ns),
+            name=name,
+            colour=COLOURS.get(name, "spans"),
+            time=human_time(ns),
             percent=f"{percent:.1f} %",
-            width=round(100 * max(share.ns, 0.0) / longest, 1),
+            width=round(100 * max(ns, 0.0) / longest, 1),
             share=percent,
         )
-        for share, percent in zip(shares, percents([max(share.ns, 0.0) for share in shares]), strict=True)
+        for (name, ns), percent in zip(parts, percents([max(ns, 0.0) for _, ns in parts]), strict=True)
     )
-    return Parts(rows, human_time(sum(share.ns for share in shares)))
+    return Parts(rows, human_time(sum(ns for _, ns in parts)))
 
 
 def _process(summary: RankSummary, answer: RankAnswer, room: int, several: bool) -> Process:
-    samples, of = summary.samples_within(), "the steps that are judged"
+    samples, of = summary.samples_in_steps(), "the steps that are judged"
     if not samples:
         samples, of = summary.samples, "the whole run"
     icicle = icicle_of(samples, MOST_NODES // room)
+    step_ns = 0 if of == "the whole run" else round(summary.step_ns)
     chart = _chart(summary, MOST_STEPS // room)
     memory = _memory(summary.facts, MOST_STEPS // room)
     label = label_of(summary)
     rows = sorted(summary.rows, key=lambda row: -row.self)
     return Process(
-        label=f"{label} on {summary.of.host}" if several and summary.of.host else label,
+        label=f"{label} on {summary.recorded.host}" if several and summary.recorded.host else label,
         answer=answer,
         tiles=tuple(_tiles(answer)),
-        parts=parts_table(answer.shares),
+        parts=parts_table(parts_of_step(answer)),
         devices=_devices(summary),
         device_views=tuple(_device_view(device) for device in answer.devices[:MOST_DEVICES]),
-        spans=tuple(_span_row(row) for row in rows[: MOST_ROWS // room]),
+        spans=tuple(rows[: MOST_ROWS // room]),
         names=len(rows),
         steps=len(summary.facts),
         bins=len(chart["first"]) if chart else 0,
-        first_steps=len(summary.facts) - len(summary.steady),
+        first_steps=len(summary.facts) - len(summary.judged_steps),
         samples=icicle.samples[0] if icicle is not None else 0,
         samples_of=of,
         memory=memory is not None,
-        foreign=summary.of.foreign,
+        foreign=summary.recorded.foreign,
         data={
             "chart": chart,
             "memory": memory,
-            "icicle": _icicle_data(icicle, summary.step_ns if of != "the whole run" else 0.0),
+            "icicle": icicle and msgspec.to_builtins(icicle) | {"stepNs": step_ns},
         },
     )
 
@@ -295,22 +282,10 @@ def _tiles(answer: RankAnswer) -> Iterable[tuple[str, str, str]]:
         human_time(facts.slowest_ns),
         f"step {facts.slowest}{': ' if facts.slowest_why else ''}{facts.slowest_why}",
     )
-    if answer.startup_ns >= TOLD_NS:
+    if answer.startup_ns >= SHOWN_FROM_NS:
         yield "Startup", human_time(answer.startup_ns), "before the first step"
-    if answer.shutdown_ns >= TOLD_NS:
+    if answer.shutdown_ns >= SHOWN_FROM_NS:
         yield "Shutdown", human_time(answer.shutdown_ns), "after the last step"
-
-
-def _span_row(row: Row) -> SpanRow:
-    return SpanRow(
-        shortened(row.name, 200) or NAMELESS,
-        shortened(row.category, 60),
-        row.count,
-        row.total,
-        row.self,
-        row.total / max(row.count, 1),
-        row.p50,
-    )
 
 
 def shortened(text: str, limit: int) -> str:
@@ -320,38 +295,24 @@ def shortened(text: str, limit: int) -> str:
 
 
 def _devices(summary: RankSummary) -> Parts | None:
-    steady = summary.steady
+    steady = summary.judged_steps
     if not len(steady) or not steady["device"].any():
         return None
-    total = float(durations(steady).sum()) or 1.0
-    median = summary.step_ns
-    shares = [
-        Share(DEVICES[each], float(steady["device"][:, int(each)].sum()) / total * median, 0.0)
-        for each in Device
-        if steady["device"][:, int(each)].any()
-    ]
-    idle = max(median - sum(share.ns for share in shares), 0.0)
-    return parts_table([*sorted(shares, key=lambda share: -share.ns), Share("idle", idle, 0.0)])
+    sums = dict(zip(DEVICE_PARTS, steady["device"].sum(axis=0).tolist(), strict=True))
+    idle = max(int(durations(steady).sum()) - sum(sums.values()), 0)
+    scale = summary.step_ns / (sum(sums.values()) + idle)
+    parts = sorted(((name, ns * scale) for name, ns in sums.items() if ns), key=lambda part: -part[1])
+    return parts_table([*parts, ("idle", idle * scale)])
 
 
 def _device_view(device: DeviceAnswer) -> DeviceView:
-    total, idle = device.total_ns or 1, device.idle_ns or 1
-    use = [
-        Share(name, float(ns), ns / total)
-        for name, ns in (
-            ("computing", device.computation_ns),
-            ("communicating", device.communication_ns),
-            ("copying", device.copy_ns),
-            ("idle", device.idle_ns),
-        )
-        if ns
-    ]
+    times = device.computation_ns, device.communication_ns, device.copy_ns, device.idle_ns
     return DeviceView(
         device,
-        parts_table(use),
-        parts_table([Share(each.name, float(each.ns), each.ns / idle) for each in device.meanwhile]),
+        parts_table([(name, ns) for name, ns in zip((*DEVICE_PARTS, "idle"), times, strict=True) if ns]),
+        parts_table([(each.name, each.ns) for each in device.meanwhile]),
         tuple(
-            Fact(each.name, ", ".join(f"{shortened(name.name, 100)} {name.share:.0%}" for name in each.names))
+            (each.name, ", ".join(f"{shortened(name.name, 100)} {name.share:.0%}" for name in each.names))
             for each in device.meanwhile
             if each.names
         ),
@@ -368,7 +329,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
     if not len(facts):
         return None
     took, found = durations(facts), parts_of(facts)
-    judged = len(facts) - len(summary.steady)
+    judged = len(facts) - len(summary.judged_steps)
     parts = dict(sorted(found.items(), key=lambda item: (is_uncovered(item[0]), -int(item[1][judged:].sum()))))
     starts = _starts(len(facts), most)
     sizes = np.diff(np.append(starts, len(facts)))
@@ -379,7 +340,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
     # The step that was the longest of its bin.
     at = [int(begin) + int(np.argmax(took[begin : begin + size])) for begin, size in zip(starts, sizes, strict=True)]
     return {
-        "names": [name for name in parts],
+        "names": list(parts),
         "colours": [COLOURS.get(name, "spans") for name in parts],
         "ns": [_ints(np.add.reduceat(np.maximum(column, 0), starts) / sizes) for column in parts.values()],
         "usual": [round(float(np.median(column[judged:]))) if judged < len(facts) else 0 for column in parts.values()],
@@ -390,7 +351,7 @@ def _chart(summary: RankSummary, most: int) -> dict[str, Any] | None:
         "slow": np.add.reduceat(slow.astype(np.int64), starts).tolist(),
         "cold": int(np.searchsorted(starts, judged)),
         "median": round(median),
-        "p95": round(float(np.quantile(durations(summary.steady), 0.95))) if len(summary.steady) else 0,
+        "p95": round(float(np.quantile(durations(summary.judged_steps), 0.95))) if len(summary.judged_steps) else 0,
         "slowFactor": SLOW_STEP,
     }
 
@@ -413,52 +374,33 @@ def _memory(facts: Facts, most: int) -> dict[str, Any] | None:
     }
 
 
-def _icicle_data(icicle: Icicle | None, step_ns: float) -> dict[str, Any] | None:
-    if icicle is None:
-        return None
-    found: dict[str, Any] = msgspec.to_builtins(icicle)
-    return found | {"stepNs": round(step_ns)}
-
-
-def _rank_times(rank: RankAnswer) -> dict[str, float]:
-    """ns by part; there is no room for what uncovered time is made of."""
-    times: dict[str, float] = {}
-    for share in rank.shares:
-        name = UNCOVERED if is_uncovered(share.name) else share.name
-        times[name] = times.get(name, 0.0) + share.ns
-    return times
-
-
-def _rank_columns(ranks: Sequence[RankAnswer]) -> tuple[str, ...]:
-    sums: dict[str, float] = {}
-    for rank in ranks:
-        for name, ns in _rank_times(rank).items():
-            sums[name] = sums.get(name, 0.0) + ns
-    return tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
-
-
-def _rank_row(summary: RankSummary, answer: RankAnswer, named: set[int], columns: Sequence[str]) -> RankRow:
-    facts = answer.statistics
-    times = _rank_times(answer)
-    return RankRow(
-        label=label_of(summary),
-        host=summary.of.host,
-        named=summary.rank in named,
-        steps=facts.steps if facts is not None else 0,
-        p50=facts.p50 if facts is not None else 0.0,
-        p95=facts.p95 if facts is not None else 0.0,
-        shares=tuple(times.get(name, 0.0) for name in columns),
-    )
+def _ranks(pairs: Sequence[tuple[RankSummary, RankAnswer]], named: set[int]) -> tuple[tuple[str, ...], list[RankRow]]:
+    """The parts that the ranks' steps have, the largest first, and a row for each rank. Uncovered time is one part."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    by_rank: list[defaultdict[str, float]] = []
+    for _, answer in pairs:
+        by_rank.append(defaultdict(float))
+        for share in answer.shares:
+            name = UNCOVERED if is_uncovered(share.name) else share.name
+            by_rank[-1][name] += share.ns
+            sums[name] += share.ns
+    columns = tuple(sorted(sums, key=lambda name: (name == UNCOVERED, -sums[name])))
+    return columns, [
+        RankRow(
+            label_of(summary),
+            summary.recorded.host,
+            summary.rank in named,
+            answer.statistics,
+            tuple(ns[name] for name in columns),
+        )
+        for (summary, answer), ns in zip(pairs, by_rank, strict=True)
+    ]
 
 
 def _when(ranks: Sequence[Rank]) -> str:
     begins = [window.wall_start_ns for rank in ranks for window in rank.windows.values() if window.wall_start_ns > 0]
-    return _time(min(begins)) if begins else ""
-
-
-def _time(wall_ns: int) -> str:
     try:
-        return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC")
+        return datetime.fromtimestamp(min(begins) / 1e9, UTC).strftime("%Y-%m-%d %H:%M UTC") if begins else ""
     except (OverflowError, ValueError, OSError):  # what a damaged file may say
         return ""
 
@@ -467,16 +409,16 @@ def _notes(recording: Recording) -> Iterable[str]:
     yield from recording.notes
     for rank in recording.ranks:
         yield from (shortened(note, MOST_TEXT) for note in rank.notes)
-        said: set[str] = set()
+        first: dict[str, int] = {}
         for window in rank.windows.values():
             for text in window.diagnostics:
-                if text not in said and len(said) < 20:
-                    said.add(text)
-                    yield shortened(f"{label_of(rank)}, window {window.index}: {text}", MOST_TEXT)
+                first.setdefault(text, window.index)
+        for text, window in itertools.islice(first.items(), 20):
+            yield shortened(f"{label_of(rank)}, window {window}: {text}", MOST_TEXT)
 
 
-def _facts(recording: Recording) -> Iterable[Fact]:
-    yield Fact("path", str(recording.path))
+def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
+    yield "path", str(recording.path)
     several = len(recording.ranks) > 1
     for rank in recording.ranks[:MOST_PROCESSES]:
         windows = rank.windows.values()
@@ -485,13 +427,13 @@ def _facts(recording: Recording) -> Iterable[Fact]:
         name = label_of(rank) if several else "process"
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
         source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {state}"
-        yield Fact(name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}")
+        yield name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}"
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
         for key, value in rank.metadata.items():
             shown.setdefault(key, value)
     for key, value in list(shown.items())[:MOST_METADATA]:
-        yield Fact(shortened(key, 100), shortened(_value(key, value), MOST_TEXT))
+        yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 
 
 def _value(key: str, value: Any) -> str:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 import msgspec
 
 from stepscope.analysis.findings import Place
-from stepscope.analysis.rank_summary import Sample, in_library, parse_frame
+from stepscope.analysis.rank_summary import COMMAND, Sample, in_library, parse_frame
 from stepscope.runtime.table import printable
 
 MOST_TEXT = 160
 """Characters of a function's name, and of a file's."""
 NOT_RUNNING = frozenset("SDI")
 """States in which a thread waits, as the kernel names them."""
+LAUNCHERS = ("<frozen runpy>", *COMMAND)
+"""Ends of the files whose functions start a program."""
 
 
 class Icicle(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,29 +61,17 @@ def icicle_of(samples: Sequence[Sample], most_nodes: int) -> Icicle | None:
     stacks: Counter[tuple[str, bool]] = Counter((one.stack, one.state in NOT_RUNNING) for one in samples if one.stack)
     if not stacks:
         return None
-    frames: dict[str, Place] = {}
-    paths = [
-        ([_frame(text, frames) for text in stack.split(";") if text], waits, n) for (stack, waits), n in stacks.items()
-    ]
+    texts = {text for stack, _ in stacks for text in stack.split(";")}
+    frames = {text: parse_frame(text) or Place(text, "", 0) for text in texts if text}
     root = _Node()
-    for path, waits, count in paths:
+    for (stack, waits), count in stacks.items():
+        path = [frames[text] for text in stack.split(";") if text]
         node = root
         _count(node, count, waits, 0)
-        for frame in itertools.dropwhile(lambda frame: _launches(frame.file), path):
+        for frame in itertools.dropwhile(lambda frame: frame.file.endswith(LAUNCHERS), path):
             node = node.below.setdefault((frame.function, frame.file), _Node())
             _count(node, count, waits, frame.line)
     return _flat(root, most_nodes)
-
-
-def _frame(text: str, known: dict[str, Place]) -> Place:
-    found = known.get(text)
-    if found is None:
-        found = known[text] = parse_frame(text) or Place(text, "", 0)
-    return found
-
-
-def _launches(file: str) -> bool:
-    return file == "<frozen runpy>" or file.endswith(("stepscope/__main__.py", "/stepscope"))
 
 
 def _count(node: _Node, count: int, waits: bool, line: int) -> None:

@@ -183,8 +183,8 @@
         const total = chart.ns.reduce((sum, values) => sum + values[index], 0);
         const rows = chart.names.map((name, part) => {
           const more = chart.ns[part][index] - chart.usual[part];
-          const told = more > 0.1 * chart.median && index >= chart.cold ? `+${time(more)}` : "";
-          return [chart.colours[part], name, time(chart.ns[part][index]), told];
+          const note = more > 0.1 * chart.median && index >= chart.cold ? `+${time(more)}` : "";
+          return [chart.colours[part], name, time(chart.ns[part][index]), note];
         }).filter((_, part) => chart.ns[part][index] > 0);
         if (!one) {
           rows.push(["", "longest", `${time(chart.longest[index])} (step ${grouped(chart.longestStep[index])})`, ""]);
@@ -218,8 +218,8 @@
   }
 
   function flameGraph(box, tree) {
-    const card = box.closest("section"), told = card.querySelector(".frame"), reset = card.querySelector(".reset");
-    const find = card.querySelector(".find"), found = card.querySelector(".found"), usual = told.textContent;
+    const card = box.closest("section"), note = card.querySelector(".frame"), reset = card.querySelector(".reset");
+    const find = card.querySelector(".find"), found = card.querySelector(".found"), usual = note.textContent;
     const ROW = 20, total = tree.samples[0], count = tree.name.length;
     const parent = new Int32Array(count).fill(-1), start = new Float64Array(count), end = new Int32Array(count);
     const open = [];
@@ -244,7 +244,7 @@
       const parts = [`${percent(tree.samples[node])}, ${counted(tree.samples[node], "sample")}`];
       if (tree.stepNs) parts.push(`about ${time((tree.stepNs * tree.samples[node]) / total)} of each step`);
       if (waits) parts.push(`waiting in ${Math.round((100 * waits) / tree.samples[node])} % of them`);
-      told.replaceChildren(make("b", {}, tree.names[name]), ` ${tree.places[name]}`, make("br"), parts.join("; "));
+      note.replaceChildren(make("b", {}, tree.names[name]), ` ${tree.places[name]}`, make("br"), parts.join("; "));
     };
     const paint = () => {
       width = box.clientWidth;
@@ -303,7 +303,7 @@
     };
     box.addEventListener("click", (event) => nodeOf(event) >= 0 && zoom(nodeOf(event)));
     box.addEventListener("pointerover", (event) => nodeOf(event) >= 0 && describe(nodeOf(event)));
-    box.addEventListener("pointerleave", () => root ? describe(root) : told.replaceChildren(usual));
+    box.addEventListener("pointerleave", () => root ? describe(root) : note.replaceChildren(usual));
     box.addEventListener("focusin", (event) => {
       const node = nodeOf(event);
       if (node >= 0) describe(node);

@@ -15,11 +15,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from stepscope.analysis.devices import idlest, meanwhile_of, use_of
-from stepscope.analysis.explain import judged, largest
+from stepscope.analysis.explain import judge
 from stepscope.analysis.findings import Answer
-from stepscope.analysis.page.content import Content, content_of, parts_table, shortened
+from stepscope.analysis.page.content import Content, content_of, parts_of_step, parts_table, shortened
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
+from stepscope.analysis.terminal import facts_of_steps, shown_rank
 from stepscope.runtime.table import Column, human_count, human_time, printable
 from stepscope.runtime.version import VERSION
 
@@ -39,7 +40,7 @@ def report_html(path: str | os.PathLike[str]) -> str:
     """
     recording = load(path)
     summaries = [RankSummary(rank) for rank in recording.ranks]
-    return render(content_of(recording, summaries, judged(recording, summaries)))
+    return render(content_of(recording, summaries, judge(recording, summaries)))
 
 
 def render(content: Content) -> str:
@@ -59,12 +60,12 @@ def render(content: Content) -> str:
 
 def answer_html(answer: Answer) -> str:
     """Verdict, findings and phases, for notebooks: styles that touch nothing else, no script."""
-    rank = largest(answer.ranks)
+    rank = shown_rank(answer)
     found = idlest(answer.ranks)
     return _environment().get_template("notebook.html").render(
         answer=answer,
-        rank=rank,
-        parts=parts_table(rank.shares) if rank is not None else None,
+        caption=facts_of_steps(answer, rank) if rank is not None else "",
+        parts=parts_table(parts_of_step(rank)) if rank is not None else None,
         device=found[1] if found is not None else None,
         style=Markup(_file("answer.css")),
     )  # fmt: skip

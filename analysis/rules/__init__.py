@@ -5,9 +5,9 @@ from __future__ import annotations
 from stepscope.analysis.job import Rule
 from stepscope.analysis.rules import (
     asyncio_loop,
-    collections,
     contention,
     devices,
+    garbage_collection,
     growing_memory,
     input_bound,
     not_finite,
@@ -22,7 +22,7 @@ RULES: tuple[Rule, ...] = (
     *ranks.RULES,
     *slow_steps.RULES,
     *growing_memory.RULES,
-    *collections.RULES,
+    *garbage_collection.RULES,
     *operators.RULES,
     *contention.RULES,
     *program_code.RULES,

@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.event_loop import Loop, loops_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, within
+from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
 from stepscope.analysis.thresholds import (
     AT_THE_END,
     BLOCKED_NS,
@@ -21,7 +21,7 @@ from stepscope.analysis.thresholds import (
 from stepscope.runtime.table import human_time
 
 
-def look_blocked(job: Job) -> list[Finding]:
+def check_blocked_loops(job: Job) -> list[Finding]:
     """Stretches in which one task runs for longer than a loop may be held up."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
     found = [blocked(rank, loop) for loop in loops_of(rank)]
@@ -39,7 +39,7 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     if cost < LOOP_BLOCKED:
         return None
     who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
-    place = hottest(within(rank.samples, list(zip(begin[long].tolist(), end[long].tolist(), strict=True))))
+    place = hottest(samples_in(rank.samples, list(zip(begin[long].tolist(), end[long].tolist(), strict=True))))
     longest = int(took[long].max())
     waited: Counter[str] = Counter()
     for first, last, name in loop.ready():
@@ -67,7 +67,7 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     )
 
 
-def look_tasks(job: Job) -> list[Finding]:
+def check_endless_tasks(job: Job) -> list[Finding]:
     """Tasks of one name that are open at the end, of those that began evenly over the run."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
     if len(rank.tasks) < NEVER_ENDING:
@@ -101,7 +101,7 @@ def look_tasks(job: Job) -> list[Finding]:
     return found[:1]
 
 
-def look_queue(job: Job) -> list[Finding]:
+def check_growing_queues(job: Job) -> list[Finding]:
     """A queue whose length rises all through the run."""
     for rank in job.ranks:
         for name, readings in rank.queues.items():
@@ -146,7 +146,7 @@ RULES = (
         needs="tasks of asyncio (`stepscope run`); stack samples say where",
         finds="a function that runs on the event loop for long",
         wrong_if="others are answered as late with that function on a thread",
-        look=look_blocked,
+        check=check_blocked_loops,
         of_steps=False,
     ),
     Rule(
@@ -154,7 +154,7 @@ RULES = (
         needs="tasks of asyncio",
         finds="tasks that are begun all through the run and do not end",
         wrong_if="their number is level in a run that is ten times as long",
-        look=look_tasks,
+        check=check_endless_tasks,
         of_steps=False,
     ),
     Rule(
@@ -162,7 +162,7 @@ RULES = (
         needs="lengths of queues of asyncio (`stepscope run`)",
         finds="producers that are quicker than consumers",
         wrong_if="it is level in a longer run",
-        look=look_queue,
+        check=check_growing_queues,
         of_steps=False,
     ),
 )

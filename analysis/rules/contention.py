@@ -10,34 +10,32 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import (
+    FEWEST_SAMPLES,
     FINDING,
     OTHER_THREAD,
     OTHERS_USE,
+    OVERSUBSCRIBED,
+    OVERSUBSCRIBED_BESIDE_OTHERS,
     RUN_QUEUE,
-    SAMPLES,
-    TOO_MANY,
-    TOO_MANY_BESIDE_OTHERS,
 )
 from stepscope.runtime import processor_demand
 from stepscope.runtime.table import human_time
 
 
-def look_processors(job: Job) -> list[Finding]:
+def check_contended_processors(job: Job) -> list[Finding]:
     """Time that the thread which steps was ready to run and did not."""
     rank = job.main
-    if not len(rank.steady):
-        return []
-    waits, took = rank.steady["run_queue_ns"], durations(rank.steady)
+    waits, took = rank.judged_steps["run_queue_ns"], durations(rank.judged_steps)
     if not np.isfinite(waits).any():
         return []
     cost = float(np.nanmedian(waits / took))
     if cost < RUN_QUEUE:
         return []
-    preempted = float(np.nanmedian(rank.steady["preemptions"]))
+    preempted = float(np.nanmedian(rank.judged_steps["preemptions"]))
     busy = busy_threads(rank.thread_cpu)
     own, children, processors = demand(job)
     # Where others use processors as well, what the job waits for them is taken for its own demand.
-    bound = TOO_MANY_BESIDE_OTHERS if others_use(job) > OTHERS_USE * processors else TOO_MANY
+    bound = OVERSUBSCRIBED_BESIDE_OTHERS if others_use(job) > OTHERS_USE * processors else OVERSUBSCRIBED
     if processors and own + children <= bound * processors:
         return [_shared(rank, cost, own + children, processors)]
     evidence = [
@@ -88,7 +86,7 @@ def demand(job: Job) -> tuple[float, float, float]:
     """Processors that the threads of the ranks on one host would use, those of their child processes, and how many there are; 0: unknown."""
     here = _on_main_host(job)
     own, children = (
-        sum(_sum(rank, *names) for rank in here) for names in (processor_demand.OWN, processor_demand.CHILDREN)
+        sum(_sum(rank, *names) for rank in here) for names in (processor_demand.THIS_PROCESS, processor_demand.CHILDREN)
     )
     return own, children, max((rank.demand[processor_demand.PROCESSORS][-1][1] for rank in here), default=0.0)
 
@@ -104,23 +102,23 @@ def others_use(job: Job) -> float:
     here = _on_main_host(job)
     if not here:
         return 0.0
-    own = sum(_sum(rank, processor_demand.OWN[0], processor_demand.CHILDREN[0]) for rank in here)
-    return rate(here[0].demand[processor_demand.IN_USE]) - own
+    own = sum(_sum(rank, processor_demand.THIS_PROCESS[0], processor_demand.CHILDREN[0]) for rank in here)
+    return growth_per_ns(here[0].demand[processor_demand.IN_USE]) - own
 
 
 def _on_main_host(job: Job) -> list[RankSummary]:
     return [
         rank
         for rank in job.ranks
-        if rank.of.host == job.main.of.host and len(rank.demand.get(processor_demand.IN_USE, ())) > 1
+        if rank.recorded.host == job.main.recorded.host and len(rank.demand.get(processor_demand.IN_USE, ())) > 1
     ]
 
 
 def _sum(rank: RankSummary, *names: str) -> float:
-    return sum(rate(rank.demand[name]) for name in names if name in rank.demand)
+    return sum(growth_per_ns(rank.demand[name]) for name in names if name in rank.demand)
 
 
-def rate(readings: list[tuple[int, float]]) -> float:
+def growth_per_ns(readings: list[tuple[int, float]]) -> float:
     """By how much a counter grows in a ns."""
     (first, before), (last, after) = readings[0], readings[-1]
     return (after - before) / (last - first) if last > first else 0.0
@@ -128,22 +126,22 @@ def rate(readings: list[tuple[int, float]]) -> float:
 
 def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
     """Shares of a processor by thread, the busiest first."""
-    found = [(name, rate(readings)) for name, readings in series.items()]
+    found = [(name, growth_per_ns(readings)) for name, readings in series.items()]
     return sorted((one for one in found if one[1] > 0.05), key=lambda one: -one[1])
 
 
-def look_lock(job: Job) -> list[Finding]:
+def check_interpreter_lock(job: Job) -> list[Finding]:
     """Samples in which the thread that steps does not run while another one runs Python."""
     rank = job.main
-    samples = rank.samples_within()
-    if len(samples) < SAMPLES:
+    samples = rank.samples_in_steps()
+    if len(samples) < FEWEST_SAMPLES:
         return []
     others = Counter(sample.other for sample in samples if sample.other)
     if not others:
         return []
     share = others.total() / len(samples)
-    took = float(durations(rank.steady).sum())
-    cpu = float(np.nansum(rank.steady["cpu_ns"])) if np.isfinite(rank.steady["cpu_ns"]).any() else took
+    took = float(durations(rank.judged_steps).sum())
+    cpu = float(np.nansum(rank.judged_steps["cpu_ns"])) if np.isfinite(rank.judged_steps["cpu_ns"]).any() else took
     idle = max(0.0, 1.0 - cpu / took)
     cost = min(share, idle)
     if share < OTHER_THREAD or cost < FINDING:
@@ -172,13 +170,13 @@ RULES = (
         needs="waiting for processors at each step and of all threads each second (schedstat)",
         finds="more threads, or child processes, than processors",
         wrong_if="steps are as long with fewer of them",
-        look=look_processors,
+        check=check_contended_processors,
     ),
     Rule(
         id="interpreter-lock",
         needs="stack samples with other threads, processor time at each step",
         finds="a thread of the program that runs Python beside the training",
         wrong_if="steps are as long without that thread",
-        look=look_lock,
+        check=check_interpreter_lock,
     ),
 )

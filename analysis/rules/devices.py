@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.analysis.devices import NAMES, Activity, idlest_of, meanwhile_of
+from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
@@ -56,7 +56,7 @@ def _uses(job: Job) -> list[_Use]:
     """Of ranks with devices: steps of windows in which devices were recorded."""
     found: list[_Use] = []
     for rank in job.ranks:
-        steps: Any = rank.steady
+        steps: Any = rank.judged_steps
         windows = np.unique(steps["window"][steps["device"].any(axis=1)])
         steps = steps[np.isin(steps["window"], windows) & (durations(steps) > 0)]
         if len(steps):
@@ -64,7 +64,7 @@ def _uses(job: Job) -> list[_Use]:
     return found
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """The rank in the middle stands for all; the others are said beside it."""
     uses = _uses(job)
     return [found for found in (_idle(uses), _exposed(uses)) if found is not None] if uses else []
@@ -77,7 +77,7 @@ def _idle(uses: list[_Use]) -> Finding | None:
         return None
     step = float(np.median(use.took))
     several = len(use.rank.devices) > 1
-    device = idlest_of(use.rank.devices)
+    device = max(use.rank.devices, key=lambda device: device.idle, default=None)
     copies = use.ns(Device.COPY)
     evidence = [
         f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}"
@@ -135,6 +135,6 @@ RULES = (
         needs="kernels of devices (kineto mode)",
         finds="devices that idle, collectives without computation beside them",
         wrong_if="the device's own counters say that it is busy",
-        look=look,
+        check=check,
     ),
 )

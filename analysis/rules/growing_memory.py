@@ -9,11 +9,11 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """The slope of resident memory at the ends of steps: the median of slopes, so that single jumps count for nothing."""
     found: list[Finding] = []
     for rank in job.ranks:
-        memory = rank.steady["resident_bytes"] if len(rank.steady) else np.zeros(0)
+        memory = rank.judged_steps["resident_bytes"] if len(rank.judged_steps) else np.zeros(0)
         known = np.flatnonzero(np.isfinite(memory))
         if len(known) < FEWEST_STEPS:
             continue
@@ -54,6 +54,6 @@ RULES = (
         needs="resident memory at each step",
         finds="memory that the loop keeps",
         wrong_if="it is level in a run that is ten times as long",
-        look=look,
+        check=check,
     ),
 )

@@ -9,9 +9,9 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, own_functions
+from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, program_functions
 from stepscope.analysis.rules.contention import children_run, demand
-from stepscope.analysis.thresholds import FINDING, MOST_WORKERS, SAMPLES
+from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MOST_WORKERS
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
 
@@ -29,7 +29,7 @@ def in_collate(sample: Sample, facts: dict[str, Any]) -> bool:
     name = str(facts.get("collate", ""))
     return not in_library(file) and any(
         where == file and name.endswith((f".{function}", f".{function.removesuffix('.__call__')}"))
-        for function, where in own_functions(sample.stack)
+        for function, where in program_functions(sample.stack)
     )
 
 
@@ -40,28 +40,26 @@ def item_of(facts: dict[str, Any]) -> Place | None:
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """The share of steady steps that is spent in `DataLoader.__next__`.
 
     By sums, not by medians: of workers, several have a batch ready at once, and then none has. The longest steps do not count.
     """
     rank = job.main
-    if not len(rank.steady):
-        return []
-    data, step = rank.phase(Phase.DATA), durations(rank.steady)
+    data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
     usual = step <= np.quantile(step, 0.95)
     whole, cost = float(step[usual].mean()), float(data[usual].mean())
     share = cost / whole
     if share < FINDING:
         return []
-    facts = rank.loaders[-1].facts if rank.loaders else {}
+    facts = rank.loaders[-1] if rank.loaders else {}
     workers = facts.get("workers")
-    samples = [sample for sample in rank.samples_within() if in_loader(sample)]
-    place = item_of(facts) if workers else hottest(samples) if len(samples) >= SAMPLES else None
+    samples = [sample for sample in rank.samples_in_steps() if in_loader(sample)]
+    place = item_of(facts) if workers else hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     rest = whole - cost
     fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
     batch_ns = cost if not workers else fetch[0].p50 if fetch else workers * whole
-    queued = float(np.nan_to_num(rank.steady["run_queue_ns"]).sum() / step.sum())
+    queued = float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / step.sum())
     if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     evidence = [
@@ -104,7 +102,7 @@ def look(job: Job) -> list[Finding]:
             action=action,
             gain=gain,
             certainty="certain" if workers is not None else "likely",
-            steps=tuple(rank.steady["step"][np.argsort(data)[-3:]].tolist()),
+            steps=tuple(rank.judged_steps["step"][np.argsort(data)[-3:]].tolist()),
             places=() if place is None else (place,),
         )
     ]
@@ -116,6 +114,6 @@ RULES = (
         needs="torch's operators; the loader's facts and stack samples say why",
         finds="a DataLoader that the training waits for: on its own process, with workers that are too slow, or with a slow collate_fn",
         wrong_if="a step takes as long with one batch that is used again and again",
-        look=look,
+        check=check,
     ),
 )

@@ -8,7 +8,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """Counters that were given NaN or infinity."""
     found: list[Finding] = []
     for rank in job.ranks:
@@ -36,6 +36,6 @@ RULES = (
         needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
         finds="the first step with a value that is NaN or infinite",
         wrong_if="the value is finite again in the next step",
-        look=look,
+        check=check,
     ),
 )

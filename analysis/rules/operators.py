@@ -8,27 +8,23 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.rules.program_code import in_backward
-from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, READ_BACKS, SAMPLES, TINY_OPERATOR_NS
+from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MANY_OPERATORS, READ_BACKS, TINY_OPERATOR_NS
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
-READS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
 
-
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """The number of outermost operators in a step, and what they and the gaps between them take."""
     rank = job.main
-    if not len(rank.steady):
-        return []
-    took, count = durations(rank.steady), float(np.median(rank.steady["operators"]))
+    took, count = durations(rank.judged_steps), float(np.median(rank.judged_steps["operators"]))
     if count < 1:
         return []
-    operators = float(np.median(rank.steady["operator_ns"]))
+    operators = float(np.median(rank.judged_steps["operator_ns"]))
     forward = float(np.median(rank.phase(Phase.FORWARD)))
     gaps = float(np.median(rank.uncovered() + rank.phase(Phase.SPAN)))
     reads = sum(row.count for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)
-    samples = [sample for sample in rank.samples_within() if sample.state != "S" and not in_backward(sample)]
-    place = hottest(samples) if len(samples) >= SAMPLES else None
+    samples = [sample for sample in rank.samples_in_steps() if sample.state != "S" and not in_backward(sample)]
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     places = () if place is None else (place,)
     where = (
         ()
@@ -85,6 +81,6 @@ RULES = (
         needs="torch's operators",
         finds="loops over elements that launch an operator or read a value for each",
         wrong_if="the step is as long with the loop replaced by one operator",
-        look=look,
+        check=check,
     ),
 )

@@ -8,9 +8,9 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame, within
+from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame, samples_in
 from stepscope.analysis.rules.input_bound import in_loader
-from stepscope.analysis.thresholds import FINDING, SAMPLES, SERIOUS, UNCOVERED_PLACE
+from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, SERIOUS, UNCOVERED_PLACE
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
@@ -23,7 +23,7 @@ def in_backward(sample: Sample) -> bool:
     return "_engine_run_backward" in sample.stack
 
 
-def in_own_code(sample: Sample) -> bool:
+def in_program_code(sample: Sample) -> bool:
     """Whether the innermost function is the program's own, or of Python's library called by it; not torch's."""
     innermost = sample.stack.rpartition(";")[2]
     frame = parse_frame(innermost)
@@ -33,15 +33,15 @@ def in_own_code(sample: Sample) -> bool:
 
 
 def _steps_of(rank: RankSummary, chosen: Callable[[Sample], bool]) -> tuple[list[Sample], int]:
-    samples = rank.samples_within()
+    samples = rank.samples_in_steps()
     return [sample for sample in samples if chosen(sample)], len(samples)
 
 
-def look_backward(job: Job) -> list[Finding]:
+def check_backward_hooks(job: Job) -> list[Finding]:
     """Samples of the program's own functions while backward runs."""
     rank = job.main
     hooks, count = _steps_of(rank, lambda sample: in_backward(sample) and _beyond_engine(sample))
-    if count < SAMPLES or not len(rank.steady):
+    if count < FEWEST_SAMPLES:
         return []
     cost = len(hooks) / count
     place = hottest(hooks) if hooks else None
@@ -70,23 +70,21 @@ def _beyond_engine(sample: Sample) -> bool:
     return any((frame := parse_frame(each)) is not None and not in_library(frame.file) for each in after)
 
 
-def look_writes(job: Job) -> list[Finding]:
+def check_forced_writes(job: Job) -> list[Finding]:
     """Time in `os.fsync` and the like."""
     rank = job.main
-    if not len(rank.steady):
-        return []
-    took, waits = durations(rank.steady), rank.phase(Phase.FORCED_WRITE)
+    took, waits = durations(rank.judged_steps), rank.phase(Phase.FORCED_WRITE)
     cost = float(np.median(waits)) / float(np.median(took))
     if cost < FINDING:
         return []
-    place = hottest(within(rank.samples_within(), rank.forced_writes))
+    place = hottest(samples_in(rank.samples_in_steps(), rank.forced_writes))
     evidence = [
         f"{human_time(float(np.median(waits)))} of {human_time(rank.step_ns)} are in os.fsync or os.fdatasync, in "
         f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
         evidence.append(f"{place.share:.0%} of the samples there are in {place}")
-    written = rank.steady["written_bytes"]
+    written = rank.judged_steps["written_bytes"]
     writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
     return [
         _writes(
@@ -95,41 +93,39 @@ def look_writes(job: Job) -> list[Finding]:
     ]
 
 
-def look_between(job: Job) -> list[Finding]:
+def check_python_between_operators(job: Job) -> list[Finding]:
     """Time that no operator covers, and where the stack was then."""
     rank = job.main
-    if not len(rank.steady):
-        return []
-    took = durations(rank.steady)
-    queued = np.minimum(np.nan_to_num(rank.steady["run_queue_ns"]) / took, 1)
+    took = durations(rank.judged_steps)
+    queued = np.minimum(np.nan_to_num(rank.judged_steps["run_queue_ns"]) / took, 1)
     # Of what the thread waits for processors, each phase has its part.
-    bare = (rank.uncovered() + rank.phase(Phase.SPAN)) * (1 - queued)
-    cost = float(np.median(bare)) / float(np.median(took))
+    uncovered = (rank.uncovered() + rank.phase(Phase.SPAN)) * (1 - queued)
+    cost = float(np.median(uncovered)) / float(np.median(took))
     if cost < FINDING:
         return []
     samples, _ = _steps_of(
-        rank, lambda sample: in_own_code(sample) and not in_loader(sample) and not in_backward(sample)
+        rank, lambda sample: in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
     )
-    place = hottest(samples) if len(samples) >= SAMPLES else None
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     if place is not None and place.share < UNCOVERED_PLACE:
         place = None
     waiting = [sample for sample in samples if sample.state in "SD"]
-    written = rank.steady["written_bytes"]
+    written = rank.judged_steps["written_bytes"]
     writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
-    running = _running(rank, bare)
+    running = _running(rank, uncovered)
     evidence = [
-        f"{human_time(float(np.median(bare)))} of {human_time(rank.step_ns)} are in no operator and in no phase of the training, "
-        f"in {int((bare > FINDING * took).sum())} of {len(took)} steps"
+        f"{human_time(float(np.median(uncovered)))} of {human_time(rank.step_ns)} are in no operator and in no phase of the training, "
+        f"in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
         evidence.append(f"{place.share:.0%} of the samples there are in {place}")
-    gain = f"about {human_time(float(np.median(bare)))} of each step"
+    gain = f"about {human_time(float(np.median(uncovered)))} of each step"
     if writes >= WRITTEN_BYTES and running < 0.6:
         return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
     if place is None and cost < SERIOUS:
         return []  # what no function stands out for is launching, and recording, of many operators
     waits = running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1)
-    if not waits and not rank.steady["operators"].any():
+    if not waits and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
     if waits:
         title, kind = f"The loop waits {cost:.0%} of each step in the program's own code.", "program-waits"
@@ -144,7 +140,7 @@ def look_between(job: Job) -> list[Finding]:
             id=kind,
             title=title,
             cost=cost,
-            cost_ns=float(np.median(bare)),
+            cost_ns=float(np.median(uncovered)),
             evidence=tuple(evidence),
             action=action,
             gain=gain,
@@ -170,14 +166,14 @@ def _writes(
     )
 
 
-def _running(rank: RankSummary, bare: np.ndarray) -> float:
+def _running(rank: RankSummary, uncovered: np.ndarray) -> float:
     """The part of uncovered time that the thread runs, at most: what processor time other phases leave."""
-    cpu = rank.steady["cpu_ns"]
-    if not np.isfinite(cpu).any() or not bare.sum():
+    cpu = rank.judged_steps["cpu_ns"]
+    if not np.isfinite(cpu).any() or not uncovered.sum():
         return 1.0
-    queued = np.nan_to_num(rank.steady["run_queue_ns"])  # ready to run
-    covered = durations(rank.steady) - bare
-    return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(bare, 1)), 0.0, 1.0))
+    queued = np.nan_to_num(rank.judged_steps["run_queue_ns"])  # ready to run
+    covered = durations(rank.judged_steps) - uncovered
+    return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(uncovered, 1)), 0.0, 1.0))
 
 
 RULES = (
@@ -186,20 +182,20 @@ RULES = (
         needs="stack samples",
         finds="hooks of tensors and modules, and custom backward functions, that take long",
         wrong_if="backward takes as long without the hook",
-        look=look_backward,
+        check=check_backward_hooks,
     ),
     Rule(
         id="forced-writes",
         needs="calls of `os.fsync` (signal `writes`); stack samples say where",
         finds="a loop that waits until what it writes is on the disk",
         wrong_if="the step is as long without the forced writes",
-        look=look_writes,
+        check=check_forced_writes,
     ),
     Rule(
         id="python-between-operators",
         needs="torch's operators; stack samples and processor time say where and why",
         finds="Python of the program that runs, waits or writes between operators",
         wrong_if="the step is as long without the function that is named",
-        look=look_between,
+        check=check_python_between_operators,
     ),
 )

@@ -9,24 +9,26 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
-from stepscope.analysis.statistics import parts
 from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
+from stepscope.runtime.step_parts import parts_of
 from stepscope.runtime.table import human_time
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """Each step's own work (all but communication) of each rank. Who has most of it is who the others wait for: this needs no clocks."""
-    ranks = [rank for rank in job.ranks if len(rank.steady) and rank.communication().any()]
+    ranks = [rank for rank in job.ranks if len(rank.judged_steps) and rank.communication().any()]
     if len(ranks) < 2:
         return []
-    numbers: list[set[int]] = [set(rank.steady["step"].tolist()) for rank in ranks]
+    numbers: list[set[int]] = [set(rank.judged_steps["step"].tolist()) for rank in ranks]
     common = sorted(numbers[0].intersection(*numbers[1:]))
     if len(common) < FEWEST_STEPS:
         return []
-    index = [np.searchsorted(rank.steady["step"], common) for rank in ranks]
+    index = [np.searchsorted(rank.judged_steps["step"], common) for rank in ranks]
     communication = np.array([rank.communication()[at] for rank, at in zip(ranks, index, strict=True)])
-    step = np.array([durations(rank.steady)[at] for rank, at in zip(ranks, index, strict=True)])
-    queued = np.array([np.nan_to_num(rank.steady["run_queue_ns"])[at] for rank, at in zip(ranks, index, strict=True)])
+    step = np.array([durations(rank.judged_steps)[at] for rank, at in zip(ranks, index, strict=True)])
+    queued = np.array(
+        [np.nan_to_num(rank.judged_steps["run_queue_ns"])[at] for rank, at in zip(ranks, index, strict=True)]
+    )
     # Without what a rank waits for processors, which is no work of its own.
     own: Any = np.maximum(step - communication - queued, 0)
     last: Any = own.argmax(axis=0)
@@ -44,13 +46,14 @@ def look(job: Job) -> list[Finding]:
     number = worst if known is None else known
     others = [index for index in range(len(ranks)) if index != worst]
     if counts[worst] >= RANK_LAST * len(common):
-        mine = {name: float(np.median(column)) for name, column in parts(ranks[worst]).items()}
-        theirs: dict[str, float] = {}
-        for name in {name for index in others for name in parts(ranks[index])}:
-            theirs[name] = float(np.median([np.median(parts(ranks[index]).get(name, np.zeros(1))) for index in others]))
-        more = {name: value - theirs.get(name, 0.0) for name, value in mine.items() if name != "communication"}
+        medians = [
+            {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks
+        ]
+        mine = medians[worst]
+        theirs = {name: float(np.median([medians[at].get(name, 0.0) for at in others])) for name in mine}
+        more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
         phase = max(more, key=lambda name: more[name])
-        place = hottest(ranks[worst].samples_within())
+        place = hottest(ranks[worst].samples_in_steps())
         longest: list[int] = waits.argsort()[-3:].tolist()
         return [
             Finding(
@@ -62,10 +65,10 @@ def look(job: Job) -> list[Finding]:
                     f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
                     f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
                     f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
-                    f"{human_time(mine[phase])}, theirs {human_time(theirs.get(phase, 0.0))}",
+                    f"{human_time(mine[phase])}, theirs {human_time(theirs[phase])}",
                     *(() if place is None else (f"{place.share:.0%} of its samples are in {place}",)),
                 ),
-                action=f"look at {phase} of rank {number} on host {ranks[worst].of.host}{'' if place is None else f': {place}'}",
+                action=f"look at {phase} of rank {number} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
                 gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(waits.mean()))}",
                 certainty="certain",
                 ranks=(number,),
@@ -73,7 +76,7 @@ def look(job: Job) -> list[Finding]:
                 places=() if place is None else (place,),
             )
         ]
-    within = float(beyond.mean())
+    more_ns = float(beyond.mean())
     return [
         Finding(
             id="uneven-work",
@@ -87,7 +90,7 @@ def look(job: Job) -> list[Finding]:
                     for at, rank in enumerate(ranks)
                 )
                 + f" of {len(common)} steps",
-                f"the last has {human_time(within)} more to do than the median rank of the same step; over all steps no rank is slower",
+                f"the last has {human_time(more_ns)} more to do than the median rank of the same step; over all steps no rank is slower",
             ),
             action="give ranks equal work in each step: batches by total length rather than by number, sorted or bucketed by length",
             gain=f"up to {human_time(float(waits.mean()))} of each step",
@@ -102,6 +105,6 @@ RULES = (
         needs="two ranks or more of one job, with steps of the same numbers and their collectives",
         finds="a rank that the others wait for, and in which phase it is slower; or uneven work without a slow rank",
         wrong_if="the same ranks are fast with the collectives left out, or another rank is slow when hosts are swapped",
-        look=look,
+        check=check,
     ),
 )

@@ -9,33 +9,40 @@ from numpy.typing import NDArray
 
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import Sample, durations, own_functions
-from stepscope.analysis.statistics import parts
-from stepscope.analysis.thresholds import COVERED, DISTINCT, PERIODIC, RUN_QUEUE, SAMPLES, SLOW_STEP, SLOW_STEPS_COST
-from stepscope.runtime.step_parts import is_uncovered
+from stepscope.analysis.rank_summary import Sample, durations, program_functions
+from stepscope.analysis.thresholds import (
+    COVERED,
+    DISTINCT,
+    FEWEST_SAMPLES,
+    PERIODIC,
+    RUN_QUEUE,
+    SLOW_STEP,
+    SLOW_STEPS_COST,
+)
+from stepscope.runtime.step_parts import is_uncovered, parts_of
 from stepscope.runtime.table import human_count, human_time
 
 MOST_COMPARED = 64
 """Slow steps whose distances are compared, and distances that are tried for a period."""
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """Steps of several times the median, if few of them cost much of all time, and it is known what is different in them."""
     rank = job.main
-    took = durations(rank.steady) - waited_for_processors(job)
-    if len(took) < 8:
-        return []
+    took = durations(rank.judged_steps) - waited_for_processors(job)
     median = float(np.median(took))
     slow = np.flatnonzero(took > SLOW_STEP * median)
     excess = float((took[slow] - median).sum())
     cost = excess / float(took.sum())
     if not len(slow) or len(slow) > 0.3 * len(took) or cost < SLOW_STEPS_COST:
         return []
-    numbers = rank.steady["step"][slow].tolist()
-    more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts(rank).items()}
+    numbers = rank.judged_steps["step"][slow].tolist()
+    more = {
+        name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(rank.judged_steps).items()
+    }
     cause = max(more, key=lambda name: more[name])
     usual = np.flatnonzero(took <= SLOW_STEP * median)
-    place = only_in(rank.samples_within(rank.steady[slow]), rank.samples_within(rank.steady[usual]))
+    place = only_in(rank.samples_in_steps(rank.judged_steps[slow]), rank.samples_in_steps(rank.judged_steps[usual]))
     period = period_of(slow, took[slow] - median, len(took))
     if place is not None:
         where = f"{place.share:.0%} of the samples there are in {place}, which other steps hardly enter"
@@ -50,7 +57,7 @@ def look(job: Job) -> list[Finding]:
         f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: {each} longer than the median of {human_time(median)}",
         where,
     ]
-    written = rank.steady["written_bytes"][slow]
+    written = rank.judged_steps["written_bytes"][slow]
     if np.isfinite(written).any() and float(np.nanmedian(written)) > 1 << 20:
         evidence.append(f"{float(np.nanmedian(written)) / 1e6:,.0f} MB are written in each of them")
     if period:
@@ -77,13 +84,15 @@ def look(job: Job) -> list[Finding]:
 
 def waited_for_processors(job: Job) -> NDArray[np.float64]:
     """ns in which each step of the main rank waited longer for a processor than steps do; or another rank did, for which it waited."""
-    steps = job.main.steady["step"]
+    steps = job.main.judged_steps["step"]
     most = np.zeros(len(steps))
     for rank in job.ranks:
-        waits = np.nan_to_num(rank.steady["run_queue_ns"])
+        waits = np.nan_to_num(rank.judged_steps["run_queue_ns"])
         if not len(waits):
             continue
-        known = dict(zip(rank.steady["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True))
+        known = dict(
+            zip(rank.judged_steps["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True)
+        )
         most = np.maximum(most, [known.get(step, 0.0) for step in steps.tolist()])
     return most
 
@@ -91,20 +100,20 @@ def waited_for_processors(job: Job) -> NDArray[np.float64]:
 def contended(job: Job) -> bool:
     """Whether threads of the job that step wait for processors. Then others may, too, of which that is not recorded for each step."""
     shares = [
-        float(np.nan_to_num(rank.steady["run_queue_ns"]).sum() / durations(rank.steady).sum())
+        float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / durations(rank.judged_steps).sum())
         for rank in job.ranks
-        if len(rank.steady)
+        if len(rank.judged_steps)
     ]
     return max(shares, default=0.0) >= RUN_QUEUE / 2
 
 
 def only_in(slow: list[Sample], usual: list[Sample]) -> Place | None:
     """The function of the program in which most samples of slow steps are and few of the others: the innermost of such."""
-    if len(slow) < SAMPLES:
+    if len(slow) < FEWEST_SAMPLES:
         return None
-    stacks = [own_functions(sample.stack) for sample in slow]
+    stacks = [program_functions(sample.stack) for sample in slow]
     here = Counter(function for stack in stacks for function in stack)
-    there = Counter(function for sample in usual for function in own_functions(sample.stack))
+    there = Counter(function for sample in usual for function in program_functions(sample.stack))
     best, most = None, 0.0
     for function, count in here.items():  # outer ones first
         share = count / len(slow)
@@ -144,6 +153,6 @@ RULES = (
         needs="steps; stack samples say where",
         finds="stalls with a period, such as checkpoints, and single slow steps",
         wrong_if="the steps are as slow with what they do beside training left out",
-        look=look,
+        check=check,
     ),
 )

@@ -356,9 +356,9 @@ PyObject *arguments_py_set_known_values(PyObject *self, PyObject *function);
 PyObject *arguments_py_encode(PyObject *self, PyObject *mapping);
 PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 
-/* covers.c */
-PyObject *covers_py_of(PyObject *module, PyObject *args);
-PyObject *covers_py_share(PyObject *module, PyObject *args);
+/* span_intervals.c */
+PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
+PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);

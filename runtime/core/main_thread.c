@@ -1,9 +1,9 @@
-/* Asks Python's main thread to call something soon, from a thread without the interpreter's lock.
+/* Asks Python's main thread to call a function soon, from a thread without the interpreter's lock.
  *
- * Up to Python 3.12, Py_AddPendingCall tells the evaluation loop only if the main thread itself calls it
- * (_Py_ThreadCanHandlePendingCalls in COMPUTE_EVAL_BREAKER): of a call by another thread it learns when it next takes the
- * lock. So the loop's flag is set here, as PyThreadState_SetAsyncExc sets it from any thread. Its place is in internal headers,
- * which hold for the Python that this is compiled for. */
+ * Up to Python 3.12, Py_AddPendingCall interrupts the evaluation loop only if the main thread itself calls it
+ * (_Py_ThreadCanHandlePendingCalls in COMPUTE_EVAL_BREAKER). After a call by another thread, the loop notices only when it next
+ * takes the lock. So this sets the loop's flag, as PyThreadState_SetAsyncExc does from any thread. The flag is declared in
+ * internal headers, which are those of the Python that this is compiled for. */
 #include <Python.h>
 #if PY_VERSION_HEX < 0x030D0000
 #define Py_BUILD_CORE 1

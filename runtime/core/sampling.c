@@ -1,8 +1,8 @@
 /* Samples of a thread's stack of Python functions, with what the system says of the thread.
  *
- * Who asks for the interpreter's lock gets it when its holder lets go of it: where a function has ended that the sample is
- * of. So the main thread, which mostly is the one that steps, is asked to look itself, at its next instruction
- * (main_thread.c); it does not look where it does not run Python, and there the lock is free. */
+ * A thread that asks for the interpreter's lock gets it when its holder lets go of it, and by then the function that the sample
+ * should show may have ended. So the sampler asks the main thread, which mostly is the one that steps, to take the sample itself
+ * at its next instruction (main_thread.c). Where the main thread runs no Python, the lock is free, and the sampler takes it. */
 #include "readings.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define MOST_FRAMES 64
-#define LOOKED_AT 512   /* frames of a deep stack, from the innermost */
+#define MOST_DEPTH 512   /* frames of a deep stack, from the innermost */
 #define MOST_TEXT 4000  /* bytes of a stack, less than what is kept of an argument: outer frames go first */
 #define MOST_OTHERS 64
 #define KNOWN 8192      /* functions that are remembered, at most half as many; a power of two */
@@ -49,7 +49,7 @@ static PyObject *standard_modules; /* a set of names */
 static uint32_t sample_name, stack_key, state_key, other_key;
 static uint16_t sample_category;
 
-/* What tells a file: of an installed package from the directory of packages on, of Python's library from its directory on. */
+/* The part of a path that is shown: from the directory of packages on, or from that of Python's library on. */
 static const char *short_file(const char *path) {
     const char *found = strstr(path, "site-packages/");
     if (!found) found = strstr(path, "dist-packages/");
@@ -98,7 +98,7 @@ static const Function *function_of(PyFrameObject *frame) {
     return &known[at];
 }
 
-/* A jump back to a loop's begin, where the main thread mostly looks, has no line: that of what is before it counts. */
+/* Where the main thread mostly takes samples, at a jump back to a loop's begin, there is no line: the line before it counts. */
 static int line_of(PyFrameObject *frame) {
     int line = PyFrame_GetLineNumber(frame);
     if (line >= 0) return line;
@@ -111,13 +111,13 @@ static int line_of(PyFrameObject *frame) {
 /* The program's frames of a thread, the innermost first: not stepscope's, nor those of Python's library that it called
  * (runtime/own_frames.py). */
 static int frames_of(PyThreadState *state, Place *kept, int most) {
-    static Place all[LOOKED_AT];
+    static Place all[MOST_DEPTH];
     int count = 0, program = 0;
     bool ours = false;
     if (known_count > KNOWN / 2) forget_functions();
     for (PyFrameObject *frame = PyThreadState_GetFrame(state); frame;) {
-        if (count < LOOKED_AT) all[count++] = (Place){function_of(frame), line_of(frame)};
-        PyFrameObject *back = count < LOOKED_AT ? PyFrame_GetBack(frame) : NULL;
+        if (count < MOST_DEPTH) all[count++] = (Place){function_of(frame), line_of(frame)};
+        PyFrameObject *back = count < MOST_DEPTH ? PyFrame_GetBack(frame) : NULL;
         Py_DECREF(frame);
         frame = back;
     }
@@ -224,13 +224,13 @@ static int read_others(PyObject *list, Other *others) {
 
 /* Waits so long, or until the descriptor is readable: then false. */
 static bool rest(int fd, double seconds) {
-    struct pollfd told = {.fd = fd, .events = POLLIN};
-    return poll(&told, 1, (int)(seconds * 1000)) <= 0;
+    struct pollfd stop = {.fd = fd, .events = POLLIN};
+    return poll(&stop, 1, (int)(seconds * 1000)) <= 0;
 }
 
-/* Says what sample is wanted, and has the main thread take it; returns whether it has, by the time that is given to it. A thread
- * that has not the last time is in no Python, and what is not taken here takes the interpreter's lock, which is free. */
-static bool wanted_of_main(int fd, bool waits) {
+/* Asks the main thread to take a sample, and returns whether it has taken it within `PATIENCE_S`. If it did not take the last
+ * one, it runs no Python: then nobody waits, and the sampler takes the interpreter's lock, which is free. */
+static bool main_took_sample(int fd, bool waits) {
     atomic_store(&wanted, true);
     return call_on_main_thread(take_on_main) && waits && rest(fd, PATIENCE_S) && !atomic_load(&wanted);
 }
@@ -238,13 +238,13 @@ static bool wanted_of_main(int fd, bool waits) {
 PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     static Other others[MOST_OTHERS]; /* one thread samples */
     static uint32_t number;
-    int fd, on_main, looks;
+    int fd, on_main, samples;
     double seconds;
     long tid;
     unsigned long ident;
     unsigned int track;
     PyObject *list;
-    if (!PyArg_ParseTuple(args, "idikkIpO!", &fd, &seconds, &looks, &ident, &tid, &track, &on_main, &PyList_Type, &list))
+    if (!PyArg_ParseTuple(args, "idikkIpO!", &fd, &seconds, &samples, &ident, &tid, &track, &on_main, &PyList_Type, &list))
         return NULL;
     int count = read_others(list, others), stat = -1;
     if (count < 0) return NULL;
@@ -254,8 +254,8 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     int64_t before = clock_now();
     Py_BEGIN_ALLOW_THREADS
     if (ident) stat = open(path, O_RDONLY | O_CLOEXEC);
-    for (; goes_on && looks > 0; looks--) {
-        /* Else steps that take as long as a few looks would be seen in few places. */
+    for (; goes_on && samples > 0; samples--) {
+        /* Without jitter, steps that take as long as a few samples would always be seen in the same places. */
         double jitter = ident ? 2. / 3 + 2. / 3 * fmod(++number * 0.618034, 1) : 1;
         do goes_on = rest(fd, seconds * jitter);
         while (goes_on && !recording(RECORD_EVENTS));
@@ -269,7 +269,7 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
             if (taken >= most) most = taken, request.busiest = others[i];
         }
         if (!on_main) atomic_store(&wanted, true);
-        else if ((main_took = wanted_of_main(fd, main_took))) continue;
+        else if ((main_took = main_took_sample(fd, main_took))) continue;
         Py_BLOCK_THREADS main_took = !atomic_load(&wanted);
         take_sample();
         PyErr_Clear();

@@ -161,18 +161,18 @@ def _ranks(numbers: Sequence[int]) -> str:
 def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
     from rich.console import Console
 
-    from stepscope.analysis.explain import judged
+    from stepscope.analysis.explain import judge
     from stepscope.analysis.rank_summary import RankSummary
     from stepscope.analysis.recording import load
-    from stepscope.cli.short_answer import ending
+    from stepscope.cli.short_answer import show_short
 
     text = StringIO()
     console = Console(file=text, force_terminal=asked.colour, highlight=False, width=asked.width)
     recording = load(asked.path)
     if asked.ranks:  # an earlier job with more ranks may have written here
         recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < asked.ranks]
-    ending(
-        judged(recording, [RankSummary(rank) for rank in recording.ranks]),
+    show_short(
+        judge(recording, [RankSummary(rank) for rank in recording.ranks]),
         console,
         notes,
         opening.report(Path(asked.path)) if asked.says_more else "",

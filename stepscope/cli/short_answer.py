@@ -26,7 +26,7 @@ MOST_ROWS = 4
 """Parts of a step."""
 
 
-def ending(answer: Answer, console: Console, notes: Sequence[tuple[str, str]] = (), more: str = "") -> None:
+def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]] = (), more: str = "") -> None:
     """Writes the verdict, its evidence, where the time goes, and trust, in few lines.
 
     Args:

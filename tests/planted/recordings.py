@@ -14,9 +14,9 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.analysis.explain import judged
+from stepscope.analysis import explain
 from stepscope.analysis.findings import Answer, DeviceAnswer
-from stepscope.analysis.rank_summary import Collection, Loader, RankSummary, Row, Sample, TaskRun, steady_of
+from stepscope.analysis.rank_summary import Collection, RankSummary, Row, Sample, TaskRun, judged_steps_of
 from stepscope.analysis.recording import Rank, Recording, load
 from stepscope.runtime.step_facts import FACTS_DTYPE, Device, Facts, Phase
 from tests.planted.live import Outcome, Program, programs
@@ -33,7 +33,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     facts: dict[str, list[float]]
     samples: list[Sample]
-    loaders: list[Loader]
+    loaders: list[dict[str, Any]]
     collections: list[Collection]
     tasks: list[TaskRun]
     suspended: list[tuple[list[int], list[int], list[int]]]
@@ -43,7 +43,6 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     thread_cpu: Series
     queues: Series
     demand: Series
-    counters: Series
     rows: list[Row]
     devices: tuple[DeviceAnswer, ...]
     events: int
@@ -57,7 +56,7 @@ def stored(summary: RankSummary) -> Stored:
     return Stored(
         rank=summary.rank,
         name=summary.name,
-        host=summary.of.host,
+        host=summary.recorded.host,
         facts=_columns(summary.facts),
         suspended=[cast(Any, tuple(part.tolist() for part in each)) for each in summary.suspended],
         **{name: getattr(summary, name) for name in PLAIN},
@@ -67,13 +66,20 @@ def stored(summary: RankSummary) -> Stored:
 def summary_of(kept: Stored) -> RankSummary:
     """The rank as rules see it."""
     summary = RankSummary.__new__(RankSummary)
-    summary.of = cast(
+    summary.recorded = cast(
         Rank,
         SimpleNamespace(
-            host=kept.host, rank=kept.rank, name=kept.name, dropped={}, ended=True, foreign=False, notes=[]
+            host=kept.host,
+            rank=kept.rank,
+            name=kept.name,
+            dropped={},
+            ended=True,
+            foreign=False,
+            startup_ns=0,
+            shutdown_ns=0,
         ),
     )
-    summary.rank, summary.name = kept.rank, kept.name
+    summary.rank, summary.name, summary.notes = kept.rank, kept.name, ()
     for name in PLAIN:
         setattr(summary, name, getattr(kept, name))
     summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
@@ -82,13 +88,13 @@ def summary_of(kept: Stored) -> RankSummary:
     for name, into in _fields(summary.facts).items():
         if name in kept.facts:
             into[:] = kept.facts[name]
-    summary.steady = steady_of(summary.facts)
+    summary.judged_steps = judged_steps_of(summary.facts)
     return summary
 
 
 def answer_of(summaries: list[RankSummary]) -> Answer:
     """The answer on a recording."""
-    return judged(Recording(Path("recorded"), [summary.of for summary in summaries], []), summaries)
+    return explain.judge(Recording(Path("recorded"), [summary.recorded for summary in summaries], []), summaries)
 
 
 def recordings() -> dict[str, tuple[Program, bool, Path]]:

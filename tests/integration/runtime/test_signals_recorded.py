@@ -333,7 +333,7 @@ def test_what_the_processors_are_asked_for(tmp_path: Path) -> None:
         series.setdefault(row.name, []).append((row.ts, row.value))
     demand = {name: (values[-1][1] - values[0][1]) / (values[-1][0] - values[0][0]) for name, values in series.items()}
     assert sum(demand[name] for name in processor_demand.CHILDREN) > 1.5
-    assert 0.2 < sum(demand[name] for name in processor_demand.OWN) < 2
+    assert 0.2 < sum(demand[name] for name in processor_demand.THIS_PROCESS) < 2
     assert demand[processor_demand.IN_USE] > 0.9 * demand[processor_demand.CHILDREN[0]]
     assert series[processor_demand.PROCESSORS][-1][1] <= len(os.sched_getaffinity(0))
 

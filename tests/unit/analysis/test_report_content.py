@@ -15,7 +15,7 @@ from markupsafe import escape
 
 import stepscope as sc
 from stepscope.analysis.explain import explain
-from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share
+from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer
 from stepscope.analysis.page.content import parts_table, percents
 from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
@@ -37,7 +37,7 @@ def test_percents_add_up(shares: list[float]) -> None:
 def test_parts_of_nothing() -> None:
     assert percents([0.0, 0.0]) == [0.0, 0.0]
     assert parts_table([]) is None
-    table = parts_table([Share("data", 3e6, 0.75), Share("not covered", 1e6, 0.25)])
+    table = parts_table([("data", 3e6), ("not covered", 1e6)])
     assert table is not None
     assert [row.percent for row in table.rows] == ["75.0 %", "25.0 %"]
     assert (table.total, table.rows[0].colour, table.rows[1].colour) == ("4.00ms", "data", "uncovered")

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from stepscope.runtime import step_facts, strings
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.step_facts import (
-    MANY,
+    MANY_OPEN,
     SIGNAL,
     SIGNALS,
     Device,
     Phase,
     StepFactsBuilder,
     class_of,
-    covered,
+    covered_before,
     union,
 )
 
@@ -94,14 +94,14 @@ def test_each_nanosecond_counts_once_and_for_the_first_phase(
 def test_long_runs_are_settled_on_the_way() -> None:
     """The same facts, and nothing is kept of steps that are over."""
     builder = StepFactsBuilder()
-    count = 4 * MANY
+    count = 4 * MANY_OPEN
     for step in range(count):
         begin = step * STEP_NS
         builder.update(marks(count)[step : step + 1])
         builder.update(span(begin + 100, begin + 300, Phase.FORWARD))
         builder.update(span(begin + 200, begin + 500, Phase.DATA))
     builder.update(marks(count)[count:])
-    assert builder._held <= 3 * MANY  # pyright: ignore[reportPrivateUsage]
+    assert builder._held <= 3 * MANY_OPEN  # pyright: ignore[reportPrivateUsage]
     found = builder.finish()
     assert len(found) == count and found["step"].tolist() == list(range(count))
     assert (found["phases"][:, Phase.FORWARD] == 100).all() and (found["phases"][:, Phase.DATA] == 300).all()
@@ -110,8 +110,8 @@ def test_long_runs_are_settled_on_the_way() -> None:
 
 def test_a_step_without_end_is_settled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of a run that never steps does not grow, and its phases add up all the same."""
-    monkeypatch.setattr(step_facts, "MANY_INTERVALS", 200)
-    monkeypatch.setattr(step_facts, "MUCH", 100)
+    monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
+    monkeypatch.setattr(step_facts, "MANY_HELD", 100)
     builder = StepFactsBuilder()
     builder.update(marks(0))
     for at in range(0, 5000, 10):
@@ -194,6 +194,6 @@ def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[i
     )
     numbers = {each for a, b in intervals for each in range(a, a + b)}
     assert numbers == {each for a, b in zip(begin.tolist(), end.tolist(), strict=True) for each in range(a, b)}
-    assert covered(begin, end, np.array(at, np.int64)).tolist() == [
+    assert covered_before(begin, end, np.array(at, np.int64)).tolist() == [
         len([each for each in numbers if each < limit]) for limit in at
     ]

@@ -32,7 +32,8 @@ from stepscope.runtime.window_tables import WindowTable
 from stepscope.runtime.windows import Windows
 
 SERIAL = 3
-TRACK, OTHER = (tracks.new(TrackKind.THREAD, os.getpid(), 7 + number, name) for number, name in enumerate("ab"))
+TRACK, OTHER = (tracks.new(TrackKind.THREAD, os.getpid(), tid, "thread") for tid in (7, 8))
+"""Of this process: earlier tests may have read tracks of other processes."""
 NAMES = (
     ("garbage collection", "gc"),
     ("gloo:all_reduce", "user_annotation"),
@@ -152,8 +153,8 @@ def test_steps_are_settled_as_soon_as_all_of_them_came(
     monkeypatch: pytest.MonkeyPatch, run: tuple[list[int], list[Block], int], data: st.DataObject
 ) -> None:
     """However few are kept open, the facts are those of the whole."""
-    monkeypatch.setattr(step_facts, "SETTLED", 0)
-    monkeypatch.setattr(step_facts, "MANY", 0)
+    monkeypatch.setattr(step_facts, "KEPT_OPEN", 0)
+    monkeypatch.setattr(step_facts, "MANY_OPEN", 0)
     _, events, end = run
     marks = [each for each in events if each["kind"][0] == Kind.STEP]
     rest = data.draw(st.permutations([each for each in events if each["kind"][0] != Kind.STEP]))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, TaskTimes, shown_file
 from stepscope.analysis.terminal import short_places, show
-from stepscope.cli.short_answer import MOST_LINES, ending
+from stepscope.cli.short_answer import MOST_LINES, show_short
 from stepscope.runtime.step_statistics import StepStatistics as Statistics
 
 STATISTICS = Statistics(
@@ -43,7 +43,7 @@ def shown(answer: Answer, width: int = 80, *, end: bool = False) -> str:
     text = StringIO()
     console = Console(file=text, width=width, highlight=False)
     if end:
-        ending(answer, console, [("Files", "runs/exp1")], "stepscope report runs/exp1")
+        show_short(answer, console, [("Files", "runs/exp1")], "stepscope report runs/exp1")
     else:
         show(answer, console)
     return text.getvalue()

@@ -6,28 +6,26 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import durations, hottest, within
+from stepscope.analysis.rank_summary import durations, hottest, samples_in
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
 
-def look(job: Job) -> list[Finding]:
+def check(job: Job) -> list[Finding]:
     """Time in collections, by their sum: automatic ones come every few steps."""
     rank = job.main
-    if not len(rank.steady):
-        return []
-    spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.steady)
+    spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.judged_steps)
     cost = float(spent.sum()) / float(took.sum())
     if cost < FINDING:
         return []
-    begin, end = int(rank.steady["begin"][0]), int(rank.steady["end"][-1])
+    begin, end = int(rank.judged_steps["begin"][0]), int(rank.judged_steps["end"][-1])
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
     # Python itself collects the oldest generation after ten collections of the one before (gc.get_threshold), or more.
     asked = len(full) > 1 and sum(each.generation == 1 for each in inside) < 5 * len(full)
     intervals = [(one.ts, one.ts + one.dur) for one in full]
-    place = hottest(within(rank.samples_within(), intervals)) if full else None
+    place = hottest(samples_in(rank.samples_in_steps(), intervals)) if full else None
     each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
     return [
         Finding(
@@ -44,7 +42,7 @@ def look(job: Job) -> list[Finding]:
             else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
             gain=f"{cost:.0%} of the run",
             certainty="certain",
-            steps=tuple(rank.steady["step"][np.argsort(spent)[-3:]].tolist()),
+            steps=tuple(rank.judged_steps["step"][np.argsort(spent)[-3:]].tolist()),
             places=() if place is None else (place,),
         )
     ]
@@ -56,6 +54,6 @@ RULES = (
         needs="collections (gc.callbacks)",
         finds="collections that the program asks for in its loop, and automatic ones over many objects",
         wrong_if="gc.disable() changes nothing",
-        look=look,
+        check=check,
     ),
 )

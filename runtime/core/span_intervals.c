@@ -1,16 +1,17 @@
-/* What the spans of a block cover, by class and track: intervals of which those that touch are one.
+/* Finds the intervals of time that spans cover, and shares the time of steps among them.
  *
- * Most spans lie in others of their class, and in a block the spans of a thread come in the order of their ends. So the latest
- * interval of a class and track takes in what comes next, or is taken in by it; what that leaves apart the caller joins.
+ * `span_intervals` joins the spans of a block that have the same class and track into intervals. Most spans lie in others of
+ * their class, and in a block the spans of a thread come in the order of their ends. So the latest interval of a class and
+ * track takes in what comes next, or is taken in by it; what that leaves apart the caller joins.
  *
- * Spans of one class are not joined: the caller leaves out those that are too long. The ones that lie in others get a class
- * of their own, as they count only if the outer one is left out. */
+ * Spans of the class `apart` are not joined: the caller leaves out those that hold whole steps. The ones that lie in others
+ * get the class `inner`, as they count only if the outer one is left out. */
 #include "core.h"
 #include <stdlib.h>
 
 #define KEYS 1024 /* slots for classes and tracks of a block; of more than half of that intervals are not joined here */
 
-typedef struct { int64_t class, track, begin, end; } Cover;
+typedef struct { int64_t class, track, begin, end; } SpanInterval;
 
 typedef struct { int64_t ts, step, track; } Mark;
 
@@ -20,7 +21,7 @@ typedef struct {
 } Reading;
 
 typedef struct {
-    Cover *covers;
+    SpanInterval *intervals;
     uint32_t *before; /* of each interval: 1 + the one before it of the same class and track; 0 = none */
     Mark *marks;
     Reading *readings;
@@ -28,7 +29,7 @@ typedef struct {
     size_t count, room, mark_count, mark_room, reading_count, reading_room, rare_count, rare_room;
     uint64_t keys[KEYS];
     uint32_t heads[KEYS], used;
-} Covers;
+} Gathered;
 
 typedef struct {
     const uint8_t *classes;     /* by name */
@@ -36,7 +37,7 @@ typedef struct {
     size_t names;
     unsigned signal, ignored;   /* category of counters; class of no interest */
     unsigned apart, inner;      /* class that is not joined; of those that lie in others of it */
-} Facts;
+} SpanClasses;
 
 static bool grow(void **memory, size_t *room, size_t size) {
     size_t more = *room ? *room * 2 : 256;
@@ -46,26 +47,26 @@ static bool grow(void **memory, size_t *room, size_t size) {
     return true;
 }
 
-static bool add_rare(Covers *c, size_t event) {
+static bool add_rare(Gathered *c, size_t event) {
     if (c->rare_count == c->rare_room && !grow((void **)&c->rare, &c->rare_room, sizeof *c->rare)) return false;
     c->rare[c->rare_count++] = (int64_t)event;
     return true;
 }
 
-static bool add_mark(Covers *c, const Event *v) {
+static bool add_mark(Gathered *c, const Event *v) {
     if (c->mark_count == c->mark_room && !grow((void **)&c->marks, &c->mark_room, sizeof *c->marks)) return false;
     c->marks[c->mark_count++] = (Mark){v->ts, v->step, v->track};
     return true;
 }
 
-static bool add_reading(Covers *c, const Event *v) {
+static bool add_reading(Gathered *c, const Event *v) {
     if (c->reading_count == c->reading_room && !grow((void **)&c->readings, &c->reading_room, sizeof *c->readings))
         return false;
     c->readings[c->reading_count++] = (Reading){v->ts, v->name, v->value};
     return true;
 }
 
-static uint32_t *head_of(Covers *c, uint64_t key) {
+static uint32_t *head_of(Gathered *c, uint64_t key) {
     uint32_t at = (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32) & (KEYS - 1);
     while (c->heads[at] && c->keys[at] != key) at = (at + 1) & (KEYS - 1);
     if (!c->heads[at]) {
@@ -75,17 +76,17 @@ static uint32_t *head_of(Covers *c, uint64_t key) {
     return &c->heads[at];
 }
 
-static bool add(Covers *c, int64_t class, uint32_t track, int64_t begin, int64_t end, const Facts *facts) {
+static bool add(Gathered *c, int64_t class, uint32_t track, int64_t begin, int64_t end, const SpanClasses *spans) {
     uint32_t *head = head_of(c, (uint64_t)class << 32 | track), last = head ? *head : 0;
-    bool apart = class == facts->apart;
+    bool apart = class == spans->apart;
     while (last) {
-        Cover *latest = &c->covers[last - 1];
+        SpanInterval *latest = &c->intervals[last - 1];
         if (apart) {
             if (begin > latest->begin || end < latest->end) {
-                if (begin >= latest->begin && end <= latest->end) class = facts->inner, head = NULL;
+                if (begin >= latest->begin && end <= latest->end) class = spans->inner, head = NULL;
                 break;
             }
-            latest->class = facts->inner;
+            latest->class = spans->inner;
             last = c->before[last - 1];
             continue;
         }
@@ -98,50 +99,51 @@ static bool add(Covers *c, int64_t class, uint32_t track, int64_t begin, int64_t
     }
     if (c->count == c->room) {
         size_t room = c->room;
-        if (!grow((void **)&c->before, &room, sizeof *c->before) || !grow((void **)&c->covers, &c->room, sizeof *c->covers))
+        if (!grow((void **)&c->before, &room, sizeof *c->before) ||
+            !grow((void **)&c->intervals, &c->room, sizeof *c->intervals))
             return false;
     }
-    c->covers[c->count] = (Cover){class, track, begin, end};
+    c->intervals[c->count] = (SpanInterval){class, track, begin, end};
     c->before[c->count++] = last;
     if (head) *head = (uint32_t)c->count;
     return true;
 }
 
-static bool scan(Covers *c, const char *bytes, size_t n, const Facts *facts) {
+static bool scan(Gathered *c, const char *bytes, size_t n, const SpanClasses *spans) {
     for (size_t i = 0; i < n; i++) {
         Event v;
         memcpy(&v, bytes + i * sizeof v, sizeof v); /* the caller's buffer may be unaligned */
         if (v.kind == KIND_STEP) {
             if (!add_mark(c, &v)) return false;
-        } else if (v.kind == KIND_COUNTER && v.category == facts->signal) {
+        } else if (v.kind == KIND_COUNTER && v.category == spans->signal) {
             if (!add_reading(c, &v)) return false;
         } else if (v.kind == KIND_SPAN && v.dur > 0) {
-            if (v.name >= facts->names || facts->categories[v.name] != v.category) {
+            if (v.name >= spans->names || spans->categories[v.name] != v.category) {
                 if (!add_rare(c, i)) return false;
                 continue;
             }
-            uint8_t class = facts->classes[v.name];
+            uint8_t class = spans->classes[v.name];
             int64_t end;
-            if (class == facts->ignored || __builtin_add_overflow(v.ts, v.dur, &end)) continue;
-            if (!add(c, class, v.track, v.ts, end, facts)) return false;
+            if (class == spans->ignored || __builtin_add_overflow(v.ts, v.dur, &end)) continue;
+            if (!add(c, class, v.track, v.ts, end, spans)) return false;
         }
     }
     size_t kept = 0;
     for (size_t i = 0; i < c->count; i++)
-        if (c->covers[i].class >= 0) c->covers[kept++] = c->covers[i];
+        if (c->intervals[i].class >= 0) c->intervals[kept++] = c->intervals[i];
     c->count = kept;
     return true;
 }
 
-PyObject *covers_py_of(PyObject *module, PyObject *args) {
+PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
     Py_buffer events, classes, categories;
-    Facts facts = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*IIII:covers", &events, &classes, &categories, &facts.signal, &facts.ignored,
-                          &facts.apart, &facts.inner))
+    SpanClasses spans = {0};
+    if (!PyArg_ParseTuple(args, "y*y*y*IIII:span_intervals", &events, &classes, &categories, &spans.signal, &spans.ignored,
+                          &spans.apart, &spans.inner))
         return NULL;
-    facts.classes = classes.buf, facts.categories = categories.buf, facts.names = (size_t)classes.len;
+    spans.classes = classes.buf, spans.categories = categories.buf, spans.names = (size_t)classes.len;
     PyObject *found = NULL;
-    Covers *c = NULL;
+    Gathered *c = NULL;
     if (events.len % (Py_ssize_t)sizeof(Event) || categories.len != classes.len * (Py_ssize_t)sizeof(uint16_t)) {
         PyErr_Format(PyExc_ValueError,
                      "a block is a multiple of 64 bytes, and a name has a class and a category: got %zd, %zd, %zd bytes",
@@ -149,21 +151,23 @@ PyObject *covers_py_of(PyObject *module, PyObject *args) {
     } else if ((c = calloc(1, sizeof *c))) {
         bool enough;
         Py_BEGIN_ALLOW_THREADS
-        enough = scan(c, events.buf, (size_t)events.len / sizeof(Event), &facts);
+        enough = scan(c, events.buf, (size_t)events.len / sizeof(Event), &spans);
         Py_END_ALLOW_THREADS
         if (enough)
-            found = Py_BuildValue("(y#y#y#y#)", c->covers ? (char *)c->covers : "", (Py_ssize_t)(c->count * sizeof *c->covers),
-                                  c->marks ? (char *)c->marks : "", (Py_ssize_t)(c->mark_count * sizeof *c->marks),
-                                  c->readings ? (char *)c->readings : "", (Py_ssize_t)(c->reading_count * sizeof *c->readings),
-                                  c->rare ? (char *)c->rare : "", (Py_ssize_t)(c->rare_count * sizeof *c->rare));
+            found = Py_BuildValue("(y#y#y#y#)", c->intervals ? (char *)c->intervals : "",
+                                  (Py_ssize_t)(c->count * sizeof *c->intervals), c->marks ? (char *)c->marks : "",
+                                  (Py_ssize_t)(c->mark_count * sizeof *c->marks), c->readings ? (char *)c->readings : "",
+                                  (Py_ssize_t)(c->reading_count * sizeof *c->readings), c->rare ? (char *)c->rare : "",
+                                  (Py_ssize_t)(c->rare_count * sizeof *c->rare));
         else PyErr_NoMemory();
-        free(c->covers), free(c->before), free(c->marks), free(c->readings), free(c->rare), free(c);
+        free(c->intervals), free(c->before), free(c->marks), free(c->readings), free(c->rare), free(c);
     } else PyErr_NoMemory();
     PyBuffer_Release(&events), PyBuffer_Release(&classes), PyBuffer_Release(&categories);
     return found;
 }
 
-/* What intervals cover of each of some stretches of time, in which each ns counts once: for the first of the classes that cover it. */
+/* `share_time` measures what intervals cover of each step, or of another stretch of time. Each ns counts once: for the first
+ * of the slots whose intervals cover it. */
 
 #define SLOTS 256
 #define NO_SLOT 255
@@ -180,7 +184,7 @@ static int by_begin(const void *one, const void *other) {
     return (a > b) - (a < b);
 }
 
-/* They come nearly in order: only what was open when a block ended comes after what lies in it. */
+/* Sorts intervals. They come nearly in order: only what was open when a block ended comes after what lies in it. */
 static void in_order(Intervals *v) {
     size_t moves = 0;
     for (size_t i = 1; i < v->count; i++) {
@@ -195,7 +199,7 @@ static void in_order(Intervals *v) {
     }
 }
 
-/* Those that touch become one. */
+/* Sorts intervals, and joins those that touch. */
 static void join(Intervals *v) {
     size_t kept = 0;
     in_order(v);
@@ -226,7 +230,7 @@ typedef struct {
     size_t count;
 } Stretches;
 
-/* ns of each stretch that intervals cover, which are in order and apart; and how many begin in it. */
+/* Measures, in each stretch, the ns that intervals cover, which are in order and apart; and counts those that begin in it. */
 static void measure(const Intervals *v, const Stretches *s, int64_t *ns, int64_t *begun) {
     size_t at = 0;
     for (size_t i = 0; i < s->count; i++) {
@@ -243,8 +247,8 @@ static void measure(const Intervals *v, const Stretches *s, int64_t *ns, int64_t
     }
 }
 
-/* Takes those away that hold a whole step: of marks two or more lie within. */
-static void within_steps(Intervals *v, const int64_t *marks, size_t count) {
+/* Leaves out the intervals that hold a whole step: two step marks or more lie within. */
+static void leave_out_holders(Intervals *v, const int64_t *marks, size_t count) {
     size_t kept = 0, at = 0;
     for (size_t i = 0; i < v->count; i++) { /* in order */
         while (at < count && marks[at] <= v->all[i].begin) at++;
@@ -255,7 +259,8 @@ static void within_steps(Intervals *v, const int64_t *marks, size_t count) {
 }
 
 typedef struct {
-    const uint8_t *own, *others; /* the slot of each class, on the tracks that step and on others; `NO_SLOT` = none */
+    const uint8_t *on_stepping,
+        *on_others; /* the slot of each class, on the tracks that step and on others; `NO_SLOT` = none */
     unsigned tracks[2];          /* that step */
     unsigned first, last;        /* slots that share time, the first one first */
     unsigned apart, inner;       /* slot of the spans that may hold whole steps, and of those that lie in them */
@@ -264,15 +269,15 @@ typedef struct {
 } Sharing;
 
 /* `out`: ns of each stretch for each slot, then for each how many intervals of the slot begin there, and what they cover. */
-static bool share(const Cover *covers, size_t n, const Sharing *by, const Stretches *s, int64_t *out) {
+static bool share(const SpanInterval *intervals, size_t n, const Sharing *by, const Stretches *s, int64_t *out) {
     size_t counts[SLOTS] = {0}, starts[SLOTS], total = 0;
     uint8_t *slots = malloc(n + 1);
     Interval *memory = malloc((4 * n + 1) * sizeof *memory);
     int64_t *before = calloc(2 * s->count + 1, sizeof *before), *now = before ? before + s->count : NULL;
     bool enough = slots && memory && before;
     for (size_t i = 0; enough && i < n; i++) {
-        bool own = covers[i].track == by->tracks[0] || covers[i].track == by->tracks[1];
-        slots[i] = (own ? by->own : by->others)[(uint8_t)covers[i].class];
+        bool stepping = intervals[i].track == by->tracks[0] || intervals[i].track == by->tracks[1];
+        slots[i] = (stepping ? by->on_stepping : by->on_others)[(uint8_t)intervals[i].class];
         counts[slots[i]]++;
     }
     for (unsigned slot = 0; slot < SLOTS; slot++) {
@@ -282,7 +287,8 @@ static bool share(const Cover *covers, size_t n, const Sharing *by, const Stretc
     }
     size_t filled[SLOTS] = {0};
     for (size_t i = 0; enough && i < n; i++)
-        if (slots[i] != NO_SLOT) memory[starts[slots[i]] + filled[slots[i]]++] = (Interval){covers[i].begin, covers[i].end};
+        if (slots[i] != NO_SLOT)
+            memory[starts[slots[i]] + filled[slots[i]]++] = (Interval){intervals[i].begin, intervals[i].end};
     Intervals all = {enough ? memory + 2 * n : NULL, 0}, both = {enough ? memory + 3 * n : NULL, 0};
     for (unsigned slot = by->first; enough && slot <= by->last; slot++) {
         int64_t *ns = out + (slot - by->first) * 3 * s->count, *begun = ns + s->count, *covered = begun + s->count;
@@ -290,11 +296,11 @@ static bool share(const Cover *covers, size_t n, const Sharing *by, const Stretc
         if (!mine.count) continue;
         if (slot == by->apart) {
             in_order(&mine);
-            within_steps(&mine, by->marks, by->mark_count);
+            leave_out_holders(&mine, by->marks, by->mark_count);
             if (mine.count < counts[slot] && counts[by->inner]) {
                 Intervals inner = {memory + starts[by->inner], counts[by->inner]};
                 in_order(&inner);
-                within_steps(&inner, by->marks, by->mark_count);
+                leave_out_holders(&inner, by->marks, by->mark_count);
                 memcpy(mine.all + mine.count, inner.all, inner.count * sizeof *inner.all);
                 mine.count += inner.count;
             }
@@ -311,17 +317,18 @@ static bool share(const Cover *covers, size_t n, const Sharing *by, const Stretc
     return enough;
 }
 
-PyObject *covers_py_share(PyObject *module, PyObject *args) {
-    Py_buffer covers, begins, ends, own, others, marks;
+PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
+    Py_buffer intervals, begins, ends, on_stepping, on_others, marks;
     Sharing by = {0};
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*(II)(II)(II):share_time", &covers, &begins, &ends, &own, &others, &marks,
-                          &by.tracks[0], &by.tracks[1], &by.first, &by.last, &by.apart, &by.inner))
+    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*(II)(II)(II):share_time", &intervals, &begins, &ends, &on_stepping, &on_others,
+                          &marks, &by.tracks[0], &by.tracks[1], &by.first, &by.last, &by.apart, &by.inner))
         return NULL;
     PyObject *found = NULL;
     Stretches s = {begins.buf, ends.buf, (size_t)begins.len / sizeof(int64_t)};
-    by.own = own.buf, by.others = others.buf, by.marks = marks.buf, by.mark_count = (size_t)marks.len / sizeof(int64_t);
-    if (covers.len % (Py_ssize_t)sizeof(Cover) || begins.len != ends.len || own.len != SLOTS || others.len != SLOTS ||
-        by.first > by.last || by.last >= NO_SLOT || by.apart >= NO_SLOT || by.inner >= NO_SLOT) {
+    by.on_stepping = on_stepping.buf, by.on_others = on_others.buf, by.marks = marks.buf,
+    by.mark_count = (size_t)marks.len / sizeof(int64_t);
+    if (intervals.len % (Py_ssize_t)sizeof(SpanInterval) || begins.len != ends.len || on_stepping.len != SLOTS ||
+        on_others.len != SLOTS || by.first > by.last || by.last >= NO_SLOT || by.apart >= NO_SLOT || by.inner >= NO_SLOT) {
         PyErr_SetString(PyExc_ValueError,
                         "intervals have four numbers, stretches begin and end, and each of 256 classes has a slot");
     } else if ((found =
@@ -330,14 +337,14 @@ PyObject *covers_py_share(PyObject *module, PyObject *args) {
         int64_t *out = (int64_t *)PyBytes_AS_STRING(found);
         Py_BEGIN_ALLOW_THREADS
         memset(out, 0, 3 * (by.last - by.first + 1) * s.count * sizeof *out);
-        enough = share(covers.buf, (size_t)covers.len / sizeof(Cover), &by, &s, out);
+        enough = share(intervals.buf, (size_t)intervals.len / sizeof(SpanInterval), &by, &s, out);
         Py_END_ALLOW_THREADS
         if (!enough) {
             Py_CLEAR(found);
             PyErr_NoMemory();
         }
     }
-    PyBuffer_Release(&covers), PyBuffer_Release(&begins), PyBuffer_Release(&ends), PyBuffer_Release(&own);
-    PyBuffer_Release(&others), PyBuffer_Release(&marks);
+    PyBuffer_Release(&intervals), PyBuffer_Release(&begins), PyBuffer_Release(&ends), PyBuffer_Release(&on_stepping);
+    PyBuffer_Release(&on_others), PyBuffer_Release(&marks);
     return found;
 }
