@@ -14,7 +14,8 @@ from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
-from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS
+from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
+from stepscope.runtime.step_facts import Phase, class_of
 from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import statistics_of
 from stepscope.runtime.table import human_count
@@ -25,6 +26,9 @@ MOST_PLACES = 3
 """Places that are told of a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
+NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the loop for long, and no tasks or items pile up."
+MOSTLY = 0.5
+"""Share of a step in code of which only the program knows what it is for, from which on it is told where that is."""
 
 
 def explain(run: str | os.PathLike[str] | Recording) -> Answer:
@@ -66,8 +70,31 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     job = Job(summaries)
     rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
     findings = without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
-    verdict = findings[0].title if findings else NOTHING
+    verdict = findings[0].title if findings else _nothing(job.main, steps)
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+
+
+def _nothing(rank: RankSummary, steps: int) -> str:
+    """What is said where no rule finds anything: of a loop that no rule knows, where its time goes."""
+    if steps < FEWEST_STEPS:
+        return NOTHING_OF_TASKS
+    took = float(durations(rank.judged_steps).sum())
+    spans = float(rank.phase(Phase.SPAN).sum()) / took
+    uncovered = float(rank.uncovered().sum()) / took
+    if spans + uncovered < MOSTLY:
+        return NOTHING
+    named = sorted(
+        (row for row in rank.rows if class_of(row.name, row.category) == Phase.SPAN), key=lambda row: -row.self
+    )
+    places = most_sampled(rank.samples_in_steps(), 1)
+    said = (
+        [f"{spans:.0%} of each step is in your spans, most of it in {named[0].name}"]
+        if spans >= FINDING and named
+        else []
+    )
+    said += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
+    where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
+    return f"No fault that is known. {', '.join(said)}{where}."
 
 
 ENVIRONMENT = {"machine-shared"}
@@ -137,15 +164,15 @@ def _shares(summary: RankSummary) -> tuple[Share, ...]:
 
 
 def _order(one: Finding) -> tuple[bool, float]:
-    return one.id in ENVIRONMENT, -one.cost
+    return one.id in ENVIRONMENT, -(2.0 if one.cost is None else one.cost)
 
 
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
     """Two causes: both, in order of cost; one cause that two rules see: once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
-    causes = max((one.cost for one in findings if one.id in DEVICE_IDLE_CAUSES), default=0.0)
-    hidden |= {one.id for one in findings if one.id == "device-idle" and causes >= COVERED * one.cost}
+    causes = max((one.cost or 0.0 for one in findings if one.id in DEVICE_IDLE_CAUSES), default=0.0)
+    hidden |= {one.id for one in findings if one.id == "device-idle" and causes >= COVERED * (one.cost or 0.0)}
     return tuple(one for one in findings if one.id not in hidden)
 
 

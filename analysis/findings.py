@@ -45,9 +45,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Stable name of the kind, such as `input-bound`."""
     title: str
     """The verdict, a sentence."""
-    cost: float
-    """Share of the steps' time that it costs, from 0 to 1."""
-    cost_ns: float
+    cost: float | None = None
+    """Share of the time that it costs, from 0 to 1; `None`: it costs no time yet, and spoils the run or will end it."""
+    cost_ns: float = 0.0
     """The same, in ns of a step."""
     evidence: tuple[str, ...]
     """Sentences with numbers."""

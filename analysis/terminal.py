@@ -16,7 +16,7 @@ from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, proc
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS
 from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 
-BAR = 24
+BAR = 18
 """Columns of the longest bar."""
 MOST_KERNELS = 3
 MOST_SHOWN = 3
@@ -131,7 +131,7 @@ def wrapped(line: Line, console: Console) -> list[Text]:
 
 def verdict(answer: Answer) -> Iterator[Line]:
     """Where there is no finding."""
-    yield Line(Text(answer.verdict, "bold" if answer.refused else "bold green"))
+    yield Line(Text(short_places(printable(answer.verdict)), "bold" if answer.refused else "bold green"))
     if answer.refused:
         yield Line(Text(answer.refused), 5)
 

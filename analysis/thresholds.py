@@ -6,8 +6,10 @@ from stepscope.runtime.step_statistics import FIRST_STEPS as FIRST_STEPS
 
 FINDING = 0.10
 """Share of the step from which on a cost is a finding."""
-SERIOUS = 0.20
-"""Share from which on it is one even if no function is named."""
+NO_PLACE = 0.50
+"""Share from which on Python between operators is a finding even if no function is named."""
+RECORDING_NS = 1_000
+"""What recording adds to an operator, which is not the program's own time."""
 COVERED = 0.80
 """Share of an excess that a cause must cover to be named."""
 FEWEST_STEPS = 20
@@ -20,6 +22,8 @@ DISTINCT = 0.5
 """By how much more of the samples of slow steps a function has than of the others, to be what makes them slow."""
 RANK_WAIT = 0.10
 """Share of the step that others wait for a rank."""
+UNEVEN_WORK = 0.20
+"""The same if it is another rank from step to step, as chance makes a part of it."""
 RANK_LAST = 0.60
 """Share of the steps in which it is the last."""
 GROWTH_PER_100_STEPS = 0.03

@@ -90,8 +90,6 @@ def check_endless_tasks(job: Job) -> list[Finding]:
             Finding(
                 id="tasks-never-end",
                 title=f"Tasks never end: {count:,} of {name} were still there at the end.",
-                cost=0.5,
-                cost_ns=0.0,
                 evidence=(f"{count:,} of {all_of[name]:,} tasks of that name, begun all through the run, did not end",),
                 action="see what they wait for; give it a timeout (asyncio.timeout), or cancel them when nobody needs them any more",
                 gain="memory and wake-ups that grow with every request",
@@ -120,8 +118,6 @@ def check_growing_queues(job: Job) -> list[Finding]:
                 Finding(
                     id="queue-grows",
                     title=f"A queue grows: what is made in {place.function if place else name} has {values[-1]:,.0f} items at the end.",
-                    cost=0.5,
-                    cost_ns=0.0,
                     evidence=(
                         f"its length rose in every third of the run: {first:,.0f}, {second:,.0f}, {third:,.0f}; "
                         f"{(values[-1] - values[0]) / seconds:,.0f} more each second",

@@ -19,7 +19,7 @@ from stepscope.analysis.thresholds import (
     RUN_QUEUE,
 )
 from stepscope.runtime import processor_demand
-from stepscope.runtime.table import human_time
+from stepscope.runtime.table import human_count, human_time
 
 
 def check_contended_processors(job: Job) -> list[Finding]:
@@ -40,7 +40,7 @@ def check_contended_processors(job: Job) -> list[Finding]:
         return [_shared(rank, cost, own + children, processors)]
     evidence = [
         f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
-        f"it is preempted {preempted:,.0f} times"
+        f"it is preempted {human_count(round(preempted), 'time')}"
     ]
     if processors:
         whose = f", and their child processes {children:.1f}" if children >= 0.1 else ""
@@ -61,7 +61,9 @@ def check_contended_processors(job: Job) -> list[Finding]:
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=tuple(evidence),
-            action=f"{fewer}, fewer loader workers; or more processors",
+            action=f"{fewer}, fewer loader workers; or more processors"
+            if processors
+            else f"see what else runs there; {fewer}",
             gain=f"up to {cost:.0%} of each step",
             certainty="certain" if processors else "likely",
         )

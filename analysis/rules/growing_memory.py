@@ -34,8 +34,6 @@ def check(job: Job) -> list[Finding]:
             Finding(
                 id="memory-grows",
                 title=f"Memory grows by {slope / 1e6:,.2f} MB in each step: {growth / 1e6:,.0f} MB in {len(values)} steps.",
-                cost=min(0.9, max(0.1, growth / float(values[0]))),
-                cost_ns=0.0,
                 evidence=(
                     f"resident memory rose from {values[0] / 1e6:,.0f} to {values[-1] / 1e6:,.0f} MB, in every third of the run",
                 ),

@@ -19,8 +19,6 @@ def check(job: Job) -> list[Finding]:
                 Finding(
                     id="not-finite",
                     title=f"{name!r} is no finite number from step {step} on: the training learns nothing.",
-                    cost=1.0,
-                    cost_ns=0.0,
                     evidence=(f"the first value that is NaN or infinite is in step {step}",),
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
                     certainty="certain",

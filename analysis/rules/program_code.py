@@ -10,7 +10,7 @@ from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest, in_library, parse_frame, samples_in
 from stepscope.analysis.rules.input_bound import in_loader
-from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, SERIOUS, UNCOVERED_PLACE
+from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, NO_PLACE, RECORDING_NS, UNCOVERED_PLACE
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
@@ -100,6 +100,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     queued = np.minimum(np.nan_to_num(rank.judged_steps["run_queue_ns"]) / took, 1)
     # Of what the thread waits for processors, each phase has its part.
     uncovered = (rank.uncovered() + rank.phase(Phase.SPAN)) * (1 - queued)
+    uncovered = np.maximum(uncovered - RECORDING_NS * operators_a_step(rank), 0)
     cost = float(np.median(uncovered)) / float(np.median(took))
     if cost < FINDING:
         return []
@@ -122,8 +123,8 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     gain = f"about {human_time(float(np.median(uncovered)))} of each step"
     if writes >= WRITTEN_BYTES and running < 0.6:
         return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
-    if place is None and cost < SERIOUS:
-        return []  # what no function stands out for is launching, and recording, of many operators
+    if place is None and cost < NO_PLACE:
+        return []
     waits = running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1)
     if not waits and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
@@ -148,6 +149,12 @@ def check_python_between_operators(job: Job) -> list[Finding]:
             places=() if place is None else (place,),
         )
     ]
+
+
+def operators_a_step(rank: RankSummary) -> float:
+    """How many operators a step has, with those inside of others."""
+    count = sum(row.count for row in rank.rows if row.category in ("cpu_op", "operator"))
+    return count / max(len(rank.facts), 1)
 
 
 def _writes(

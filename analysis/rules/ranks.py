@@ -9,8 +9,8 @@ import numpy as np
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest
-from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT
-from stepscope.runtime.step_parts import parts_of
+from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_LAST, RANK_WAIT, UNEVEN_WORK
+from stepscope.runtime.step_parts import is_uncovered, parts_of
 from stepscope.runtime.table import human_time
 
 
@@ -32,12 +32,12 @@ def check(job: Job) -> list[Finding]:
     # Without what a rank waits for processors, which is no work of its own.
     own: Any = np.maximum(step - communication - queued, 0)
     last: Any = own.argmax(axis=0)
-    # What the others wait beyond what the last one communicates.
-    waits: Any = np.median(communication, axis=0) - communication.min(axis=0)
+    # What the others wait, in the mean, beyond what the last one communicates.
+    waits: Any = _others(communication, communication.min(axis=0)) - communication.min(axis=0)
     cost = float(waits.mean()) / float(np.mean(step))
     if cost < RANK_WAIT:
         return []
-    beyond: Any = own.max(axis=0) - np.median(own, axis=0)
+    beyond: Any = own.max(axis=0) - _others(own, own.max(axis=0))
     if float(beyond.mean()) < RANK_WAIT * float(np.mean(step)):
         return []
     counts: Any = np.bincount(last, minlength=len(ranks))
@@ -45,6 +45,8 @@ def check(job: Job) -> list[Finding]:
     known = ranks[worst].rank
     number = worst if known is None else known
     others = [index for index in range(len(ranks)) if index != worst]
+    faster = "rank " + str(ranks[others[0]].rank) if len(others) == 1 else "the others"
+    wait = human_time(float(waits.mean()))
     if counts[worst] >= RANK_LAST * len(common):
         medians = [
             {name: float(np.median(column)) for name, column in parts_of(rank.judged_steps).items()} for rank in ranks
@@ -53,34 +55,37 @@ def check(job: Job) -> list[Finding]:
         theirs = {name: float(np.median([medians[at].get(name, 0.0) for at in others])) for name in mine}
         more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
         phase = max(more, key=lambda name: more[name])
+        looked_at = f"what rank {number} does" if is_uncovered(phase) else f"{phase} of rank {number}"
         place = hottest(ranks[worst].samples_in_steps())
         longest: list[int] = waits.argsort()[-3:].tolist()
         return [
             Finding(
                 id="slow-rank",
-                title=f"Rank {number} holds the others up: they wait {human_time(float(waits.mean()))} of each step for it.",
+                title=f"Rank {number} holds {faster} up, for {wait} of each step.",
                 cost=cost,
                 cost_ns=float(waits.mean()),
                 evidence=(
                     f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
-                    f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of the others "
+                    f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of {faster} "
                     f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
-                    f"{human_time(mine[phase])}, theirs {human_time(theirs[phase])}",
+                    f"{human_time(mine[phase])}, there {human_time(theirs[phase])}",
                     *(() if place is None else (f"{place.share:.0%} of its samples are in {place}",)),
                 ),
-                action=f"look at {phase} of rank {number} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
-                gain=f"without the wait a step takes about {human_time(float(np.median(step)) - float(waits.mean()))}",
+                action=f"look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
+                gain=f"without the wait a step takes about {human_time(float(np.median(step.mean(axis=0) - waits)))}",
                 certainty="certain",
                 ranks=(number,),
                 steps=tuple(common[at] for at in longest),
                 places=() if place is None else (place,),
             )
         ]
+    if cost < UNEVEN_WORK:
+        return []
     more_ns = float(beyond.mean())
     return [
         Finding(
             id="uneven-work",
-            title=f"Work is uneven: each step waits for another rank, {human_time(float(waits.mean()))} of it.",
+            title=f"Work is uneven: each step waits {wait} for another rank.",
             cost=cost,
             cost_ns=float(waits.mean()),
             evidence=(
@@ -90,13 +95,18 @@ def check(job: Job) -> list[Finding]:
                     for at, rank in enumerate(ranks)
                 )
                 + f" of {len(common)} steps",
-                f"the last has {human_time(more_ns)} more to do than the median rank of the same step; over all steps no rank is slower",
+                f"the last has {human_time(more_ns)} more to do than the other ranks of the same step; over all steps no rank is slower",
             ),
             action="give ranks equal work in each step: batches by total length rather than by number, sorted or bucketed by length",
-            gain=f"up to {human_time(float(waits.mean()))} of each step",
+            gain=f"up to {wait} of each step",
             certainty="likely",
         )
     ]
+
+
+def _others(values: Any, extreme: Any) -> Any:
+    """The mean of each step over the ranks but for the one with the extreme value."""
+    return (values.sum(axis=0) - extreme) / (len(values) - 1)
 
 
 RULES = (

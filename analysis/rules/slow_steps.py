@@ -61,7 +61,7 @@ def check(job: Job) -> list[Finding]:
     if np.isfinite(written).any() and float(np.nanmedian(written)) > 1 << 20:
         evidence.append(f"{float(np.nanmedian(written)) / 1e6:,.0f} MB are written in each of them")
     if period:
-        title = f"A stall every {period} steps: {each} each time, {cost:.0%} of all time."
+        title = f"Every {period} steps one takes {each} longer: {cost:.0%} of all time."
         kind, action = "periodic-stall", "do it more rarely, or on another thread or process while training goes on"
     else:
         title = f"{human_count(len(slow), 'slow step')} cost {cost:.0%} of all time: {each} each."

@@ -62,7 +62,7 @@ def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], b
     while True:
         said = list(verdict(answer)) if found is None else list(finding_lines(found, first=True))
         if len(answer.findings) > 1:
-            others = ", ".join(finding.id for finding in answer.findings[1:])
+            others = "; ".join(finding.title.partition(":")[0].rstrip(".") for finding in answer.findings[1:])
             said.append(Line(Text(others), 2, "Also", "dim"))
         texts = [text for line in said for text in wrapped(line, console)]
         if len(texts) <= room or found is None:
