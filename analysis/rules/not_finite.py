@@ -18,10 +18,10 @@ def check(job: Job) -> list[Finding]:
             found.append(
                 Finding(
                     id="not-finite",
-                    title=f"{name!r} is no finite number from step {step} on: the training learns nothing.",
+                    title=f"{name!r} is NaN or infinite from step {step} on: the training learns nothing.",
                     cost=1.0,
                     cost_ns=0.0,
-                    evidence=(f"the first value that is NaN or infinite is in step {step}",),
+                    evidence=(f"step {step} is the first with such a value",),
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
                     certainty="certain",
                     steps=(step,),
