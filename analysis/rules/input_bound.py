@@ -92,7 +92,7 @@ def check(job: Job) -> list[Finding]:
         action = f"make {place.function} cheaper, or let workers run it: {action}"
     gain = f"a step would take about {human_time(rest)}, {whole / max(rest, 1):.1f} times as fast, if the storage is quick enough"
     if processors and needed + 1 > processors:
-        gain += f"; that needs {needed + 1} processors, and there are {processors:g}: with fewer, make items cheaper"
+        gain += f"; that needs {needed + 1} processors and there are {processors:g}, so make items cheaper first"
     return [
         Finding(
             id=kind,

@@ -100,7 +100,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     if place is not None and place.share < UNCOVERED_PLACE:
         place = None
-    waiting = [sample for sample in samples if sample.state in "SD"]
+    waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
     spent = human_time(float(np.median(uncovered)))
     evidence = [
@@ -108,7 +108,7 @@ def check_python_between_operators(job: Job) -> list[Finding]:
         f"{FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the stack samples taken then are in {place}")
+        evidence.append(f"{place.share:.0%} of the stack samples in the program's own code are in {place}")
     gain = f"about {spent} of each step"
     if _written(rank) >= WRITTEN_BYTES and running < 0.6:
         return [_forced_writes(rank, cost, evidence, place, gain, "likely")]
