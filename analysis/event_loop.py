@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.analysis.findings import TaskTimes
 from stepscope.analysis.rank_summary import RankSummary, TaskRun
 from stepscope.runtime import tracks
-from stepscope.runtime.step_facts import union
-
-Times = NDArray[np.int64]
+from stepscope.runtime.step_facts import Times, union
 
 TURN_NS = 200_000
 """What a loop takes from one task to the next, at most. If nothing runs for longer, nobody is ready."""
@@ -70,12 +67,8 @@ class Loop:
 
     def times(self) -> list[TaskTimes]:
         """By the names of tasks, those first that ran or were ready longest."""
-        running: dict[str, int] = defaultdict(int)
-        waiting: dict[str, int] = defaultdict(int)
-        ready: dict[str, int] = defaultdict(int)
-        count: dict[str, int] = defaultdict(int)
-        for task in self.tasks:
-            count[task.name] += 1
+        count = Counter(task.name for task in self.tasks)
+        running, waiting, ready = Counter[str](), Counter[str](), Counter[str]()
         for name, took in zip(self.names, (self.end - self.begin).tolist(), strict=True):
             running[name] += took
         for begin, end, name in self._waits:
@@ -83,14 +76,8 @@ class Loop:
         for begin, end, name in self.ready():
             ready[name] += end - begin
         made = [
-            TaskTimes(
-                name=name,
-                count=count[name],
-                running=running[name],
-                ready=ready[name],
-                waiting=waiting[name] - ready[name],
-            )
-            for name in count
+            TaskTimes(name=name, count=n, running=running[name], ready=ready[name], waiting=waiting[name] - ready[name])
+            for name, n in count.items()
         ]
         return sorted(made, key=lambda each: -(each.running + each.ready))
 

@@ -21,9 +21,9 @@ from stepscope.runtime.step_statistics import statistics_of
 from stepscope.runtime.table import human_count
 
 MOST_TASK_NAMES = 8
-"""Names of tasks that are told."""
+"""Names of tasks in an answer."""
 MOST_PLACES = 3
-"""Places that are told of a program without steps."""
+"""Places in the answer on a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
 NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the loop for long, and no tasks or items pile up."
@@ -46,12 +46,12 @@ def explain(run: str | os.PathLike[str] | Recording) -> Answer:
 
 
 def refused(path: str, why: str) -> Answer:
-    """That nothing can be said."""
+    """The answer that nothing can be said."""
     return Answer(path=path, verdict=NOT_ENOUGH, refused=why)
 
 
 def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
-    """The same of ranks that were read already: one summary for each rank of the recording."""
+    """Does what `explain` does with ranks that were read already: one summary for each rank of the recording."""
     ranks = tuple(map(_rank_answer, summaries))
     path = str(recording.path)
     trust = _trust(recording, summaries)
@@ -59,14 +59,8 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     steps = max((len(summary.facts) for summary in summaries), default=0)
     tasks = sum(len(summary.tasks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
-        return Answer(
-            path=path,
-            verdict=NOT_ENOUGH,
-            refused=_refusal(steps, summaries),
-            ranks=ranks,
-            unknown=unknown,
-            trust=trust,
-        )
+        why = _refusal(steps, summaries)
+        return Answer(path=path, verdict=NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust)
     job = Job(summaries)
     rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
     findings = without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
@@ -98,7 +92,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
 
 
 ENVIRONMENT = {"machine-shared"}
-"""Findings about what is around the program: after those about itself."""
+"""Findings about what is around the program. They come after those about itself."""
 ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
@@ -115,7 +109,7 @@ ECHOES = {
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
     "not-finite": (),
 }
-"""Findings that are only another view of one that is there, if they cost no more."""
+"""By finding, those that it explains: they are other views of the same cause, and are left out."""
 
 DEVICE_IDLE_CAUSES = {
     "slow-rank",
@@ -129,7 +123,7 @@ DEVICE_IDLE_CAUSES = {
     "interpreter-lock",
     "slow-backward-hook",
 }
-"""Findings for which a device idles: that it does is not said beside one that covers it."""
+"""Findings that make a device idle. If one of them costs as much as the idling, the idling is left out."""
 
 
 def _rank_answer(summary: RankSummary) -> RankAnswer:
@@ -168,7 +162,7 @@ def _order(one: Finding) -> tuple[bool, float]:
 
 
 def without_echoes(findings: list[Finding]) -> tuple[Finding, ...]:
-    """Two causes: both, in order of cost; one cause that two rules see: once."""
+    """Leaves out findings that another one explains: one cause that two rules see is said once."""
     ids = {one.id for one in findings}
     hidden = {echo for name, echoes in ECHOES.items() if name in ids for echo in echoes}
     causes = max((one.cost or 0.0 for one in findings if one.id in DEVICE_IDLE_CAUSES), default=0.0)
@@ -183,13 +177,9 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
         return "Nothing was recorded: add TorchBackend() or spans, or run the program with `stepscope run`."
     if any(summary.recorded.foreign for summary in summaries):
         # The device's facts are said all the same.
-        steps_said = (
-            "No steps were recorded"
-            if steps == 0
-            else f"{human_count(steps, 'step')} {'was' if steps == 1 else 'were'} recorded"
-        )
+        count = "No steps were" if steps == 0 else "1 step was" if steps == 1 else f"{steps} steps were"
         return (
-            f"{steps_said}; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
+            f"{count} recorded; to judge steps, {FEWEST_STEPS} or more are needed: `schedule(wait=1, warmup=5, active=30)` and "
             "`prof.step()` at the end of each iteration."
         )
     if steps <= 1:
@@ -207,11 +197,9 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
     open_ = [rank for rank in recording.ranks if not rank.ended]
     still = f"; {processes([rank.rank for rank in open_])} did not end in order, or still run" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
-    more = (
-        f"; {notes[0]}" + (f", and {human_count(len(notes) - 1, 'more problem')}" if len(notes) > 1 else "")
-        if notes
-        else ""
-    )
+    more = f"; {notes[0]}" if notes else ""
+    if len(notes) > 1:
+        more += f", and {human_count(len(notes) - 1, 'more problem')}"
     return f"{events:,} events, {lost}{still}{more}."
 
 

@@ -1,4 +1,4 @@
-"""What rules see of a rank: facts of its steps and a few small tables, gathered in one pass over its events."""
+"""What rules read of a rank: facts of its steps and a few small tables, gathered in one pass over its events."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from stepscope.runtime.table import human_count
 MOST_SAMPLES = 200_000
 """Stack samples that are kept: three hours at 20 a second."""
 LATE_NS = 1_000_000
-"""How long after a call a sample may be taken that was asked for meanwhile."""
+"""How long after the end of a call a sample may be taken that was asked for during the call."""
 MOST_TASKS = 200_000
 COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
-"""Files in which every stack of a program begins that `stepscope run` runs."""
+"""Ends of the files in which every stack begins, if `stepscope run` runs the program."""
 LONGEST_NS = 1 << 55
 _FARTHEST_NS = 1 << 61
 BATCH = 1 << 14
-"""Events that are looked at together, at most, unless they were written together."""
+"""Events that are read together, at most, unless they were written together."""
 _Handler: TypeAlias = "Callable[[EventBatch, Block], None]"
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False):
-    """A look at the stack of the thread that steps."""
+    """A sample of the stack of the thread that steps."""
 
     ts: int
     stack: str
@@ -78,7 +78,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class RankSummary:
-    """Of one process. Everything but the facts is small whatever the run's length."""
+    """The summary of one process. Everything but the facts is small, however long the run."""
 
     def __init__(self, rank: Rank) -> None:
         self.recorded = rank
@@ -93,14 +93,14 @@ class RankSummary:
         """Begin and end of each."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.not_finite: dict[str, int] = {}
-        """Counters that had a value that is no number: when first."""
+        """Counters that had a value that is NaN or infinite, and when they first had one."""
         self.queue: list[float] = []
         """Batches that were ready at each fetch."""
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
         self.queues: dict[str, list[tuple[int, float]]] = {}
         """Lengths of asyncio's queues, by where they were made."""
         self.demand: dict[str, list[tuple[int, float]]] = {}
-        """ns on processors and of waiting for one, by whose they are; and how many processors there are."""
+        """ns that the process and its children ran and waited for a processor, and how many processors there are."""
         self.events = 0
         self._texts: dict[str, str] = {}
         self._suspended = strings.intern("suspended")
@@ -219,7 +219,7 @@ class RankSummary:
 
 
 def possible(events: Block) -> Block:
-    """Without events at times that no clock shows, or longer than a year: sums of others are right."""
+    """Leaves out events at times that no clock shows, and those longer than a year, so that sums of the others are right."""
     ts, took = events["ts"], events["dur"]
     odd = (
         (ts < -_FARTHEST_NS)
@@ -252,7 +252,7 @@ def arguments(batch: EventBatch, event: Any) -> dict[str, Any]:
 
 
 def judged_steps_of(facts: Facts) -> Facts:
-    """Steps that are judged: without the first ones, when caches are cold and code compiles."""
+    """Steps that are judged: all but the first ones, when caches are cold and code compiles."""
     return facts[first_steps(len(facts)) :]
 
 
@@ -272,7 +272,7 @@ def samples_in(samples: list[Sample], intervals: ArrayLike, late: int = LATE_NS)
 
 
 def program_functions(stack: str) -> dict[tuple[str, str], int]:
-    """Functions of the program's own in a sampled stack by name and file, outermost first, each with the line it was at."""
+    """The program's functions in a sampled stack, by name and file, outermost first, each with its line."""
     found: dict[tuple[str, str], int] = {}
     for text in stack.split(";"):
         frame = parse_frame(text)
@@ -283,7 +283,7 @@ def program_functions(stack: str) -> dict[tuple[str, str], int]:
 
 
 def place_of(stack: str) -> Place | None:
-    """The innermost function of the program's own in a sampled stack: the last that is in no library."""
+    """The innermost function of the program in a sampled stack: the last that is in no library."""
     own = program_functions(stack)
     return Place(*list(own)[-1], list(own.values())[-1]) if own else None
 
@@ -295,7 +295,7 @@ def in_library(file: str) -> bool:
 
 
 def parse_frame(text: str) -> Place | None:
-    """`function (file:line)`."""
+    """Reads `function (file:line)`; `None` if it is not of that form."""
     function, found, rest = text.rpartition(" (")
     file, colon, line = rest.rstrip(")").rpartition(":")
     if not found or not colon or not line.isdigit():
@@ -304,12 +304,12 @@ def parse_frame(text: str) -> Place | None:
 
 
 def hottest(samples: list[Sample]) -> Place | None:
-    """The place of the program's own where most samples are, with its share."""
+    """The function of the program in which most samples are, with its share."""
     return next(iter(most_sampled(samples, 1)), None)
 
 
 def most_sampled(samples: list[Sample], most: int) -> tuple[Place, ...]:
-    """So many functions of the program's own, each at the line where most of its samples are, with its share."""
+    """The functions of the program in which most samples are, each at the line where most of its samples are, with its share."""
     counted: Counter[tuple[str, str]] = Counter()
     lines: dict[tuple[str, str], Counter[int]] = {}
     for sample in samples:

@@ -13,29 +13,29 @@ RECORDING_NS = 1_000
 COVERED = 0.80
 """Share of an excess that a cause must cover to be named."""
 FEWEST_STEPS = 20
-"""Fewer cannot be judged."""
+"""Fewer steps cannot be judged."""
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
 SLOW_STEPS_COST = 0.10
 """Share of all time that single slow steps cost together, to be a finding."""
 DISTINCT = 0.5
-"""By how much more of the samples of slow steps a function has than of the others, to be what makes them slow."""
+"""A function makes steps slow if its share of their samples is larger by this than its share of the samples of other steps."""
 RANK_WAIT = 0.10
-"""Share of the step that others wait for a rank."""
+"""Share of the step for which other ranks wait for a rank, to be a finding."""
 UNEVEN_WORK = 0.20
 """The same if it is another rank from step to step, as chance makes a part of it."""
 RANK_LAST = 0.60
-"""Share of the steps in which it is the last."""
+"""Share of the steps in which a rank must be the last one, to be the slow rank."""
 GROWTH_PER_100_STEPS = 0.03
-"""Of the process's memory."""
+"""Share of the process's memory by which it grows in 100 steps, to be a finding."""
 GROWTH_BYTES = 64 << 20
 """Less than this in the whole run is no growth."""
 TINY_OPERATOR_NS = 10_000
 """Mean time of an operator below which launching it is what costs."""
 MANY_OPERATORS = 1_000
-"""Outermost operators of a step."""
+"""Outermost operators in a step from which on they are many."""
 RUN_QUEUE = 0.10
-"""Share of the step in which the thread waits for a processor."""
+"""Share of the step in which the thread waits for a processor, to be a finding."""
 FEWEST_SAMPLES = 10
 """Fewer samples of the stack name no place."""
 OTHER_THREAD = 0.30
@@ -46,7 +46,7 @@ DEVICE_IDLE = 0.30
 """Share of the time in which a device does nothing."""
 
 READ_BACKS = 8
-"""Values that are read back in a step."""
+"""Values that are read back in a step, to be a finding."""
 MOST_WORKERS = 32
 """More workers of a loader are not proposed."""
 UNCOVERED_PLACE = 0.30
@@ -54,18 +54,18 @@ UNCOVERED_PLACE = 0.30
 LOOP_BLOCKED = 0.05
 """Share of the run in which callbacks that are too long block the loop."""
 AT_THE_END = 0.01
-"""Part of the run, at its end, in which tasks that end are taken for cancelled."""
+"""Share of the run, at its end: tasks that end there are taken for cancelled."""
 NEVER_ENDING = 20
-"""Tasks of one name that did not end."""
+"""Tasks of one name that did not end, to be a finding."""
 QUEUE_GROWTH = 100
 """Items by which a queue must grow."""
 OVERSUBSCRIBED = 1.1
-"""Times the processors there are that the job would use, from which on it is itself who contends for them."""
+"""The job itself contends for processors if it would use this many times those there are."""
 FEWEST_READINGS = 5
-"""Of a queue's length, one each second."""
+"""Readings of a queue's length, one each second; fewer cannot be judged."""
 OVERSUBSCRIBED_BESIDE_OTHERS = 1.5
-"""The same where other programs use processors as well: what the job waits for them is taken for its own demand."""
+"""The same where other programs use processors as well: the time that the job waits for them counts as its own demand."""
 OTHERS_USE = 0.10
-"""Part of the processors from which on that is so."""
+"""Share of the processors from which on other programs are said to use them."""
 PERIODIC = 0.70
-"""Share of the excess of slow steps that those with a period must have."""
+"""Share of the extra time of slow steps that those with a period must have."""

@@ -113,14 +113,12 @@
       cursor.setAttribute("visibility", "hidden");
     };
     surface.setAttribute("aria-valuenow", first[at]);
-    surface.addEventListener("pointermove", (event) => {
+    const point = (event) => {
       const box = surface.getBoundingClientRect();
       show(Math.floor(((event.clientX - box.left) / box.width) * count));
-    });
-    surface.addEventListener("pointerdown", (event) => {
-      const box = surface.getBoundingClientRect();
-      show(Math.floor(((event.clientX - box.left) / box.width) * count));
-    });
+    };
+    surface.addEventListener("pointermove", point);
+    surface.addEventListener("pointerdown", point);
     surface.addEventListener("pointerleave", () => surface.matches(":focus-visible") || hide());
     surface.addEventListener("blur", hide);
     surface.addEventListener("keydown", (event) => {
@@ -304,10 +302,7 @@
     box.addEventListener("click", (event) => nodeOf(event) >= 0 && zoom(nodeOf(event)));
     box.addEventListener("pointerover", (event) => nodeOf(event) >= 0 && describe(nodeOf(event)));
     box.addEventListener("pointerleave", () => root ? describe(root) : note.replaceChildren(usual));
-    box.addEventListener("focusin", (event) => {
-      const node = nodeOf(event);
-      if (node >= 0) describe(node);
-    });
+    box.addEventListener("focusin", (event) => nodeOf(event) >= 0 && describe(nodeOf(event)));
     box.addEventListener("keydown", (event) => {
       const node = nodeOf(event);
       if (node < 0) return;

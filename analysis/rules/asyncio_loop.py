@@ -46,22 +46,22 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
         waited[name] += int(np.maximum(inside, 0).sum())
     evidence = [
-        f"{len(long)} times a task ran for {human_time(BLOCKED_NS)} or more without giving way, {human_time(float(np.median(took[long])))} as a rule, "
-        f"{human_time(longest)} at most; {count} of them in {who}",
+        f"{len(long)} times a task ran for {human_time(BLOCKED_NS)} or longer without an await that waits: "
+        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
     ]
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
     if names:
-        evidence.append(f"tasks that were ready to run meanwhile, at most and in sum: {', '.join(names)}")
+        evidence.append(f"other tasks were ready meanwhile and had to wait, in sum and at most: {', '.join(names)}")
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
+        evidence.append(f"{place.share:.0%} of the stack samples taken then are in {place}")
     return Finding(
         id="loop-blocked",
-        title=f"The event loop is blocked {cost:.0%} of the time, {human_time(longest)} at a stretch.",
+        title=f"Tasks block the event loop {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
         cost=cost,
         cost_ns=float(took[long].sum()),
         evidence=tuple(evidence),
-        action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it is Python that computes",
-        gain="requests that wait meanwhile are answered at once",
+        action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it computes in Python",
+        gain="other tasks no longer wait for it",
         certainty="certain" if place is not None else "likely",
         places=() if place is None else (place,),
     )
@@ -89,10 +89,12 @@ def check_endless_tasks(job: Job) -> list[Finding]:
         found.append(
             Finding(
                 id="tasks-never-end",
-                title=f"Tasks never end: {count:,} of {name} were still there at the end.",
-                evidence=(f"{count:,} of {all_of[name]:,} tasks of that name, begun all through the run, did not end",),
-                action="see what they wait for; give it a timeout (asyncio.timeout), or cancel them when nobody needs them any more",
-                gain="memory and wake-ups that grow with every request",
+                title=f"Tasks never end: {count:,} tasks named {name} were open at the end of the run.",
+                evidence=(
+                    f"{count:,} of {all_of[name]:,} tasks of that name did not end; they began all through the run",
+                ),
+                action="find out what they wait for; give it a timeout (asyncio.timeout), or cancel tasks that nobody needs any more",
+                gain="memory no longer grows with every request",
                 certainty="certain",
             )
         )
@@ -117,14 +119,18 @@ def check_growing_queues(job: Job) -> list[Finding]:
             return [
                 Finding(
                     id="queue-grows",
-                    title=f"A queue grows: what is made in {place.function if place else name} has {values[-1]:,.0f} items at the end.",
+                    title=f"A queue grows: the one made in {place.function if place else name} holds {values[-1]:,.0f} items at the end.",
                     evidence=(
-                        f"its length rose in every third of the run: {first:,.0f}, {second:,.0f}, {third:,.0f}; "
-                        f"{(values[-1] - values[0]) / seconds:,.0f} more each second",
-                        f"tasks that were there most of the time, of which some take from it: {tasks}",
+                        f"it held {first:,.0f} items in the first third of the run, {second:,.0f} in the second and {third:,.0f} "
+                        f"in the last: {(values[-1] - values[0]) / seconds:,.0f} more each second",
+                        *(
+                            (f"tasks that lasted most of the run, some of which take from it: {tasks}",)
+                            if tasks
+                            else ()
+                        ),
                     ),
-                    action="more consumers, quicker ones, or asyncio.Queue(maxsize=...) so that producers wait",
-                    gain="answers that do not get later and later, memory that does not grow",
+                    action="more or quicker consumers, or asyncio.Queue(maxsize=...), so that producers wait",
+                    gain="answers no longer get later and later, and memory no longer grows",
                     certainty="certain",
                     places=() if place is None else (place,),
                 )

@@ -39,15 +39,16 @@ def check_contended_processors(job: Job) -> list[Finding]:
     if processors and own + children <= bound * processors:
         return [_shared(rank, cost, own + children, processors)]
     evidence = [
-        f"the thread that steps is ready and waits for a processor {human_time(cost * rank.step_ns)} of each step; "
+        f"the thread that steps waits for a processor {human_time(cost * rank.step_ns)} of each step; "
         f"it is preempted {human_count(round(preempted), 'time')}"
     ]
     if processors:
-        whose = f", and their child processes {children:.1f}" if children >= 0.1 else ""
-        evidence.append(f"the job's own threads would use {own:.1f} processors{whose}; there are {processors:g}")
+        whose = f", and its child processes {children:.1f}" if children >= 0.1 else ""
+        evidence.append(f"the job's threads could use {own:.1f} processors{whose}; there are {processors:g}")
     if busy:
         evidence.append(
-            "threads of this process: " + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4])
+            "the busiest threads of this process: "
+            + ", ".join(f"{name} {share:.0%} of a processor" for name, share in busy[:4])
         )
     fewer = (
         "fewer child processes"
@@ -57,7 +58,7 @@ def check_contended_processors(job: Job) -> list[Finding]:
     return [
         Finding(
             id="processors-contended",
-            title=f"Processors are contended: {cost:.0%} of each step is waiting for one.",
+            title=f"There are too few processors: the training waits for one {cost:.0%} of each step.",
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=tuple(evidence),
@@ -73,13 +74,11 @@ def check_contended_processors(job: Job) -> list[Finding]:
 def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Finding:
     return Finding(
         id="machine-shared",
-        title=f"Other programs use the processors: {cost:.0%} of each step is waiting for one.",
+        title=f"Other programs use the processors: the training waits for one {cost:.0%} of each step.",
         cost=cost,
         cost_ns=cost * rank.step_ns,
-        evidence=(
-            f"the job would use {own:.1f} of {processors:g} processors if it had them; all other findings hold beside this one",
-        ),
-        action="measure again on a machine of its own, or see what else runs there",
+        evidence=(f"the job itself could use {own:.1f} of {processors:g} processors; all other findings still hold",),
+        action="measure again on a machine that nothing else uses, or find out what else runs there",
         certainty="likely",
     )
 
@@ -152,15 +151,15 @@ def check_interpreter_lock(job: Job) -> list[Finding]:
     return [
         Finding(
             id="interpreter-lock",
-            title=f"Another thread holds the interpreter's lock: {name.partition(':')[0]}.",
+            title=f"Another thread holds Python's interpreter lock (GIL): {name.partition(':')[0]}.",
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=(
-                f"in {share:.0%} of the samples another thread of this process runs Python, most often ({count / len(samples):.0%}) {name}",
+                f"in {share:.0%} of the stack samples another thread of this process runs Python; in {count / len(samples):.0%} it is {name}",
                 f"the thread that steps is on a processor {cpu / took:.0%} of the time",
             ),
             action="move that work to another process (multiprocessing), to native code that releases the lock, or out of the training",
-            gain=f"up to {human_time(cost * rank.step_ns)} of {human_time(rank.step_ns)} a step",
+            gain=f"up to {human_time(cost * rank.step_ns)} of each step",
             certainty="likely",
         )
     ]

@@ -16,16 +16,16 @@ from stepscope.runtime.step_facts import Device, Facts
 from stepscope.runtime.table import human_time
 
 FEWER_KERNELS = (
-    "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work of the host between launches"
+    "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"
 )
 ACTIONS = {
     NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
     NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
     NAMES[Activity.COLLECTION]: "collect garbage less often: gc.freeze() before the loop, gc.disable() in it",
-    NAMES[Activity.CHECKPOINT]: "checkpoints that are written beside the training, or less often",
+    NAMES[Activity.CHECKPOINT]: "write checkpoints beside the training, or less often",
     NAMES[
         Activity.RUNTIME
-    ]: "find out what makes the loop call the device's runtime: allocation, and emptying of caches, are such calls",
+    ]: "find out why the loop calls the device's runtime: allocating memory and emptying caches are such calls",
 }
 """What to try by what the host did most while the device idled."""
 
@@ -80,15 +80,15 @@ def _idle(uses: list[_Use]) -> Finding | None:
     device = max(use.rank.devices, key=lambda device: device.idle, default=None)
     copies = use.ns(Device.COPY)
     evidence = [
-        f"of {human_time(step)} kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))}"
-        + (f", copies beside them {human_time(copies)}" if copies else "")
+        f"kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))} of a step of {human_time(step)}"
+        + (f", and copies beside them {human_time(copies)}" if copies else "")
     ]
     action = FEWER_KERNELS
     if device is not None and device.meanwhile:
         evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
     if len(uses) > 1:
-        evidence.append(f"by rank {_spread(uses[0].idle, uses[-1].idle)}")
+        evidence.append(f"by rank it is {uses[0].idle:.0%} to {uses[-1].idle:.0%}")
     return Finding(
         id="device-idle",
         title=f"{'All devices of a process idle' if several else 'The device idles'} {use.idle:.0%} of each step.",
@@ -108,25 +108,21 @@ def _exposed(uses: list[_Use]) -> Finding | None:
         return None
     step = float(np.median(use.took))
     evidence = [
-        f"{human_time(use.ns(Device.COMMUNICATION))} of collectives without a kernel beside them, with the time "
-        "in which they wait for ranks that come later"
+        f"collectives run {human_time(use.ns(Device.COMMUNICATION))} of each step with no other kernel beside them; "
+        "that includes waiting for ranks that come later"
     ]
     if len(uses) > 1:
-        evidence.append(f"by rank {_spread(uses[0].exposed, uses[-1].exposed)}")
+        evidence.append(f"by rank it is {uses[0].exposed:.0%} to {uses[-1].exposed:.0%}")
     return Finding(
         id="communication-exposed",
-        title=f"Communication that nothing hides takes {use.exposed:.0%} of each step.",
+        title=f"Communication without computation beside it takes {use.exposed:.0%} of each step.",
         cost=use.exposed,
         cost_ns=use.exposed * step,
         evidence=tuple(evidence),
-        action="overlap it: larger buckets, prefetch of FSDP, gradient accumulation",
-        gain=f"at most {human_time(use.exposed * step)} of each step",
+        action="overlap it with computation: larger buckets, FSDP prefetch, gradient accumulation",
+        gain=f"up to {human_time(use.exposed * step)} of each step",
         certainty="certain" if len(uses) > 1 else "likely",
     )
-
-
-def _spread(least: float, most: float) -> str:
-    return f"{least:.0%} to {most:.0%}"
 
 
 RULES = (

@@ -9,7 +9,7 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest, samples_in
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.table import human_count, human_time
 
 
 def check(job: Job) -> list[Finding]:
@@ -34,13 +34,14 @@ def check(job: Job) -> list[Finding]:
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=(
-                f"{len(full)} full collections in {len(took)} steps, {each} each; in {int((spent > 0).sum())} steps",
-                *(() if place is None else (f"{place.share:.0%} of the samples there are in {place}",)),
+                f"{human_count(len(full), 'full collection')} in {len(took)} steps, {each} each at the median; "
+                f"{int((spent > 0).sum())} steps had a collection",
+                *(() if place is None else (f"{place.share:.0%} of the stack samples taken then are in {place}",)),
             ),
             action=f"leave out gc.collect() in {'the loop' if place is None else place.function}"
             if asked
-            else "gc.freeze() after the set-up, then gc.disable() in the loop and gc.collect() now and then; or keep fewer objects",
-            gain=f"{cost:.0%} of the run",
+            else "gc.freeze() and gc.disable() before the loop, and gc.collect() now and then in it; or keep fewer objects",
+            gain=f"up to {cost:.0%} of the run",
             certainty="certain",
             steps=tuple(rank.judged_steps["step"][np.argsort(spent)[-3:]].tolist()),
             places=() if place is None else (place,),

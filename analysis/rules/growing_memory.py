@@ -35,10 +35,10 @@ def check(job: Job) -> list[Finding]:
                 id="memory-grows",
                 title=f"Memory grows by {slope / 1e6:,.2f} MB in each step: {growth / 1e6:,.0f} MB in {len(values)} steps.",
                 evidence=(
-                    f"resident memory rose from {values[0] / 1e6:,.0f} to {values[-1] / 1e6:,.0f} MB, in every third of the run",
+                    f"resident memory rose from {values[0] / 1e6:,.0f} MB to {values[-1] / 1e6:,.0f} MB, and in every third of the run",
                 ),
-                action="look for what the loop keeps: losses that are added up without .item() or .detach(), lists of outputs, caches without a bound",
-                gain="the run ends when memory does",
+                action="find what the loop keeps: losses that are added up without .item() or .detach(), lists of outputs, caches without a limit",
+                gain="the run does not end for lack of memory",
                 certainty="certain",
                 ranks=() if rank.rank is None else (rank.rank,),
             )

@@ -63,35 +63,38 @@ def check(job: Job) -> list[Finding]:
     if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     evidence = [
-        f"{human_time(cost)} of {human_time(whole)} in DataLoader.__next__, in {int((data > FINDING * step).sum())} of {len(step)} steps"
+        f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in a step, and more than {FINDING:.0%} in "
+        f"{int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
     if workers:
         kind = "input-bound-workers"
-        ready = f", of which {np.median(rank.queue):.0f} had a batch ready when it was asked for" if rank.queue else ""
+        ready = (
+            f": at the median {np.median(rank.queue):.0f} batches are ready when one is fetched" if rank.queue else ""
+        )
         evidence[0] += f"; {human_count(workers, 'worker')} cannot keep up{ready}"
         where = "" if place is None else f" in {place}"
-        evidence.append(f"a worker takes {human_time(batch_ns)} for a batch, which it makes{where}")
+        evidence.append(f"a worker takes {human_time(batch_ns)} to make a batch{where}")
     else:
         kind = "input-bound-in-process"
         if workers == 0:
-            evidence[0] += "; the loader works on the training process (num_workers=0)"
+            evidence[0] += "; it works in the training process (num_workers=0)"
         if place is not None:
-            evidence.append(f"{place.share:.0%} of that in {place}")
+            evidence.append(f"{place.share:.0%} of that is in {place}")
     needed = ceil(batch_ns / max(rest, 1))
     _, _, processors = demand(job)
     action = (
         f"DataLoader(..., num_workers={needed})"
         if needed <= MOST_WORKERS
-        else "make items cheaper, or once before the training"
+        else "make items cheaper, or prepare them once before the training"
     )
     collating = sum(in_collate(sample, facts) for sample in samples)
     if not workers and place is not None and collating > 0.5 * len(samples):
         kind = "slow-collate"
         evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
-        action = f"make {place.function} cheaper, or {action} so that workers run it"
-    gain = f"a step would take about {human_time(rest)}, {whole / max(rest, 1):.1f} times as fast, if storage allows it"
+        action = f"make {place.function} cheaper, or let workers run it: {action}"
+    gain = f"a step would take about {human_time(rest)}, {whole / max(rest, 1):.1f} times as fast, if the storage is quick enough"
     if processors and needed + 1 > processors:
-        gain += f"; that needs {needed + 1} processors, and there are {processors:g}: then make items cheaper"
+        gain += f"; that needs {needed + 1} processors and there are {processors:g}, so make items cheaper first"
     return [
         Finding(
             id=kind,

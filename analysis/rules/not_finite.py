@@ -18,8 +18,8 @@ def check(job: Job) -> list[Finding]:
             found.append(
                 Finding(
                     id="not-finite",
-                    title=f"{name!r} is no finite number from step {step} on: the training learns nothing.",
-                    evidence=(f"the first value that is NaN or infinite is in step {step}",),
+                    title=f"{name!r} is NaN or infinite from step {step} on: the training learns nothing.",
+                    evidence=(f"step {step} is the first with such a value",),
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
                     certainty="certain",
                     steps=(step,),

@@ -26,11 +26,7 @@ def check(job: Job) -> list[Finding]:
     samples = [sample for sample in rank.samples_in_steps() if sample.state != "S" and not in_backward(sample)]
     place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     places = () if place is None else (place,)
-    where = (
-        ()
-        if place is None
-        else (f"{place.share:.0%} of the samples of the stack, without those of backward, are in {place}",)
-    )
+    where = () if place is None else (f"{place.share:.0%} of the stack samples outside of backward are in {place}",)
     share = (forward + gaps) / float(np.median(took))
     if reads >= READ_BACKS:
         read_ns = sum(row.total for row in rank.rows if row.name == "aten::item") / max(len(rank.facts), 1)
@@ -40,15 +36,15 @@ def check(job: Job) -> list[Finding]:
             return [
                 Finding(
                     id="value-read-back",
-                    title=f"Values are read back in the loop: {reads:,.0f} times a step.",
+                    title=f"The loop reads values of tensors {reads:,.0f} times in each step.",
                     cost=cost,
                     cost_ns=cost * rank.step_ns,
                     evidence=(
-                        f"aten::item is called {reads:,.0f} times in each step; with the Python between them that takes {human_time(cost * rank.step_ns)}",
+                        f"aten::item is called {reads:,.0f} times in each step; these calls and the Python between them take {human_time(cost * rank.step_ns)}",
                         *where,
                     ),
-                    action="keep values as tensors and read them once, every so many steps: .tolist() of a whole tensor, or sums on the device",
-                    gain=f"up to {human_time(cost * rank.step_ns)} of {human_time(rank.step_ns)}; on a device each read waits for all that was launched",
+                    action="keep values as tensors, and read many at once and less often: .tolist() of a whole tensor, or sums on the device",
+                    gain=f"up to {human_time(cost * rank.step_ns)} of each step; on a device each read waits for all kernels launched before it",
                     certainty="certain",
                     places=places,
                 )
@@ -58,15 +54,15 @@ def check(job: Job) -> list[Finding]:
         return [
             Finding(
                 id="tiny-operators",
-                title=f"{count:,.0f} tiny operators in each step: launching them is what takes the time.",
+                title=f"{count:,.0f} tiny operators in each step: launching them takes the time.",
                 cost=share,
                 cost_ns=forward + gaps,
                 evidence=(
-                    f"an operator takes {human_time(mean)} in the mean; operators of the forward pass and the gaps between all of them take "
+                    f"an operator takes {human_time(mean)} on average; the forward pass and the gaps between operators take "
                     f"{human_time(forward + gaps)} of {human_time(rank.step_ns)}",
                     *where,
                 ),
-                action="one operator on a whole tensor in place of a loop over its parts; torch.compile, or foreach and fused variants of optimizers",
+                action="one operator on a whole tensor instead of a loop over its parts; torch.compile, or foreach and fused optimizers",
                 gain=f"up to {human_time(forward + gaps)} of each step",
                 certainty="likely",
                 places=places,

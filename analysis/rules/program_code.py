@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from stepscope.analysis.findings import Finding, Place
@@ -32,19 +30,15 @@ def in_program_code(sample: Sample) -> bool:
     )
 
 
-def _steps_of(rank: RankSummary, chosen: Callable[[Sample], bool]) -> tuple[list[Sample], int]:
-    samples = rank.samples_in_steps()
-    return [sample for sample in samples if chosen(sample)], len(samples)
-
-
 def check_backward_hooks(job: Job) -> list[Finding]:
     """Samples of the program's own functions while backward runs."""
     rank = job.main
-    hooks, count = _steps_of(rank, lambda sample: in_backward(sample) and _beyond_engine(sample))
-    if count < FEWEST_SAMPLES:
+    samples = rank.samples_in_steps()
+    hooks = [sample for sample in samples if in_backward(sample) and _beyond_engine(sample)]
+    if len(samples) < FEWEST_SAMPLES:
         return []
-    cost = len(hooks) / count
-    place = hottest(hooks) if hooks else None
+    cost = len(hooks) / len(samples)
+    place = hottest(hooks)
     if cost < FINDING or place is None:
         return []
     return [
@@ -54,10 +48,10 @@ def check_backward_hooks(job: Job) -> list[Finding]:
             cost=cost,
             cost_ns=cost * rank.step_ns,
             evidence=(
-                f"{len(hooks)} of {count} samples of the stack are in Python that autograd calls, {place.share:.0%} of these in {place}",
+                f"in {len(hooks)} of {len(samples)} stack samples autograd calls Python; {place.share:.0%} of these are in {place}",
                 f"backward takes {human_time(float(np.median(rank.phase(Phase.BACKWARD))))} of {human_time(rank.step_ns)}",
             ),
-            action=f"make {place.function} cheaper, call it for fewer tensors, or every so many steps",
+            action=f"make {place.function} cheaper, or call it for fewer tensors or less often",
             gain=f"about {human_time(cost * rank.step_ns)} of each step",
             certainty="certain",
             places=(place,),
@@ -78,19 +72,14 @@ def check_forced_writes(job: Job) -> list[Finding]:
     if cost < FINDING:
         return []
     place = hottest(samples_in(rank.samples_in_steps(), rank.forced_writes))
+    spent = human_time(float(np.median(waits)))
     evidence = [
-        f"{human_time(float(np.median(waits)))} of {human_time(rank.step_ns)} are in os.fsync or os.fdatasync, in "
+        f"os.fsync and os.fdatasync take {spent} of {human_time(rank.step_ns)} in a step, and more than {FINDING:.0%} in "
         f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
-    written = rank.judged_steps["written_bytes"]
-    writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
-    return [
-        _writes(
-            rank, cost, writes, evidence, place, f"about {human_time(float(np.median(waits)))} of each step", "certain"
-        )
-    ]
+        evidence.append(f"{place.share:.0%} of the stack samples taken then are in {place}")
+    return [_forced_writes(rank, cost, evidence, place, f"about {spent} of each step", "certain")]
 
 
 def check_python_between_operators(job: Job) -> list[Finding]:
@@ -104,36 +93,37 @@ def check_python_between_operators(job: Job) -> list[Finding]:
     cost = float(np.median(uncovered)) / float(np.median(took))
     if cost < FINDING:
         return []
-    samples, _ = _steps_of(
-        rank, lambda sample: in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
-    )
+    samples = [
+        sample
+        for sample in rank.samples_in_steps()
+        if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
+    ]
     place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
     if place is not None and place.share < UNCOVERED_PLACE:
         place = None
-    waiting = [sample for sample in samples if sample.state in "SD"]
-    written = rank.judged_steps["written_bytes"]
-    writes = float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+    waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
+    spent = human_time(float(np.median(uncovered)))
     evidence = [
-        f"{human_time(float(np.median(uncovered)))} of {human_time(rank.step_ns)} are in no operator and in no phase of the training, "
-        f"in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
+        f"{spent} of {human_time(rank.step_ns)} in a step are in no operator and no phase of the training; it is more than "
+        f"{FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the samples there are in {place}")
-    gain = f"about {human_time(float(np.median(uncovered)))} of each step"
-    if writes >= WRITTEN_BYTES and running < 0.6:
-        return [_writes(rank, cost, writes, evidence, place, gain, "likely")]
+        evidence.append(f"{place.share:.0%} of the stack samples in the program's own code are in {place}")
+    gain = f"about {spent} of each step"
+    if _written(rank) >= WRITTEN_BYTES and running < 0.6:
+        return [_forced_writes(rank, cost, evidence, place, gain, "likely")]
     if place is None and cost < NO_PLACE:
         return []
     waits = running < 0.3 and len(waiting) > 0.5 * max(len(samples), 1)
     if not waits and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
     if waits:
-        title, kind = f"The loop waits {cost:.0%} of each step in the program's own code.", "program-waits"
-        action = "do not wait in the loop: sleeps, locks, network and files belong on another thread"
+        title, kind = f"The program's own code waits {cost:.0%} of each step.", "program-waits"
+        action = "move what it waits for to another thread: sleeps, locks, network, files"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
-        action = "vectorize it, do it every so many steps, or move it to the loader's workers"
+        action = "vectorize it, do it less often, or move it to the loader's workers"
     if place is not None:
         action = f"{place.function}: {action}"
     return [
@@ -157,16 +147,22 @@ def operators_a_step(rank: RankSummary) -> float:
     return count / max(len(rank.facts), 1)
 
 
-def _writes(
-    rank: RankSummary, cost: float, writes: float, evidence: list[str], place: Place | None, gain: str, certainty: str
+def _written(rank: RankSummary) -> float:
+    """Bytes that a step writes, at the median; 0 if that was not read."""
+    written = rank.judged_steps["written_bytes"]
+    return float(np.nanmedian(written)) if np.isfinite(written).any() else 0.0
+
+
+def _forced_writes(
+    rank: RankSummary, cost: float, evidence: list[str], place: Place | None, gain: str, certainty: str
 ) -> Finding:
     return Finding(
         id="forced-writes",
         title=f"The loop waits for the disk {cost:.0%} of each step.",
         cost=cost,
         cost_ns=cost * rank.step_ns,
-        evidence=(*evidence, f"{writes / 1e3:,.0f} kB are written in each step"),
-        action="write without fsync and flush in the loop, less often, or on another thread",
+        evidence=(*evidence, f"a step writes {_written(rank) / 1e3:,.0f} kB"),
+        action="call fsync and flush less often, or write on another thread",
         gain=gain,
         certainty=certainty,
         places=() if place is None else (place,),

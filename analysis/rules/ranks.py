@@ -65,11 +65,11 @@ def check(job: Job) -> list[Finding]:
                 cost=cost,
                 cost_ns=float(waits.mean()),
                 evidence=(
-                    f"it is the last at collectives in {counts[worst]} of {len(common)} steps",
-                    f"its own work takes {human_time(float(np.median(own[worst])))} a step, that of {faster} "
-                    f"{human_time(float(np.median(own[others])))}; most of the difference is {phase}: "
-                    f"{human_time(mine[phase])}, there {human_time(theirs[phase])}",
-                    *(() if place is None else (f"{place.share:.0%} of its samples are in {place}",)),
+                    f"it comes last to the collectives in {counts[worst]} of {len(common)} steps",
+                    f"without communication its step takes {human_time(float(np.median(own[worst])))}, and "
+                    f"{human_time(float(np.median(own[others])))} on {faster}; most of the difference is {phase}: "
+                    f"{human_time(mine[phase])} here, {human_time(theirs[phase])} there",
+                    *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}",)),
                 ),
                 action=f"look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
                 gain=f"without the wait a step takes about {human_time(float(np.median(step.mean(axis=0) - waits)))}",
@@ -85,19 +85,19 @@ def check(job: Job) -> list[Finding]:
     return [
         Finding(
             id="uneven-work",
-            title=f"Work is uneven: each step waits {wait} for another rank.",
+            title=f"Work is uneven: in each step the ranks wait {wait} for the slowest of them.",
             cost=cost,
             cost_ns=float(waits.mean()),
             evidence=(
-                "the last at collectives changes: "
+                "which rank comes last to the collectives changes: "
                 + ", ".join(
                     f"rank {rank.rank if rank.rank is not None else at} in {counts[at]}"
                     for at, rank in enumerate(ranks)
                 )
                 + f" of {len(common)} steps",
-                f"the last has {human_time(more_ns)} more to do than the other ranks of the same step; over all steps no rank is slower",
+                f"the last rank has {human_time(more_ns)} more to do than the others in that step; over all steps no rank is slower",
             ),
-            action="give ranks equal work in each step: batches by total length rather than by number, sorted or bucketed by length",
+            action="give all ranks equal work in each step: batches of equal total length, or samples bucketed by length",
             gain=f"up to {wait} of each step",
             certainty="likely",
         )

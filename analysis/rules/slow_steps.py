@@ -28,44 +28,42 @@ MOST_COMPARED = 64
 
 def check(job: Job) -> list[Finding]:
     """Steps of several times the median, if few of them cost much of all time, and it is known what is different in them."""
-    rank = job.main
-    took = durations(rank.judged_steps) - waited_for_processors(job)
+    rank, steps = job.main, job.main.judged_steps
+    took = durations(steps) - waited_for_processors(job)
     median = float(np.median(took))
     slow = np.flatnonzero(took > SLOW_STEP * median)
     excess = float((took[slow] - median).sum())
     cost = excess / float(took.sum())
     if not len(slow) or len(slow) > 0.3 * len(took) or cost < SLOW_STEPS_COST:
         return []
-    numbers = rank.judged_steps["step"][slow].tolist()
-    more = {
-        name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(rank.judged_steps).items()
-    }
+    numbers = steps["step"][slow].tolist()
+    more = {name: float((column[slow] - np.median(column)).sum()) for name, column in parts_of(steps).items()}
     cause = max(more, key=lambda name: more[name])
     usual = np.flatnonzero(took <= SLOW_STEP * median)
-    place = only_in(rank.samples_in_steps(rank.judged_steps[slow]), rank.samples_in_steps(rank.judged_steps[usual]))
+    place = only_in(rank.samples_in_steps(steps[slow]), rank.samples_in_steps(steps[usual]))
     period = period_of(slow, took[slow] - median, len(took))
     if place is not None:
-        where = f"{place.share:.0%} of the samples there are in {place}, which other steps hardly enter"
+        where = f"{place.share:.0%} of their stack samples are in {place}, where other steps hardly are"
     elif more[cause] >= COVERED * excess and not is_uncovered(cause) and not contended(job):
-        where = f"{min(more[cause] / excess, 1):.0%} of the excess is {cause}"
+        where = f"{min(more[cause] / excess, 1):.0%} of the extra time is {cause}"
     elif period:
-        where = f"the largest part of the excess, {min(more[cause] / excess, 1):.0%}, is {cause}"
+        where = f"the largest part of the extra time, {min(more[cause] / excess, 1):.0%}, is {cause}"
     else:
         return []
     each = human_time(excess / len(slow))
     evidence = [
-        f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: {each} longer than the median of {human_time(median)}",
+        f"steps {', '.join(map(str, numbers[:5]))}{'...' if len(numbers) > 5 else ''}: each takes {each} longer than the median of {human_time(median)}",
         where,
     ]
-    written = rank.judged_steps["written_bytes"][slow]
+    written = steps["written_bytes"][slow]
     if np.isfinite(written).any() and float(np.nanmedian(written)) > 1 << 20:
-        evidence.append(f"{float(np.nanmedian(written)) / 1e6:,.0f} MB are written in each of them")
+        evidence.append(f"each of them writes {float(np.nanmedian(written)) / 1e6:,.0f} MB")
     if period:
-        title = f"Every {period} steps one takes {each} longer: {cost:.0%} of all time."
-        kind, action = "periodic-stall", "do it more rarely, or on another thread or process while training goes on"
+        title = f"Every {period} steps one takes {each} longer: {cost:.0%} of the time."
+        kind, action = "periodic-stall", "do it less often, or on another thread or process while training goes on"
     else:
-        title = f"{human_count(len(slow), 'slow step')} cost {cost:.0%} of all time: {each} each."
-        kind, action = "slow-steps", "move what these steps do out of the loop, or do it more rarely"
+        title = f"{human_count(len(slow), 'slow step')} cost {cost:.0%} of the time: {each} each."
+        kind, action = "slow-steps", "move what these steps do out of the loop, or do it less often"
     return [
         Finding(
             id=kind,
@@ -84,16 +82,12 @@ def check(job: Job) -> list[Finding]:
 
 def waited_for_processors(job: Job) -> NDArray[np.float64]:
     """ns in which each step of the main rank waited longer for a processor than steps do; or another rank did, for which it waited."""
-    steps = job.main.judged_steps["step"]
-    most = np.zeros(len(steps))
-    for rank in job.ranks:
-        waits = np.nan_to_num(rank.judged_steps["run_queue_ns"])
-        if not len(waits):
-            continue
-        known = dict(
-            zip(rank.judged_steps["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True)
-        )
-        most = np.maximum(most, [known.get(step, 0.0) for step in steps.tolist()])
+    numbers = job.main.judged_steps["step"].tolist()
+    most = np.zeros(len(numbers))
+    for steps in (rank.judged_steps for rank in job.ranks if len(rank.judged_steps)):
+        waits = np.nan_to_num(steps["run_queue_ns"])
+        longer = dict(zip(steps["step"].tolist(), np.maximum(waits - np.median(waits), 0).tolist(), strict=True))
+        most = np.maximum(most, [longer.get(number, 0.0) for number in numbers])
     return most
 
 
