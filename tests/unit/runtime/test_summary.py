@@ -99,6 +99,7 @@ def test_the_table_for_a_terminal() -> None:
     )
 
 
+@pytest.mark.checklist("D9")
 def test_steps_come_first_and_other_processes_last() -> None:
     """Parts add up to the step, shares are of the steps' time, and workers have none."""
     steps = StepStatistics(
