@@ -413,8 +413,8 @@ def _notes(recording: Recording) -> Iterable[str]:
         for window in rank.windows.values():
             for text in window.diagnostics:
                 first.setdefault(text, window.index)
-        for text, window in itertools.islice(first.items(), 20):
-            yield shortened(f"{label_of(rank)}, window {window}: {text}", MOST_TEXT)
+        for text, number in itertools.islice(first.items(), 20):
+            yield shortened(f"{label_of(rank)}, window {number}: {text}", MOST_TEXT)
 
 
 def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
