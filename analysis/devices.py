@@ -27,13 +27,13 @@ from stepscope.runtime.step_facts import (
 from stepscope.runtime.table import human_time, printable, shorten
 
 MOST_DEVICES = 64
-"""Of a process."""
+"""Devices of a process that are judged."""
 MOST_KERNELS = 20
-"""Names of kernels in an answer."""
+"""Names of kernels in an answer on a device."""
 MOST_NAME = 48
 """Columns of a name in a sentence."""
 MOST_NAMES = 3
-"""Names of an activity of the host."""
+"""Names of spans in an activity of the host."""
 MOST_SPANS = 1 << 18
 """Spans of a window that are kept until it is known what the host did meanwhile; in longer ones its activities have no names."""
 
@@ -64,7 +64,7 @@ NAMES = {
     Activity.PYTHON: "Python",
 }
 UNRECORDED = "nothing that was recorded"
-"""For one, Python between operators, where no Python functions were recorded."""
+"""Such as Python between operators, where no Python functions were recorded."""
 
 _PHASES = {
     Phase.GARBAGE_COLLECTION: Activity.COLLECTION,
@@ -75,7 +75,7 @@ _PHASES = {
 _RUNTIME = {"cuda_runtime", "cuda_driver", "runtime"}
 _HOST = 100
 _OTHER = 255
-"""Spans that are no activity, but may lie between two that are."""
+"""Class of spans that are no activity. They may lie between two spans that are one."""
 _SPAN = np.dtype(
     [
         ("ts", "<i8"),
@@ -91,7 +91,7 @@ _Pieces = list[tuple[Times, Times]]
 
 
 def activity_of(name: str, category: str) -> Activity | None:
-    """What a span of the host is, by its name and category."""
+    """The activity that a span of the host belongs to, by its name and category; `None` if none."""
     if category in _RUNTIME:
         lower = name.lower()
         if "synchronize" in lower:
@@ -206,7 +206,7 @@ class DeviceBuilder:
         return [self._use(device, host) for device in devices[:MOST_DEVICES]]
 
     def _threads(self) -> set[int]:
-        """Those that step or launch. Others may wait for hours: what they are in says nothing."""
+        """The threads that step or launch kernels. Others are left out: they may wait for hours."""
         launching = {track for track, number in self._host if number in (Activity.LAUNCH, Activity.RUNTIME)}
         launching = launching or {track for track, number in self._host if number == Activity.OPERATOR}
         return launching | self._stepping
@@ -275,7 +275,7 @@ class DeviceBuilder:
 
 
 class DeviceUse(msgspec.Struct):
-    """What a device did in some windows. What lies between windows is no idling."""
+    """What a device did in some windows. The time between windows is no idling."""
 
     name: str
     total: int
@@ -293,7 +293,7 @@ class DeviceUse(msgspec.Struct):
             getattr(self, name).update(getattr(other, name))
 
     def answer(self) -> DeviceAnswer:
-        """As it is shown."""
+        """These numbers as the answer has them."""
         busy = self.alone.total()
         idle = self.total - busy
         spent = [(ns, NAMES[Activity(each)], self._mostly(each)) for each, ns in self.meanwhile.items() if ns]
@@ -324,7 +324,7 @@ class DeviceUse(msgspec.Struct):
 
 
 def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
-    """Of the windows of a process: one for each device, in the order of their names."""
+    """What each device of a process did, summed over windows, in the order of the devices' names."""
     found: dict[str, DeviceUse] = {}
     for builder in builders:
         for use in builder.finish():
@@ -336,13 +336,13 @@ def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
 
 
 def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | None:
-    """The one that idles most, of all processes."""
+    """The device that idles most, of all processes, with its process; `None` if there is no device."""
     found = [(rank, device) for rank in ranks for device in rank.devices]
     return max(found, key=lambda each: each[1].idle, default=None)
 
 
 def use_of(device: DeviceAnswer) -> str:
-    """What it did, as a part of a sentence."""
+    """What a device did, as a part of a sentence."""
     parts = [
         f"{text} {human_time(ns)}"
         for text, ns in (
@@ -356,7 +356,8 @@ def use_of(device: DeviceAnswer) -> str:
 
 
 def meanwhile_of(device: DeviceAnswer) -> str:
-    """What the host did while it idled, the largest first, nothing below 1 %; with names where it is 10 % or more."""
+    """What the host did while a device idled, as a part of a sentence: the longest first, without those below 1 %. Activities of
+    10 % or more have names of spans."""
     said: list[str] = []
     for activity in device.meanwhile:
         if activity.share < 0.01:
@@ -372,6 +373,6 @@ def _union_of(pieces: _Pieces) -> tuple[Times, Times]:
 
 
 def _join(one: tuple[Times, Times], other: tuple[Times, Times]) -> tuple[int, tuple[Times, Times]]:
-    """How much time is in the second alone, and both together."""
+    """How many ns are in the second intervals alone, and the union of both."""
     both = union(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
     return int((both[1] - both[0]).sum() - (one[1] - one[0]).sum()), both

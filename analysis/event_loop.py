@@ -14,7 +14,7 @@ from stepscope.runtime import tracks
 from stepscope.runtime.step_facts import Times, union
 
 TURN_NS = 200_000
-"""What a loop takes from one task to the next, at most. If nothing runs for longer, nobody is ready."""
+"""The longest time that a loop takes from one task to the next. If no task runs for longer than that, none is ready."""
 
 
 class Loop:
@@ -51,9 +51,9 @@ class Loop:
         return max(task.ts + task.dur for task in self.tasks) - min(task.ts for task in self.tasks)
 
     def ready(self) -> list[tuple[int, int, str]]:
-        """Begin and end of the time, before it ran again, in which each task that waited was ready, at most, and its name.
+        """When tasks were ready to run, at most, before they ran again: begin, end, and the name of the task.
 
-        A task that is ready runs as soon as no other does. So it was ready, if at all, since the loop last had nothing to do.
+        A task that is ready runs as soon as no other does. So if it was ready, it became so after the loop last had nothing to do.
         """
         if not len(self.begin):
             return []
@@ -66,7 +66,7 @@ class Loop:
         return found
 
     def times(self) -> list[TaskTimes]:
-        """By the names of tasks, those first that ran or were ready longest."""
+        """The times of tasks by their names, those first that ran or were ready longest."""
         count = Counter(task.name for task in self.tasks)
         running, waiting, ready = Counter[str](), Counter[str](), Counter[str]()
         for name, took in zip(self.names, (self.end - self.begin).tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""The answer: findings with their evidence, as plain values that any page can show."""
+"""The answer and its findings, as plain values that the terminal, the page and other programs show."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.runtime.table import human_count
 
 
 def shown_file(file: str) -> str:
-    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    """The path of a file as it is shown: relative to the working directory if the file lies below that, else its last two parts."""
     path = PurePath(file)
     try:
         here = Path.cwd()
@@ -28,11 +28,11 @@ class Place(msgspec.Struct, frozen=True):
     """A place in the program's code."""
 
     function: str
-    """Its qualified name."""
+    """The qualified name of the function."""
     file: str
     line: int
     share: float = 0.0
-    """Of the time that is meant, from 0 to 1, by samples of the stack."""
+    """The share of the time, from 0 to 1, that the program spends there, by samples of the stack."""
 
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
@@ -48,7 +48,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     """Share of the time that it costs, from 0 to 1; `None`: it costs no time yet, and spoils the run or will end it."""
     cost_ns: float = 0.0
-    """The same, in ns of a step."""
+    """The cost in ns of each step; 0 if it is not a time."""
     evidence: tuple[str, ...]
     """Sentences with numbers."""
     action: str = ""
@@ -58,7 +58,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     certainty: str = "likely"
     """`certain`, `likely` or `possible`."""
     steps: tuple[int, ...] = ()
-    """Steps that show it, a few."""
+    """Numbers of a few steps that show it."""
     ranks: tuple[int, ...] = ()
     places: tuple[Place, ...] = ()
 
@@ -68,7 +68,7 @@ class Share(msgspec.Struct, frozen=True):
 
     name: str
     ns: float
-    """Median over steady steps, scaled so that all parts add up to the step."""
+    """The median over the steps that are judged, scaled so that all parts add up to the step."""
     share: float
 
 
@@ -77,14 +77,14 @@ class KernelTime(msgspec.Struct, frozen=True):
 
     name: str
     ns: int
-    """Summed over all streams: not what the program waited for."""
+    """Summed over all streams, so it may be more than the program waited for."""
     count: int
     share: float
-    """Of the summed time of all kernels."""
+    """The share of the summed time of all kernels."""
 
 
 class NameShare(msgspec.Struct, frozen=True):
-    """A name of spans, and its part of some time."""
+    """The share that the spans of one name have of some time."""
 
     name: str
     ns: int
@@ -97,33 +97,33 @@ class HostActivity(msgspec.Struct, frozen=True):
     name: str
     ns: int
     share: float
-    """Of the time in which the device idled."""
+    """The share of the time in which the device idled."""
     names: tuple[NameShare, ...] = ()
-    """The spans that were innermost for longest meanwhile; their shares are of this activity."""
+    """The spans that were innermost for longest during this activity; their shares are of the activity."""
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device did from its first to its last event; of several windows, the sums. Times are ns, over all its streams."""
+    """What a device did from its first to its last event. Times are in ns, over all its streams, and summed over windows."""
 
     name: str
     total_ns: int
     busy_ns: int
-    """Any kernel, copy or set ran."""
+    """At least one kernel, copy or set of memory ran."""
     idle_ns: int
-    """None did."""
+    """Nothing ran on the device."""
     computation_ns: int
     """Kernels other than those of collectives, and sets of memory."""
     communication_ns: int
-    """Kernels of collectives, and no computation beside them: it is exposed. What waited for it is not said."""
+    """Kernels of collectives with no computation beside them. Whether anything waited for them is not known."""
     copy_ns: int
-    """Copies, and no kernel beside them: they are exposed."""
+    """Copies with no kernel beside them."""
     meanwhile: tuple[HostActivity, ...]
-    """What the host did while the device idled, each nanosecond once; they add up to `idle_ns`. It need not be what kept the
-    device idle."""
+    """What the host did while the device idled. Each nanosecond counts once, so these add up to `idle_ns`. It need not be what
+    kept the device idle."""
     kernels: tuple[KernelTime, ...]
-    """Those with the most time."""
+    """The kernels with the most time."""
     kernel_names: int
-    """How many names there are."""
+    """How many names of kernels there are in all."""
 
     @property
     def idle(self) -> float:
@@ -132,15 +132,15 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Tasks of asyncio of one name. Times in ns, summed over them."""
+    """The asyncio tasks of one name. Times are in ns, summed over the tasks."""
 
     name: str
     count: int
     running: int
     ready: int
-    """They could have run, at most, and another task did."""
+    """How long they could have run, at most, while another task ran."""
     waiting: int
-    """For something outside of the loop."""
+    """How long they waited for something outside of the loop."""
 
 
 class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,28 +151,28 @@ class RankAnswer(msgspec.Struct, frozen=True, kw_only=True):
     statistics: Statistics | None
     shares: tuple[Share, ...]
     startup_ns: int = 0
-    """What was recorded before the first step."""
+    """Time that was recorded before the first step."""
     shutdown_ns: int = 0
-    """What was recorded after the last step."""
+    """Time that was recorded after the last step."""
     tasks: tuple[TaskTimes, ...] = ()
-    """Of its event loops: those first that ran or were ready longest, eight at most."""
+    """Tasks of its event loops, at most eight names: those first that ran or were ready longest."""
     places: tuple[Place, ...] = ()
-    """Of a process without steps and tasks: where most samples of its stack are."""
+    """Where most samples of the stack are, if the process has neither steps nor tasks."""
     devices: tuple[DeviceAnswer, ...] = ()
 
     @property
     def has_steps(self) -> bool:
-        """Whether steps were marked. If not, the whole run is one."""
+        """Whether steps were marked. Without marks, the whole run is one step."""
         return self.statistics is not None and self.statistics.steps > 1
 
 
 def processes(ranks: Sequence[int | None]) -> str:
-    """How many there are by their ranks: as ranks if all have one."""
+    """`3 ranks`, or `3 processes` if one of them has no rank."""
     return human_count(len(ranks), *(("process", "es") if None in ranks else ("rank", "s")))
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to say of a run."""
+    """The answer on a run: what is slow and why, or why that cannot be said."""
 
     path: str
     verdict: str
@@ -182,9 +182,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     ranks: tuple[RankAnswer, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What the data do not say, and what to record for it."""
+    """What was not recorded and so is not known, and what to record for it."""
     trust: str = ""
-    """One line: whether all events are there."""
+    """One line that says whether all events were recorded and read."""
 
     def __str__(self) -> str:
         from stepscope.analysis.terminal import text_of
@@ -192,7 +192,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return text_of(self)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The answer as HTML, which notebooks show."""
         from stepscope.analysis.page.render import answer_html
 
         return answer_html(self)

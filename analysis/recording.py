@@ -48,7 +48,7 @@ class Rank:
     foreign = False
     """Whether another program than stepscope recorded it."""
     startup_ns = shutdown_ns = 0
-    """What was recorded before the first step and after the last, once the events were read."""
+    """Time that was recorded before the first step and after the last. It is known once the events were read."""
 
     def __init__(self, found: runs.Recording, *others: runs.Recording) -> None:
         self.rank = found.run.rank
@@ -156,7 +156,7 @@ class Recording:
         return f"<Recording {str(self.path)!r}: {len(self.ranks)} processes>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: what there is. Events are not read for it."""
+        """A table of the processes, which notebooks show. Events are not read for it."""
         from stepscope.analysis.page.render import tables_html
         from stepscope.runtime.table import Column
 

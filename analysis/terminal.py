@@ -31,7 +31,7 @@ PLACE = re.compile(r"\((/[^:\n]+):(\d+)\)")
 
 
 class Line(msgspec.Struct, frozen=True):
-    """What stands on lines of its own."""
+    """A text that stands on lines of its own."""
 
     text: Text
     indent: int = 2
@@ -104,7 +104,7 @@ def shown_rank(answer: Answer) -> RankAnswer | None:
 
 
 def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
-    """Of the steps of a rank."""
+    """The numbers of a rank's steps, on one line."""
     facts = rank.statistics
     assert facts is not None
     several = len(answer.ranks) > 1
@@ -130,7 +130,7 @@ def wrapped(line: Line, console: Console) -> list[Text]:
 
 
 def verdict(answer: Answer) -> Iterator[Line]:
-    """Where there is no finding."""
+    """The verdict of an answer without findings."""
     yield Line(Text(short_places(printable(answer.verdict)), "bold" if answer.refused else "bold green"))
     if answer.refused:
         yield Line(Text(answer.refused), 5)
@@ -168,7 +168,7 @@ def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
 
 
 def without_steps(answer: Answer) -> Iterator[Line]:
-    """Of a process without steps: its tasks of asyncio, those of a name in a line, or where it was."""
+    """What a process without steps did: its asyncio tasks, a line for each name, or where its samples are."""
     rank = next((rank for rank in answer.ranks if (rank.tasks or rank.places) and not rank.has_steps), None)
     if rank is None:
         return
@@ -186,7 +186,7 @@ def without_steps(answer: Answer) -> Iterator[Line]:
 
 
 def _device(answer: Answer) -> Iterator[Line]:
-    """Of the device that idles most."""
+    """What the device that idles most did."""
     found = idlest(answer.ranks)
     if found is None:
         return

@@ -103,9 +103,9 @@ DEVICE_CLASS = 200
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
 """What spans of other threads count as; spans of all other phases do not count there."""
 _DEVICES = tuple(DEVICE_CLASS + each for each in Device)
-_SLOTS_ON_STEPPING_TRACKS = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
+_STEPPING_SLOTS = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
 """The slot of each class of spans on the tracks that step: its own class, if it counts."""
-_SLOTS_ON_OTHER_TRACKS = bytes(
+_OTHER_SLOTS = bytes(
     each if each in _DEVICES else int(_ELSEWHERE[Phase(each)]) if each in _ELSEWHERE else _IGNORED
     for each in range(256)
 )
@@ -358,10 +358,10 @@ class StepFactsBuilder:
         self._forget(until, signals=False)
 
     def _facts(self, marks: Times) -> Any:
-        """Of the time between marks that follow one another, but for signals."""
+        """The facts of the time between marks that follow one another, but for signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
-        facts["device"] = self._shared(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+        facts["device"] = self._share_time(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
@@ -372,28 +372,23 @@ class StepFactsBuilder:
             self._fill_phases(facts, (tracks[0] == one) & (tracks[1] == other), marks, (one, other))
         return facts
 
-    def _fill_phases(self, facts: Any, chosen: Any, marks: Times, own: tuple[int, int]) -> None:
-        """Of the steps of one thread, or between two."""
-        ns, begun, covered = self._shared(marks, own, min(Phase), max(Phase), chosen)
+    def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
+        """Fills in the phases of steps of one thread, or of those that begin on one thread and end on another."""
+        ns, begun, covered = self._share_time(marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
         facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]
 
-    def _shared(self, marks: Times, own: tuple[int, int], first: int, last: int, chosen: Any = slice(None)) -> Any:
-        """What `_core.share_time` gives, by slot and step, for slots that share time."""
+    def _share_time(
+        self, marks: Times, stepping: tuple[int, int], first: int, last: int, chosen: Any = slice(None)
+    ) -> Any:
+        """What `_core.share_time` gives, by slot and step, for slots that share time.
+
+        `stepping` are the tracks that step in this time: one, or the two between which steps change."""
         begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
         slots, known = (first, last), self._known_begins()
-        found = _core.share_time(
-            self._gathered(),
-            begin,
-            end,
-            _SLOTS_ON_STEPPING_TRACKS,
-            _SLOTS_ON_OTHER_TRACKS,
-            known,
-            own,
-            slots,
-            (int(Phase.SPAN), _INNER),
-        )
+        rest = stepping, slots, (int(Phase.SPAN), _INNER)
+        found = _core.share_time(self._gathered(), begin, end, _STEPPING_SLOTS, _OTHER_SLOTS, known, *rest)
         return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:

@@ -22,14 +22,14 @@ from stepscope.runtime.table import human_time
 
 
 def check_blocked_loops(job: Job) -> list[Finding]:
-    """Stretches in which one task runs for longer than a loop may be held up."""
+    """Finds a loop that tasks block: they run for longer than `BLOCKED_NS` at a stretch."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
     found = [blocked(rank, loop) for loop in loops_of(rank)]
     return [finding for finding in found if finding is not None][:1]
 
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
-    """Of one loop: who blocks it, where, for how long, and who is ready meanwhile."""
+    """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
     begin, end = loop.begin, loop.end
     took = end - begin
     long = np.flatnonzero(took >= BLOCKED_NS)
@@ -68,7 +68,7 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
 
 
 def check_endless_tasks(job: Job) -> list[Finding]:
-    """Tasks of one name that are open at the end, of those that began evenly over the run."""
+    """Finds tasks of one name that are open at the end, though they began evenly over the run."""
     rank = max(job.ranks, key=lambda each: len(each.tasks))
     if len(rank.tasks) < NEVER_ENDING:
         return []
@@ -102,7 +102,7 @@ def check_endless_tasks(job: Job) -> list[Finding]:
 
 
 def check_growing_queues(job: Job) -> list[Finding]:
-    """A queue whose length rises all through the run."""
+    """Finds a queue whose length rises all through the run."""
     for rank in job.ranks:
         for name, readings in rank.queues.items():
             values = np.array([value for _, value in readings])

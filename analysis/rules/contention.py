@@ -23,7 +23,7 @@ from stepscope.runtime.table import human_count, human_time
 
 
 def check_contended_processors(job: Job) -> list[Finding]:
-    """Time that the thread which steps was ready to run and did not."""
+    """Finds time in which the thread that steps is ready to run, but other threads have the processors."""
     rank = job.main
     waits, took = rank.judged_steps["run_queue_ns"], durations(rank.judged_steps)
     if not np.isfinite(waits).any():
@@ -84,7 +84,8 @@ def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Fi
 
 
 def demand(job: Job) -> tuple[float, float, float]:
-    """Processors that the threads of the ranks on one host would use, those of their child processes, and how many there are; 0: unknown."""
+    """How many processors the ranks on the main rank's host would use, how many their child processes, and how many there are;
+    0 if that is not known."""
     here = _on_main_host(job)
     own, children = (
         sum(_sum(rank, *names) for rank in here) for names in (processor_demand.THIS_PROCESS, processor_demand.CHILDREN)
@@ -99,7 +100,7 @@ def children_run(job: Job) -> float:
 
 
 def others_use(job: Job) -> float:
-    """Processors that programs beside the job use on that host."""
+    """How many processors other programs use on that host."""
     here = _on_main_host(job)
     if not here:
         return 0.0
@@ -120,19 +121,19 @@ def _sum(rank: RankSummary, *names: str) -> float:
 
 
 def growth_per_ns(readings: list[tuple[int, float]]) -> float:
-    """By how much a counter grows in a ns."""
+    """By how much a counter grows in a ns, from its first to its last reading."""
     (first, before), (last, after) = readings[0], readings[-1]
     return (after - before) / (last - first) if last > first else 0.0
 
 
 def busy_threads(series: dict[str, list[tuple[int, float]]]) -> list[tuple[str, float]]:
-    """Shares of a processor by thread, the busiest first."""
+    """Names of threads with the share of a processor that each uses, the busiest first."""
     found = [(name, growth_per_ns(readings)) for name, readings in series.items()]
     return sorted((one for one in found if one[1] > 0.05), key=lambda one: -one[1])
 
 
 def check_interpreter_lock(job: Job) -> list[Finding]:
-    """Samples in which the thread that steps does not run while another one runs Python."""
+    """Finds another thread that runs Python while the thread that steps does not run."""
     rank = job.main
     samples = rank.samples_in_steps()
     if len(samples) < FEWEST_SAMPLES:

@@ -1,4 +1,4 @@
-"""Devices that do nothing, and communication that nothing hides."""
+"""Devices that idle, and communication without computation beside it."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ ACTIONS = {
 """What to try by what the host did most while the device idled."""
 
 
-class _Use:
-    """What the devices of one rank did in its steps, any stream of any device, ns of each step."""
+class _DeviceTimes:
+    """How long the devices of one rank did what in each of its steps. Any stream of any device counts."""
 
     def __init__(self, rank: RankSummary, steps: Facts) -> None:
         self.rank, self.took = rank, durations(steps)
         self.device: NDArray[np.int64] = steps["device"]
 
     def ns(self, *which: Device) -> float:
-        """Median over the steps."""
+        """ns of a step in which they did any of these, by the median."""
         return float(np.median(self.device[:, list(which)].sum(axis=1)))
 
     @property
     def idle(self) -> float:
-        """Share of the step."""
+        """Share of the step in which all devices idle, by the median."""
         return float(np.median((self.took - self.device.sum(axis=1)) / self.took))
 
     @property
     def exposed(self) -> float:
-        """Share of the step in which it communicates and does not compute."""
+        """Share of the step in which they communicate and none computes, by the median."""
         return float(np.median(self.device[:, Device.COMMUNICATION] / self.took))
 
 
-def _uses(job: Job) -> list[_Use]:
-    """Of ranks with devices: steps of windows in which devices were recorded."""
-    found: list[_Use] = []
+def _uses(job: Job) -> list[_DeviceTimes]:
+    """The times of ranks with devices, of the windows in which devices were recorded."""
+    found: list[_DeviceTimes] = []
     for rank in job.ranks:
         steps: Any = rank.judged_steps
         windows = np.unique(steps["window"][steps["device"].any(axis=1)])
         steps = steps[np.isin(steps["window"], windows) & (durations(steps) > 0)]
         if len(steps):
-            found.append(_Use(rank, steps))
+            found.append(_DeviceTimes(rank, steps))
     return found
 
 
 def check(job: Job) -> list[Finding]:
-    """The rank in the middle stands for all; the others are said beside it."""
+    """Checks the median rank, which stands for all; the evidence has the range over the ranks."""
     uses = _uses(job)
     return [found for found in (_idle(uses), _exposed(uses)) if found is not None] if uses else []
 
 
-def _idle(uses: list[_Use]) -> Finding | None:
+def _idle(uses: list[_DeviceTimes]) -> Finding | None:
     uses = sorted(uses, key=lambda use: use.idle)
     use = uses[(len(uses) - 1) // 2]
     if use.idle < DEVICE_IDLE:
@@ -101,7 +101,7 @@ def _idle(uses: list[_Use]) -> Finding | None:
     )
 
 
-def _exposed(uses: list[_Use]) -> Finding | None:
+def _exposed(uses: list[_DeviceTimes]) -> Finding | None:
     uses = sorted(uses, key=lambda use: use.exposed)
     use = uses[(len(uses) - 1) // 2]
     if use.exposed < FINDING:

@@ -13,7 +13,7 @@ from stepscope.runtime.table import human_count, human_time
 
 
 def check(job: Job) -> list[Finding]:
-    """Time in collections, by their sum: automatic ones come every few steps."""
+    """Finds collections that take much time, by their sum: automatic ones come only every few steps."""
     rank = job.main
     spent, took = rank.phase(Phase.GARBAGE_COLLECTION), durations(rank.judged_steps)
     cost = float(spent.sum()) / float(took.sum())

@@ -10,7 +10,7 @@ from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER
 
 
 def check(job: Job) -> list[Finding]:
-    """The slope of resident memory at the ends of steps: the median of slopes, so that single jumps count for nothing."""
+    """Finds resident memory that grows, by the median of its slopes over steps, so that single jumps count for nothing."""
     found: list[Finding] = []
     for rank in job.ranks:
         memory = rank.judged_steps["resident_bytes"] if len(rank.judged_steps) else np.zeros(0)

@@ -34,16 +34,16 @@ def in_collate(sample: Sample, facts: dict[str, Any]) -> bool:
 
 
 def item_of(facts: dict[str, Any]) -> Place | None:
-    """Where a loader's data set makes an item."""
+    """The function of a loader's data set that makes an item."""
     file, _, line = str(facts.get("place", "")).rpartition(":")
     name = str(facts.get("dataset", "")).removeprefix("__main__.")
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
 def check(job: Job) -> list[Finding]:
-    """The share of steady steps that is spent in `DataLoader.__next__`.
+    """Finds steps that spend much of their time in `DataLoader.__next__`.
 
-    By sums, not by medians: of workers, several have a batch ready at once, and then none has. The longest steps do not count.
+    By sums, not by medians: several workers have a batch ready at once, and then none has. The longest steps do not count.
     """
     rank = job.main
     data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)

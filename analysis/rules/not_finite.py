@@ -9,7 +9,7 @@ from stepscope.analysis.job import Job, Rule
 
 
 def check(job: Job) -> list[Finding]:
-    """Counters that were given NaN or infinity."""
+    """Finds counters that were given NaN or infinity."""
     found: list[Finding] = []
     for rank in job.ranks:
         for name, ts in rank.not_finite.items():

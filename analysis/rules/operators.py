@@ -14,7 +14,7 @@ from stepscope.runtime.table import human_time
 
 
 def check(job: Job) -> list[Finding]:
-    """The number of outermost operators in a step, and what they and the gaps between them take."""
+    """Finds steps of many tiny operators, or of many values that are read back, by what they and the gaps between them take."""
     rank = job.main
     took, count = durations(rank.judged_steps), float(np.median(rank.judged_steps["operators"]))
     if count < 1:

@@ -13,7 +13,7 @@ from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_time
 
 WRITTEN_BYTES = 64 << 10
-"""Bytes written in a step from which on waiting there is writing."""
+"""If a step writes this much or more, its waiting is taken for writing."""
 
 
 def in_backward(sample: Sample) -> bool:
@@ -31,7 +31,7 @@ def in_program_code(sample: Sample) -> bool:
 
 
 def check_backward_hooks(job: Job) -> list[Finding]:
-    """Samples of the program's own functions while backward runs."""
+    """Finds functions of the program that take long while backward runs."""
     rank = job.main
     samples = rank.samples_in_steps()
     hooks = [sample for sample in samples if in_backward(sample) and _beyond_engine(sample)]
@@ -65,7 +65,7 @@ def _beyond_engine(sample: Sample) -> bool:
 
 
 def check_forced_writes(job: Job) -> list[Finding]:
-    """Time in `os.fsync` and the like."""
+    """Finds time in `os.fsync` and `os.fdatasync`."""
     rank = job.main
     took, waits = durations(rank.judged_steps), rank.phase(Phase.FORCED_WRITE)
     cost = float(np.median(waits)) / float(np.median(took))
@@ -83,7 +83,7 @@ def check_forced_writes(job: Job) -> list[Finding]:
 
 
 def check_python_between_operators(job: Job) -> list[Finding]:
-    """Time that no operator covers, and where the stack was then."""
+    """Finds time that no operator covers, and the function of the program in which it goes."""
     rank = job.main
     took = durations(rank.judged_steps)
     queued = np.minimum(np.nan_to_num(rank.judged_steps["run_queue_ns"]) / took, 1)
@@ -170,7 +170,7 @@ def _forced_writes(
 
 
 def _running(rank: RankSummary, uncovered: np.ndarray) -> float:
-    """The part of uncovered time that the thread runs, at most: what processor time other phases leave."""
+    """The share of uncovered time in which the thread runs, at most: the processor time that the other phases leave."""
     cpu = rank.judged_steps["cpu_ns"]
     if not np.isfinite(cpu).any() or not uncovered.sum():
         return 1.0

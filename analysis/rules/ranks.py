@@ -15,7 +15,8 @@ from stepscope.runtime.table import human_time
 
 
 def check(job: Job) -> list[Finding]:
-    """Each step's own work (all but communication) of each rank. Who has most of it is who the others wait for: this needs no clocks."""
+    """Compares the own work (all but communication) of the ranks in each step. The rank with most of it is the one that the others
+    wait for. This compares no clocks."""
     ranks = [rank for rank in job.ranks if len(rank.judged_steps) and rank.communication().any()]
     if len(ranks) < 2:
         return []

@@ -23,11 +23,11 @@ from stepscope.runtime.step_parts import is_uncovered, parts_of
 from stepscope.runtime.table import human_count, human_time
 
 MOST_COMPARED = 64
-"""Slow steps whose distances are compared, and distances that are tried for a period."""
+"""Slow steps whose distances are compared, and distances that are tried as a period."""
 
 
 def check(job: Job) -> list[Finding]:
-    """Steps of several times the median, if few of them cost much of all time, and it is known what is different in them."""
+    """Finds steps that take several times the median, if they are few, cost much, and it is known what differs in them."""
     rank, steps = job.main, job.main.judged_steps
     took = durations(steps) - waited_for_processors(job)
     median = float(np.median(took))
@@ -81,7 +81,7 @@ def check(job: Job) -> list[Finding]:
 
 
 def waited_for_processors(job: Job) -> NDArray[np.float64]:
-    """ns in which each step of the main rank waited longer for a processor than steps do; or another rank did, for which it waited."""
+    """How many ns longer than usual each step waited for a processor, on the main rank or on one that this may have waited for."""
     numbers = job.main.judged_steps["step"].tolist()
     most = np.zeros(len(numbers))
     for steps in (rank.judged_steps for rank in job.ranks if len(rank.judged_steps)):
@@ -92,7 +92,7 @@ def waited_for_processors(job: Job) -> NDArray[np.float64]:
 
 
 def contended(job: Job) -> bool:
-    """Whether threads of the job that step wait for processors. Then others may, too, of which that is not recorded for each step."""
+    """Whether the threads that step wait for processors. Other threads may wait then, too, but that is not recorded by step."""
     shares = [
         float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / durations(rank.judged_steps).sum())
         for rank in job.ranks
@@ -102,7 +102,7 @@ def contended(job: Job) -> bool:
 
 
 def only_in(slow: list[Sample], usual: list[Sample]) -> Place | None:
-    """The function of the program in which most samples of slow steps are and few of the others: the innermost of such."""
+    """The innermost function of the program in which most samples of slow steps are, and few samples of other steps."""
     if len(slow) < FEWEST_SAMPLES:
         return None
     stacks = [program_functions(sample.stack) for sample in slow]
@@ -121,12 +121,12 @@ def only_in(slow: list[Sample], usual: list[Sample]) -> Place | None:
 
 
 def period_of(slow: np.ndarray, excess: np.ndarray, count: int) -> int:
-    """The period of slow steps: their distance, if most that it foretells are slow and these have most of the excess; else 0.
+    """The period of slow steps, or 0: most steps at that distance must be slow, and have most of the extra time.
 
     Args:
         slow: positions of slow steps.
-        excess: what each takes too long.
-        count: of all steps.
+        excess: the extra time of each.
+        count: how many steps there are in all.
     """
     longest = np.sort(slow[np.argsort(excess)[-MOST_COMPARED:]])
     distances: Counter[int] = Counter(np.subtract.outer(longest, longest)[np.tril_indices(len(longest), -1)].tolist())

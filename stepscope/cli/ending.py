@@ -1,6 +1,6 @@
-"""What `stepscope run` says at its end of what is slow: of all ranks of a job that run on this machine.
+"""The answer at the end of `stepscope run`: what is slow, of all ranks of the job that run on this machine.
 
-`python -m stepscope.cli.ending` says it for a process that a signal ends: that may hold any lock, and can import nothing.
+`python -m stepscope.cli.ending` writes it for a process that a signal ends, as that may hold any lock and can import nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stepscope.runtime.session_note import notes_in
 _select, _read, _waitpid = select.select, os.read, os.waitpid
 
 RANKS_WAIT_S = 5.0
-"""For the other ranks' journals to end."""
+"""How long rank 0 waits for the other ranks' journals to end."""
 SIGNAL_WAIT_S = 8.0
-"""For the answer where a signal ends the program: what sent it kills after 10 seconds, or later."""
+"""How long a program that a signal ends waits for the answer. Who sent the signal kills it after 10 seconds or more."""
 _POLL_S = 0.05
 _SAME_JOB_NS = 600_000_000_000
 """Runs of one job begin within this time of one another; older ones are of an earlier job that wrote to the same place."""
@@ -37,23 +37,23 @@ _WIDTH = 120
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be said of, and how."""
+    """Which run the answer is about, and how it is written."""
 
     path: str
     """The run's directory, or that of all ranks."""
     ranks: int = 0
-    """How many the job has; 0: it is no job of several ranks, or this rank speaks for none but itself."""
+    """How many ranks the job has; 0 if it has one, or if this rank speaks only for itself."""
     local_ranks: int = 0
-    """How many of them run on this machine: those from 0 on."""
+    """How many of these ranks run on this machine: those from 0 on."""
     notes: tuple[tuple[str, str], ...] = ()
-    """What else is said: a label, and the text."""
+    """Further lines: a label and a text."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
-    """Whether the command that says the rest is named."""
+    """Whether the answer names the command that shows the rest."""
 
     def text(self) -> str:
-        """The answer as text, in few lines; why there is none, if something goes wrong: the program's own end goes before."""
+        """The answer in few lines, or why there is none: an error here must not hide how the program itself ended."""
         try:
             notes = [*self._awaited(), *self.notes]
             return _answer(self, notes)
@@ -64,7 +64,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([f"  No answer  {why}", *(f"  {label}  {text}" for label, text in self.notes)])
 
     def text_of_other_process(self) -> str:
-        """The same, said by another process; empty if that takes too long."""
+        """The same text, made by another process; empty if that takes too long."""
         command = [sys.executable, "-P", "-m", __name__, msgspec.json.encode(self).decode()]
         environment = {name: value for name, value in os.environ.items() if name != "STEPSCOPE_JOIN"}
         out, into = os.pipe()
@@ -98,7 +98,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         return said.decode(errors="replace")
 
     def _awaited(self) -> list[tuple[str, str]]:
-        """Waits a short time for the other ranks on this machine; what is to be said of those that have not ended or are not there."""
+        """Waits a short time for the other ranks on this machine. Returns a note on those that have not ended or are not there."""
         if not self.ranks:
             return []
         place, until = Path(self.path), time.monotonic() + RANKS_WAIT_S
@@ -125,7 +125,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def state_of(place: Path, rank: int, began_ns: int) -> str:
-    """Of a rank of the job that writes to this directory: `ended`, `runs`; empty if nothing of it is there.
+    """Whether a rank of the job that writes to this directory `ended` or `runs`; empty if nothing of it is there.
 
     Args:
         place: the directory of all ranks.

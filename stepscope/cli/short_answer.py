@@ -33,7 +33,7 @@ def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]
         answer: of the run.
         console: where to write.
         notes: what else the end has to say, such as where files are: a label, and the text.
-        more: the command that says the rest.
+        more: the command that shows the rest.
     """
     trust = answer.trust + (f" All of it: {more}" if more else "")
     last = [*(Line(Text(text), 2, label) for label, text in notes), Line(Text(trust), 2, "Trust", "dim")]
@@ -53,9 +53,9 @@ def show_short(answer: Answer, console: Console, notes: Sequence[tuple[str, str]
 
 
 def _fitting(answer: Answer, console: Console, room: int) -> tuple[list[Text], bool]:
-    """As much of the first finding as has room, and whether all of it has.
+    """As much of the first finding as fits, and whether all of it does.
 
-    What is left out first is evidence without a place, from the third sentence on, then the gain.
+    Evidence without a place is left out first, from the third sentence on, then the gain.
     """
     found: Finding | None = answer.findings[0] if answer.findings and not answer.refused else None
     whole = True

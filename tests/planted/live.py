@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 class Program(msgspec.Struct, frozen=True):
-    """A program of the manifests."""
+    """A program as a manifest (`programs_*.toml`) describes it."""
 
     file: str
     fault: str
@@ -39,7 +39,7 @@ class Program(msgspec.Struct, frozen=True):
     """Percent of the step, as measured without any tool."""
     slow_rank: int | None = None
     allowed: list[str] = []
-    """Further findings, which are true on a machine of two processors."""
+    """Further findings that are true on a machine with two processors, and count as no false alarm."""
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class Program(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What came of one run."""
+    """The answer on one run, and whether it is right."""
 
     program: Program
     cured: bool
@@ -104,7 +104,7 @@ def run(program: Program, arguments: list[str], out: Path) -> None:
 
 
 def judge(program: Program, out: Path, *, cured: bool, recorded: bool = False) -> Outcome:
-    """Runs, unless it is recorded already, and explains."""
+    """Runs the program, unless its run is there already, and explains the run."""
     if not recorded:
         run(program, (program.cured or []) if cured else program.arguments, out)
     begin = time.perf_counter()
@@ -125,7 +125,7 @@ HEAD = "| program | planted | first finding | others | place named | | seconds t
 
 
 def main() -> int:
-    """Runs them."""
+    """Runs the programs, and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--times", type=int, default=1)

@@ -26,7 +26,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rank. Columns of the facts are by name, so that those that come later are empty."""
+    """What is kept of one rank. Facts are kept by the names of their columns: a column that is added later is empty."""
 
     rank: int | None
     name: str
@@ -52,7 +52,7 @@ PLAIN = [name for name in Stored.__struct_fields__ if name not in ("rank", "name
 
 
 def stored(summary: RankSummary) -> Stored:
-    """What is kept of a rank."""
+    """Packs the summary of a rank."""
     return Stored(
         rank=summary.rank,
         name=summary.name,
@@ -64,7 +64,7 @@ def stored(summary: RankSummary) -> Stored:
 
 
 def summary_of(kept: Stored) -> RankSummary:
-    """The rank as rules see it."""
+    """Unpacks the summary of a rank, as rules read it."""
     summary = RankSummary.__new__(RankSummary)
     summary.recorded = cast(
         Rank,
@@ -98,7 +98,7 @@ def answer_of(summaries: list[RankSummary]) -> Answer:
 
 
 def recordings() -> dict[str, tuple[Program, bool, Path]]:
-    """Those there are, by their names: the program, whether it is cured, the file."""
+    """The recordings there are, by name: the program, whether it is cured, and the file."""
     found: dict[str, tuple[Program, bool, Path]] = {}
     for program in programs():
         for cured in (False, True):
@@ -109,7 +109,7 @@ def recordings() -> dict[str, tuple[Program, bool, Path]]:
 
 
 def judge(program: Program, cured: bool, path: Path) -> Outcome:
-    """Judges one."""
+    """Judges one recording."""
     ranks = msgspec.msgpack.decode(lzma.decompress(path.read_bytes()), type=list[Stored])
     return Outcome(program, cured, answer_of([summary_of(rank) for rank in ranks]), 0.0)
 
