@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib
 import json
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import _core, processor_demand, queue_lengths, strings
+from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.events import Flag, Kind, empty_block, join_blocks
@@ -513,6 +514,71 @@ def test_tasks_are_recorded_by_name(tmp_path: Path) -> None:
     assert any("fetch (" in row.arguments["stack"] for row in found.of("stack sample"))
     assert asyncio.BaseEventLoop.run_forever.__module__ == "asyncio.base_events"
     assert not hasattr(asyncio.BaseEventLoop.run_forever, "__wrapped__")
+
+
+def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> None:
+    """With their names and places, also where they raise; short ones and steps of tasks are none."""
+    handles: Any = asyncio.Handle
+    before = handles._run
+    said: list[BaseException | None] = []
+
+    class Device(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            work(0.06)
+
+    def tick(seconds: float) -> None:
+        work(seconds)
+
+    def fail() -> None:
+        work(0.06)
+        raise LookupError
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: said.append(context.get("exception")))
+        server = await loop.create_server(Device, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"reading")
+        loop.call_later(0.01, functools.partial(tick, 0.06))
+        loop.call_soon(tick, 0.001)
+        loop.call_soon(fail)
+        await asyncio.sleep(0.2)
+        work(0.06)
+        await asyncio.sleep(0)
+        writer.close()
+        server.close()
+
+    with traced(tmp_path, "tasks") as found:
+        assert handles._run is not before and handles._run.__wrapped__ is before
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(main())
+        track = _core.thread_track()
+    assert handles._run is before
+    rows = found.of(loop_callbacks.CATEGORY)
+    assert sorted(row.name.rpartition("<locals>.")[2].partition(" (")[0] for row in rows) == [
+        "Device.data_received",
+        "fail",
+        "tick",
+    ]
+    for row in rows:
+        assert row.track == track and row.dur >= loop_callbacks.LONG_NS
+        assert f" ({__file__}:" in row.name
+    assert [type(error) for error in said] == [LookupError]
+
+
+def test_what_was_put_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a debugger may do it."""
+    handles: Any = asyncio.Handle
+    monkeypatch.setattr(handles, "_run", handles._run)  # is put back at the end
+    with traced(tmp_path, "tasks"):
+        ours = handles._run
+
+        def theirs(handle: Any) -> Any:
+            return ours(handle)
+
+        handles._run = theirs
+    assert handles._run is theirs
+    asyncio.run(asyncio.sleep(0))
 
 
 TRAINING = """
