@@ -669,6 +669,52 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
         assert not named["fetch"] and not named["loader queue"]
 
 
+UNEVEN = """
+import time
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Clips:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.05 if index == 6 else 0.001)
+        return index
+
+class Together(Clips):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+if __name__ == "__main__":
+    for data in (Clips(), Together(), Stream()):
+        print([batch.tolist() for batch in DataLoader(data, batch_size=4, num_workers=1)])
+"""
+
+
+def test_the_slowest_item_of_a_batch_is_told(tmp_path: Path) -> None:
+    """With its index, where a data set is asked for one item after the other; the batches are what they were."""
+    pytest.importorskip("torch")
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    run = ("run", "--quiet", "--no-torch", "--out", "out", "uneven.py")
+    done = commands.stepscope(*run, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"})
+    assert done.returncode == 0, done.stderr
+    numbers = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [numbers, numbers, numbers[:1]]
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())
+    fetched = [
+        event["args"] for event in sorted(events, key=lambda event: event.get("ts", 0)) if event["name"] == "fetch"
+    ]
+    assert [arguments["items"] for arguments in fetched[:6]] == [4] * 6
+    told = [arguments.get("slowest") for arguments in fetched]
+    assert told[1]["index"] == 6 and told[1]["ms"] >= 50
+    assert all(slowest["index"] in batch for slowest, batch in zip(told[:3], numbers, strict=True))
+    assert told[3:] == [None] * (len(told) - 3)
+
+
 def test_torch_is_as_it_was(tmp_path: Path) -> None:
     """When the last profiler has closed."""
     torch: Any = pytest.importorskip("torch")
