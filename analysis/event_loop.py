@@ -113,7 +113,7 @@ def loops_of(rank: RankSummary) -> list[Loop]:
         row = tracks.get(task.track)
         by_thread[None if row is None else row.parent].append(task)
     callbacks: dict[Any, list[TaskRun]] = defaultdict(list)
-    for each in rank.callbacks:
-        callbacks[None if tracks.get(each.track) is None else each.track].append(each)
+    for callback in rank.callbacks:
+        callbacks[None if tracks.get(callback.track) is None else callback.track].append(callback)
     found = [Loop(by_thread.get(row, []), waits, callbacks.get(row)) for row in {**by_thread, **callbacks}]
     return sorted(found, key=lambda loop: -len(loop.tasks))
