@@ -18,11 +18,15 @@ TURN_NS = 200_000
 
 
 class Loop:
-    """The tasks of one loop, and the stretches in which they ran, between two waits, in order of time."""
+    """The tasks of one loop, and the stretches in which they ran, between two waits, or in which a long callback ran, in order
+    of time."""
 
-    def __init__(self, tasks: list[TaskRun], waits: dict[int, list[tuple[int, int]]]) -> None:
+    def __init__(
+        self, tasks: list[TaskRun], waits: dict[int, list[tuple[int, int]]], callbacks: list[TaskRun] | None = None
+    ) -> None:
         self.tasks = tasks
-        found: list[tuple[int, int, str]] = []
+        self.callbacks = callbacks or []
+        found = [(each.ts, each.ts + each.dur, each.name) for each in self.callbacks]
         self._waits: list[tuple[int, int, str]] = []
         for task in tasks:
             at, end = task.ts, task.ts + task.dur
@@ -47,8 +51,9 @@ class Loop:
 
     @property
     def length(self) -> int:
-        """ns from the first task's begin to the last one's end."""
-        return max(task.ts + task.dur for task in self.tasks) - min(task.ts for task in self.tasks)
+        """ns from the begin of the first task or callback to the end of the last one."""
+        both = self.tasks + self.callbacks
+        return max(each.ts + each.dur for each in both) - min(each.ts for each in both)
 
     def ready(self) -> list[tuple[int, int, str]]:
         """When tasks were ready to run, at most, before they ran again: begin, end, and the name of the task.
@@ -94,4 +99,8 @@ def loops_of(rank: RankSummary) -> list[Loop]:
     for task in rank.tasks:
         row = tracks.get(task.track)
         by_thread[None if row is None else row.parent].append(task)
-    return [Loop(tasks, waits) for tasks in sorted(by_thread.values(), key=lambda tasks: -len(tasks))]
+    callbacks: dict[Any, list[TaskRun]] = defaultdict(list)
+    for callback in rank.callbacks:
+        callbacks[None if tracks.get(callback.track) is None else callback.track].append(callback)
+    found = [Loop(by_thread.get(row, []), waits, callbacks.get(row)) for row in {**by_thread, **callbacks}]
+    return sorted(found, key=lambda loop: -len(loop.tasks))

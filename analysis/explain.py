@@ -57,7 +57,7 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     trust = _trust(recording, summaries)
     unknown = _unknown(summaries)
     steps = max((len(summary.facts) for summary in summaries), default=0)
-    tasks = sum(len(summary.tasks) for summary in summaries)
+    tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
         why = _refusal(steps, summaries)
         return Answer(path=path, verdict=NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, facts_builders, finished
-from stepscope.runtime import _core, processor_demand, queue_lengths, strings
+from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase
@@ -57,7 +57,7 @@ class Collection(msgspec.Struct, frozen=True, gc=False):
 
 
 class TaskRun(msgspec.Struct, frozen=True, gc=False):
-    """A task of asyncio, or a span of one."""
+    """A task of asyncio, or a callback of a loop that is none."""
 
     ts: int
     dur: int
@@ -89,6 +89,8 @@ class RankSummary:
         """What is known of each DataLoader that the program iterated over."""
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
+        self.callbacks: list[TaskRun] = []
+        """Of asyncio's loops, those that are no tasks and took long. Their track is the thread's."""
         self.forced_writes: list[tuple[int, int]] = []
         """Begin and end of each."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
@@ -113,7 +115,8 @@ class RankSummary:
             (Kind.INSTANT, "loader", self._loader),
             (Kind.SPAN, "gc", self._collection),
             (Kind.SPAN, "forced write", self._forced_write),
-            (Kind.SPAN, "task run", self._task),
+            (Kind.SPAN, "task run", _runs(self.tasks)),
+            (Kind.SPAN, loop_callbacks.CATEGORY, _runs(self.callbacks)),
         ]
         self._handlers = [
             (kind, number, handle) for kind, category, handle in handlers if (number := strings.category(category))
@@ -211,12 +214,6 @@ class RankSummary:
         begin = events["ts"][: MOST_SAMPLES - len(self.forced_writes)]
         self.forced_writes += zip(begin.tolist(), (begin + events["dur"][: len(begin)]).tolist(), strict=True)
 
-    def _task(self, batch: EventBatch, events: Block) -> None:
-        events = events[: MOST_TASKS - len(self.tasks)]
-        opened = (events["flags"] & int(Flag.OPEN) != 0).tolist()
-        columns = events["ts"].tolist(), events["dur"].tolist(), Rank.names(events["name"]), events["track"].tolist()
-        self.tasks += map(TaskRun, *columns, opened)
-
 
 def possible(events: Block) -> Block:
     """Leaves out events at times that no clock shows, and those longer than a year, so that sums of the others are right."""
@@ -231,6 +228,16 @@ def possible(events: Block) -> Block:
 
 def _values(to: list[float]) -> _Handler:
     return lambda batch, events: to.extend(events["value"].tolist())
+
+
+def _runs(to: list[TaskRun]) -> _Handler:
+    def handle(batch: EventBatch, events: Block) -> None:
+        events = events[: MOST_TASKS - len(to)]
+        opened = (events["flags"] & int(Flag.OPEN) != 0).tolist()
+        columns = events["ts"].tolist(), events["dur"].tolist(), Rank.names(events["name"]), events["track"].tolist()
+        to.extend(map(TaskRun, *columns, opened))
+
+    return handle
 
 
 def _by_name(to: dict[str, list[tuple[int, float]]]) -> _Handler:

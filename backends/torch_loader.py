@@ -19,6 +19,9 @@ from stepscope.runtime.places import place_of, qualified_name
 MOST_WRAPPERS = 8
 """Data sets around data sets, such as `Subset`, that are looked through."""
 
+_MOST_OF_INDEX = 64
+"""Characters of the index of an item, where it is no number."""
+
 
 class _OfTorch(SignalSource):
     """Replaces functions of torch as soon as it is there, and puts them back."""
@@ -128,10 +131,43 @@ class Loader(_OfTorch):
             if self.workers_join and self._asked != os.getpid():
                 self._asked = os.getpid()
                 join.join_unless_own()
-            with _core.span("fetch", category="loader", items=len(index) if hasattr(index, "__len__") else 1):
-                return original(fetcher, index)
+            items = len(index) if hasattr(index, "__len__") else 1
+            if items < 2 or not _asks_for_items(fetcher):
+                with _core.span("fetch", category="loader", items=items):
+                    return original(fetcher, index)
+            slowest: dict[str, Any] = {}  # the span writes down what is in it at its end
+            given, fetcher.dataset = fetcher.dataset, _Timed(fetcher.dataset, slowest)
+            try:
+                with _core.span("fetch", category="loader", items=items, slowest=slowest):
+                    return original(fetcher, index)
+            finally:
+                fetcher.dataset = given
 
         return fetch
+
+
+class _Timed:
+    """Takes the place of a data set while a batch is made: notes its slowest item, by its index, and how long that took."""
+
+    def __init__(self, dataset: Any, slowest: dict[str, Any]) -> None:
+        self._dataset = dataset
+        self._slowest = slowest
+
+    def __getitem__(self, index: Any) -> Any:
+        begin = _core.now()
+        item = self._dataset[index]
+        took = (_core.now() - begin) / 1e6
+        if took > self._slowest.get("ms", -1.0):
+            self._slowest.update(ms=took, index=index if isinstance(index, int) else str(index)[:_MOST_OF_INDEX])
+        return item
+
+
+def _asks_for_items(fetcher: Any) -> bool:
+    """Whether it makes batches of a data set's items, one after the other, as `_MapDatasetFetcher` does where there is no
+    `__getitems__`."""
+    dataset = getattr(fetcher, "dataset", None)
+    asks = hasattr(dataset, "__getitem__") and not hasattr(fetcher, "dataset_iter")
+    return asks and bool(getattr(fetcher, "auto_collation", False)) and not getattr(dataset, "__getitems__", None)
 
 
 class JoinFirst:

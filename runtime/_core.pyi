@@ -210,6 +210,9 @@ def collection(phase: str, info: dict[str, int], /) -> None:
 def put(counter: bool, name: int, category: int, track: int, at: int, value: float, arguments: bytes, /) -> None:
     """Records a counter, or else an instant, on any track, at a time in ns. The arguments are encoded."""
 
+def past_span(name: int, category: int, begin: int, /) -> None:
+    """Records a span that began at a time in ns and ends now, on the row of the calling thread."""
+
 def sample(
     fd: int,
     seconds: float,

@@ -80,5 +80,5 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     second. `loader`: facts of torch's DataLoaders, and their workers' batches. `checkpoints`: `torch.save`. `writes`:
     `os.fsync` and `os.fdatasync`. `threads`: processor
     time of each thread, and how many processors the process and its
-    children would use, once a second. `tasks`: each task of asyncio, also without annotations; `stepscope run` adds it. The
-    environment variable STEPSCOPE_SIGNALS goes before: `none`, `all`, or names with commas."""
+    children would use, once a second. `tasks`: each task of asyncio, also without annotations, and callbacks of its loops
+    that take 50 ms or more; `stepscope run` adds it. The environment variable STEPSCOPE_SIGNALS goes before: `none`, `all`, or names with commas."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepscope.runtime import _core, asyncio_tasks, observing
 from stepscope.runtime.lasting_loop import is_lasting
+from stepscope.runtime.loop_callbacks import LoopCallbacks
 from stepscope.runtime.observing import SignalSource
 from stepscope.runtime.queue_lengths import QueueLengths
 
@@ -17,7 +18,8 @@ _OWNERS = ((asyncio.Runner, "run"), (asyncio.BaseEventLoop, "run_forever"))
 
 
 class TaskRuns(SignalSource):
-    """Each task as a span, with the time in which it waits inside of that; and how long the loop's queues are."""
+    """Each task as a span, with the time in which it waits inside of that; callbacks that are no tasks and take long; and how
+    long the loop's queues are."""
 
     signal = "tasks"
 
@@ -25,6 +27,7 @@ class TaskRuns(SignalSource):
         super().__init__()
         self._undo: list[Callable[[], None]] = []
         self.queues = QueueLengths()
+        self.callbacks = LoopCallbacks(self._say)
 
     def begin(self) -> None:
         """Wraps what runs loops."""
@@ -32,13 +35,18 @@ class TaskRuns(SignalSource):
         for owner, name in _OWNERS:
             self._replace(owner, name)
         self.queues.begin()
+        self.callbacks.begin()
 
     def end(self) -> None:
         """Puts it back, where nobody else has replaced it since."""
         _core.record_tasks(False)
         self.queues.end()
+        self.callbacks.end()
         while self._undo:
             self._undo.pop()()
+
+    def _say(self, note: str) -> None:
+        self.note = note
 
     def _replace(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)

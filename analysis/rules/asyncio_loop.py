@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.event_loop import Loop, loops_of
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
+from stepscope.analysis.rank_summary import RankSummary, hottest, in_library, parse_frame, samples_in
 from stepscope.analysis.thresholds import (
     AT_THE_END,
     BLOCKED_NS,
@@ -18,12 +18,13 @@ from stepscope.analysis.thresholds import (
     NEVER_ENDING,
     QUEUE_GROWTH,
 )
+from stepscope.runtime.step_facts import union
 from stepscope.runtime.table import human_time
 
 
 def check_blocked_loops(job: Job) -> list[Finding]:
-    """Finds a loop that tasks block: they run for longer than `BLOCKED_NS` at a stretch."""
-    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    """Finds a loop that tasks or callbacks block: they run for longer than `BLOCKED_NS` at a stretch."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks) + len(each.callbacks))
     found = [blocked(rank, loop) for loop in loops_of(rank)]
     return [finding for finding in found if finding is not None][:1]
 
@@ -35,32 +36,46 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     long = np.flatnonzero(took >= BLOCKED_NS)
     if not len(long):
         return None
-    cost = float(took[long].sum()) / max(loop.length, 1)
+    first_of, last_of = union(begin[long], end[long])  # a callback may begin a task that runs at once
+    blocked_ns = float((last_of - first_of).sum())
+    cost = blocked_ns / max(loop.length, 1)
     if cost < LOOP_BLOCKED:
         return None
     who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
     place = hottest(samples_in(rank.samples, list(zip(begin[long].tolist(), end[long].tolist(), strict=True))))
+    by_callback = who in {each.name for each in loop.callbacks}
+    if place is None and by_callback:
+        place = parse_frame(who)
+        place = None if place is None or in_library(place.file) else place
     longest = int(took[long].max())
     waited: Counter[str] = Counter()
-    for first, last, name in loop.ready():
+    ready = loop.ready()
+    for first, last, name in ready:
         inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
         waited[name] += int(np.maximum(inside, 0).sum())
     evidence = [
-        f"{len(long)} times a task ran for {human_time(BLOCKED_NS)} or longer without an await that waits: "
+        f"{len(long)} times a task or callback ran for {human_time(BLOCKED_NS)} or longer without an await that waits: "
         f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
     ]
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
     if names:
+        delays = [last - first for first, last, _ in ready]
         evidence.append(f"other tasks were ready meanwhile and had to wait, in sum and at most: {', '.join(names)}")
-    if place is not None:
+        evidence.append(
+            f"a task that was ready waited for its turn for {human_time(max(delays))} at most, and for "
+            f"{human_time(float(np.quantile(delays, 0.95)))} or less in 95 of 100 times"
+        )
+    if place is not None and place.share:
         evidence.append(f"{place.share:.0%} of the stack samples taken then are in {place}")
+    function = place.function if place else "..."
+    thread = f"loop.run_in_executor(None, {function})" if by_callback else f"await asyncio.to_thread({function})"
     return Finding(
         id="loop-blocked",
-        title=f"Tasks block the event loop {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
+        title=f"The event loop is blocked {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
         cost=cost,
-        cost_ns=float(took[long].sum()),
+        cost_ns=blocked_ns,
         evidence=tuple(evidence),
-        action=f"await asyncio.to_thread({place.function if place else '...'}), or a process pool if it computes in Python",
+        action=f"{thread}, or a process pool if it computes in Python",
         gain="other tasks no longer wait for it",
         certainty="certain" if place is not None else "likely",
         places=() if place is None else (place,),
@@ -145,7 +160,7 @@ def _length(rank: RankSummary) -> int:
 RULES = (
     Rule(
         id="loop-blocked",
-        needs="tasks of asyncio (`stepscope run`); stack samples say where",
+        needs="tasks and long callbacks of asyncio (`stepscope run`); stack samples say where",
         finds="a function that runs on the event loop for long",
         wrong_if="others are answered as late with that function on a thread",
         check=check_blocked_loops,

@@ -58,6 +58,7 @@ static PyMethodDef methods[] = {
     {"now", py_now, METH_NOARGS, NULL},
     {"open", ring_py_open, METH_VARARGS, NULL},
     {"open_spans", stack_py_open_spans, METH_NOARGS, NULL},
+    {"past_span", readings_py_past_span, METH_VARARGS, NULL},
     {"process_track", py_process_track, METH_NOARGS, NULL},
     {"put", readings_py_put, METH_VARARGS, NULL},
     {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},

@@ -155,6 +155,21 @@ PyObject *readings_py_put(PyObject *self, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* A span from a time in the past until now, where the calling thread is. */
+PyObject *readings_py_past_span(PyObject *self, PyObject *args) {
+    unsigned int name, category;
+    long long begin;
+    if (!PyArg_ParseTuple(args, "IIL", &name, &category, &begin)) return NULL;
+    int64_t end = clock_now();
+    Thread *thread = recording(RECORD_EVENTS) ? thread_current_object() : NULL;
+    if (!thread) Py_RETURN_NONE;
+    Open open;
+    span_open(thread, thread->stack, &open, name, (uint16_t)category, 0);
+    open.ts = begin;
+    span_close(thread, &open, end, 0, 0, 0, NULL, 0);
+    Py_RETURN_NONE;
+}
+
 /* The row of the calling thread, 0 without a session. */
 PyObject *readings_py_thread_track(PyObject *self, PyObject *unused) {
     Thread *thread = thread_current_object();

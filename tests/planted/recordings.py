@@ -36,6 +36,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     loaders: list[dict[str, Any]]
     collections: list[Collection]
     tasks: list[TaskRun]
+    callbacks: list[TaskRun] = []
     suspended: list[tuple[list[int], list[int], list[int]]]
     forced_writes: list[tuple[int, int]]
     not_finite: dict[str, int]

@@ -202,7 +202,7 @@ NAMES = (
     "child processes", "stack sample", "nccl",
 )  # fmt: skip
 CATEGORIES = (
-    "", "cpu_op", "step", "gc", "task run", "task", "forced write", "loader", "thread cpu", "processor demand",
+    "", "cpu_op", "step", "gc", "task run", "loop callback", "task", "forced write", "loader", "thread cpu", "processor demand",
     queue_lengths.CATEGORY, "step signal", "stack sample", "kernel", "cuda_runtime", "gpu_memcpy", "python_function",
     "checkpoint", "user_annotation", "data",
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import NOTHING, explain
 from stepscope.analysis.findings import Answer
+from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.step_facts import Phase
 from tests.support.commands import stepscope
@@ -156,6 +158,33 @@ def test_what_was_recorded_as_arrays(tmp_path: Path) -> None:
     events = rank.events()
     assert rank.names(events["name"]).count("aten::mm") == 30
     assert np.diff(rank.steps["step"]).tolist() == [1] * 29
+
+
+def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task does: it is a function that `call_later` was given."""
+    monkeypatch.delenv(SIGNALS_VARIABLE)
+
+    def refresh(loop: asyncio.AbstractEventLoop) -> None:
+        end = time.thread_time() + 0.1
+        while time.thread_time() < end:
+            pass
+        loop.call_later(0.1, refresh, loop)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(refresh, loop)
+        for _ in range(100):
+            await asyncio.sleep(0.01)
+
+    with (
+        sc.trace(output_dir=tmp_path, options=sc.Options(signals=("tasks", "stacks"))),
+        asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner,
+    ):
+        runner.run(serve())
+    first = explain(tmp_path).findings[0]
+    assert first.id == "loop-blocked" and first.places[0].function.endswith("refresh")
+    assert first.places[0].file == __file__ and "run_in_executor" in first.action
+    assert "refresh (" in first.evidence[0] and "serve" in first.evidence[1]
 
 
 def test_nothing_stands_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib
 import json
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import _core, processor_demand, queue_lengths, strings
+from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.events import Flag, Kind, empty_block, join_blocks
@@ -515,6 +516,71 @@ def test_tasks_are_recorded_by_name(tmp_path: Path) -> None:
     assert not hasattr(asyncio.BaseEventLoop.run_forever, "__wrapped__")
 
 
+def test_long_callbacks_of_a_loop_are_spans_on_its_thread(tmp_path: Path) -> None:
+    """With their names and places, also where they raise; short ones and steps of tasks are none."""
+    handles: Any = asyncio.Handle
+    before = handles._run
+    said: list[BaseException | None] = []
+
+    class Device(asyncio.Protocol):
+        def data_received(self, data: bytes) -> None:
+            work(0.06)
+
+    def tick(seconds: float) -> None:
+        work(seconds)
+
+    def fail() -> None:
+        work(0.06)
+        raise LookupError
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: said.append(context.get("exception")))
+        server = await loop.create_server(Device, "127.0.0.1", 0)
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"reading")
+        loop.call_later(0.01, functools.partial(tick, 0.06))
+        loop.call_soon(tick, 0.001)
+        loop.call_soon(fail)
+        await asyncio.sleep(0.2)
+        work(0.06)
+        await asyncio.sleep(0)
+        writer.close()
+        server.close()
+
+    with traced(tmp_path, "tasks") as found:
+        assert handles._run is not before and handles._run.__wrapped__ is before
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(main())
+        track = _core.thread_track()
+    assert handles._run is before
+    rows = found.of(loop_callbacks.CATEGORY)
+    assert sorted(row.name.rpartition("<locals>.")[2].partition(" (")[0] for row in rows) == [
+        "Device.data_received",
+        "fail",
+        "tick",
+    ]
+    for row in rows:
+        assert row.track == track and row.dur >= loop_callbacks.LONG_NS
+        assert f" ({__file__}:" in row.name
+    assert [type(error) for error in said] == [LookupError]
+
+
+def test_what_was_put_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a debugger may do it."""
+    handles: Any = asyncio.Handle
+    monkeypatch.setattr(handles, "_run", handles._run)  # is put back at the end
+    with traced(tmp_path, "tasks"):
+        ours = handles._run
+
+        def theirs(handle: Any) -> Any:
+            return ours(handle)
+
+        handles._run = theirs
+    assert handles._run is theirs
+    asyncio.run(asyncio.sleep(0))
+
+
 TRAINING = """
 import functools, sys, time
 import torch
@@ -601,6 +667,52 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
         )
     else:
         assert not named["fetch"] and not named["loader queue"]
+
+
+UNEVEN = """
+import time
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Clips:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        time.sleep(0.05 if index == 6 else 0.001)
+        return index
+
+class Together(Clips):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+if __name__ == "__main__":
+    for data in (Clips(), Together(), Stream()):
+        print([batch.tolist() for batch in DataLoader(data, batch_size=4, num_workers=1)])
+"""
+
+
+def test_the_slowest_item_of_a_batch_is_told(tmp_path: Path) -> None:
+    """With its index, where a data set is asked for one item after the other; the batches are what they were."""
+    pytest.importorskip("torch")
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    run = ("run", "--quiet", "--no-torch", "--out", "out", "uneven.py")
+    done = commands.stepscope(*run, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"})
+    assert done.returncode == 0, done.stderr
+    numbers = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [numbers, numbers, numbers[:1]]
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())
+    fetched = [
+        event["args"] for event in sorted(events, key=lambda event: event.get("ts", 0)) if event["name"] == "fetch"
+    ]
+    assert [arguments["items"] for arguments in fetched[:6]] == [4] * 6
+    told = [arguments.get("slowest") for arguments in fetched]
+    assert told[1]["index"] == 6 and told[1]["ms"] >= 50
+    assert all(slowest["index"] in batch for slowest, batch in zip(told[:3], numbers, strict=True))
+    assert told[3:] == [None] * (len(told) - 3)
 
 
 def test_torch_is_as_it_was(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analysis.event_loop import TURN_NS, loops_of
-from stepscope.analysis.rank_summary import RankSummary, TaskRun
+from stepscope.analysis.rank_summary import RankSummary, Sample, TaskRun
+from stepscope.analysis.rules.asyncio_loop import blocked
 
 MS = 1_000_000
 
@@ -17,8 +18,16 @@ MS = 1_000_000
 class Recorded:
     """A process with tasks, as far as loops are made of it."""
 
-    def __init__(self, tasks: dict[str, tuple[int, int, list[tuple[int, int]]]]) -> None:
-        """Each task: begin, end, and its waits."""
+    def __init__(
+        self,
+        tasks: dict[str, tuple[int, int, list[tuple[int, int]]]],
+        callbacks: dict[str, tuple[int, int]] | None = None,
+    ) -> None:
+        """Each task: begin, end, and its waits. Each callback: begin and end."""
+        self.samples: list[Sample] = []
+        self.callbacks = [
+            TaskRun(begin, end - begin, name, 2_000_000, open=False) for name, (begin, end) in (callbacks or {}).items()
+        ]
         self.tasks = [
             TaskRun(begin, end - begin, name, 1_000_000 + number, open=False)
             for number, (name, (begin, end, _)) in enumerate(tasks.items())
@@ -54,6 +63,38 @@ def test_who_runs_after_a_pause_of_the_loop_was_not_ready() -> None:
         waiter=(0, 60 * MS, [(0, 50 * MS + pause)]),
     )
     assert found["waiter"] == (10 * MS - pause, 0, 50 * MS + pause)
+
+
+def test_a_long_callback_blocks_the_loop_as_a_task_does() -> None:
+    """It is named, with its place, and a task that is to go on meanwhile is ready since it began, and waits so long."""
+    recorded = cast(
+        RankSummary,
+        Recorded(
+            {"waiter": (0, 200 * MS, [(0, 100 * MS), (101 * MS, 199 * MS)])},
+            {"Feed.tick (/p/feed.py:7)": (20 * MS, 100 * MS)},
+        ),
+    )
+    (loop,) = loops_of(recorded)
+    assert [(each.name, each.ready, each.count) for each in loop.times()] == [("waiter", 80 * MS, 1)]
+    found = blocked(recorded, loop)
+    assert found is not None and found.cost_ns == 80 * MS and found.cost == 0.4
+    assert str(found.places[0]) == "Feed.tick (/p/feed.py:7)" and "run_in_executor(None, Feed.tick)" in found.action
+    assert (
+        "Feed.tick" in found.evidence[0]
+        and "waiter 80.0ms" in found.evidence[1]
+        and "80.0ms at most" in found.evidence[2]
+    )
+
+
+def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
+    """As an eager one, which runs where it is made."""
+    recorded = cast(
+        RankSummary,
+        Recorded({"eager": (10 * MS, 100 * MS, []), "other": (0, 200 * MS, [(0, 199 * MS)])}, {"made": (0, 100 * MS)}),
+    )
+    (loop,) = loops_of(recorded)
+    found = blocked(recorded, loop)
+    assert found is not None and found.cost_ns == 100 * MS
 
 
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=4))

@@ -1,0 +1,90 @@
+"""Callbacks of asyncio's loops that are no tasks and hold the loop up, as spans."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.runtime import _core, strings
+from stepscope.runtime.error_text import error_text
+from stepscope.runtime.lasting_loop import is_lasting
+from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.places import place_of
+
+CATEGORY = "loop callback"
+LONG_NS = 50_000_000
+"""Shorter ones are not recorded."""
+
+
+class LoopCallbacks:
+    """Measures what loops of asyncio call between `begin` and `end`. Loops such as uvloop's have handles of their own."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """`note` is told what could not be recorded, and why."""
+        self._note = note
+        self._original: Any = None
+        self._wrapper: Any = None
+
+    def begin(self) -> None:
+        """Wraps `asyncio.Handle._run`, through which a loop calls everything, also steps of tasks."""
+        handles: Any = asyncio.events.Handle
+        original: Any = getattr(handles, "_run", None)
+        if original is None or not hasattr(handles, "_callback"):
+            self._note("callbacks of loops are not recorded: asyncio.Handle has no _run and _callback in this Python")
+            return
+        now, record = _core.now, self._record
+
+        @functools.wraps(original)
+        def run(handle: Any) -> Any:
+            callback = handle._callback  # a callback that cancels its handle takes it away
+            begin = now()
+            try:
+                return original(handle)
+            finally:
+                if now() - begin >= LONG_NS:
+                    record(callback, begin)
+
+        self._original, self._wrapper = original, run
+        handles._run = run
+
+    def end(self) -> None:
+        """Puts the original back, unless somebody else has replaced ours since."""
+        handles: Any = asyncio.events.Handle
+        if self._wrapper is not None and handles._run is self._wrapper:
+            handles._run = self._original
+        self._wrapper = self._original = None
+
+    def _record(self, callback: Any, begin: int) -> None:
+        if self._wrapper is None:
+            return  # ended meanwhile
+        try:
+            # What a task's step or wake-up is bound to is that task, which is recorded as such.
+            if asyncio.isfuture(getattr(callback, "__self__", None)) or is_lasting(asyncio.get_running_loop()):
+                return
+            _core.past_span(strings.intern(_name(callback)), strings.category(CATEGORY), begin)
+        except Exception as error:
+            if from_signal_handler(error):
+                raise
+            self._note(f"a callback of a loop is not recorded: {error_text(error)}")
+
+
+def _name(callback: Any) -> str:
+    """Its qualified name with its file and line; of what a socket's transport does for a protocol, that of the protocol's method."""
+    callback = _of_protocol(callback)
+    called = callback
+    for _ in range(8):
+        called = getattr(called, "func", called)
+    name = getattr(called, "__qualname__", None) or f"{type(called).__qualname__}.__call__"
+    place = place_of(called)
+    return f"{name} ({place})" if place else str(name)
+
+
+def _of_protocol(callback: Any) -> Any:
+    owner: Any = getattr(callback, "__self__", None)
+    if not isinstance(owner, asyncio.BaseTransport) or "read" not in getattr(callback, "__name__", ""):
+        return callback
+    protocol: Any = getattr(owner, "get_protocol", lambda: None)()
+    names = ("data_received", "buffer_updated", "datagram_received")
+    return next((method for name in names if (method := getattr(protocol, name, None)) is not None), callback)
