@@ -24,7 +24,9 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session_note import JOURNAL, RECOVERED
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.step_parts import columns_of
 from stepscope.runtime.step_statistics import startup_step
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
 
@@ -68,6 +70,10 @@ class Rank:
         self.ended = all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
 
+    def __repr__(self) -> str:
+        which = "" if self.rank is None else f" {self.rank}"
+        return f"<Rank{which} {self.name!r} on {self.host}, pid {self.pid}: {human_count(len(self.windows), 'window')}>"
+
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events in the order in which they were written.
 
@@ -95,7 +101,7 @@ class Rank:
 
     @property
     def steps(self) -> Facts:
-        """Facts of the steps (`FACTS_DTYPE`)."""
+        """Facts of the steps (`FACTS_DTYPE`); `phases` has a column for each `stepscope.results.Phase`."""
         if self._facts is None:
             builders = facts_builders()
             for batch in self.batches():
@@ -133,6 +139,23 @@ class Rank:
             ImportError: if pyarrow or pandas is not installed.
         """
         return self.arrow(window).to_pandas()
+
+    def steps_arrow(self) -> Any:
+        """The steps as a pyarrow table: window, step, begin_ns, end_ns, duration_ns, ns in each part of a step, as `explain`
+        names it, and signals.
+
+        Raises:
+            ImportError: if pyarrow is not installed.
+        """
+        return import_module("pyarrow").table(columns_of(self.steps))
+
+    def steps_pandas(self) -> Any:
+        """The same as a pandas frame.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        return import_module("pandas").DataFrame(columns_of(self.steps))
 
 
 _COLUMNS = ("step", "ts", "dur", "kind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from stepscope.analysis.explain import NOTHING, explain
 from stepscope.analysis.findings import Answer
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.step_parts import columns_of
 from tests.support.commands import stepscope
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -161,3 +163,23 @@ def test_what_was_recorded_as_arrays(tmp_path: Path) -> None:
 def test_nothing_stands_out() -> None:
     """The sentence, which other tests and programs look for."""
     assert "Nothing stands out" in NOTHING and Answer(path="", verdict=NOTHING).findings == ()
+
+
+def test_steps_as_a_table(tmp_path: Path) -> None:
+    """Parts have the names that the answer shows, and add up to the step."""
+
+    def step(_: int) -> None:
+        span(LOADER, 0.001)
+
+    (rank,) = sc.load(record(tmp_path / "run", step, steps=5)).ranks
+    assert repr(rank) == f"<Rank {rank.name!r} on {rank.host}, pid {rank.pid}: 1 window>"
+    columns = columns_of(rank.steps)
+    assert list(columns)[:5] == ["window", "step", "begin_ns", "end_ns", "duration_ns"] and "cpu_ns" in columns
+    parts = [columns[name] for name in columns if name == "data" or name.startswith("not covered")]
+    assert columns["data"].all() and (sum(parts) == columns["duration_ns"]).all()
+    assert {column.ndim for column in columns.values()} == {1}
+    assert rank.steps["phases"][:, Phase.DATA].tolist() == columns["data"].tolist()
+    if importlib.util.find_spec("pandas"):
+        assert list(rank.steps_pandas().columns) == list(columns)
+    if importlib.util.find_spec("pyarrow"):
+        assert rank.steps_arrow().num_rows == len(rank.steps)
