@@ -107,6 +107,7 @@ MOST_ELSEWHERE = 5
 _COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
 _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
+    "open": "windows that are still open, with what has come of them so far: {}",
     "cut": "spans cut at a border of what was recorded, or not ended: {}",
     "negative": "spans with a negative time, taken as 0: {}",
     "not_finite": "counter values left out because they are no finite numbers: {}",
@@ -125,7 +126,7 @@ class Summary(Documented, frozen=True):
     instants: tuple[InstantRow, ...] = ()
     """Instant events, by name."""
     counts: dict[str, int] = {}
-    """What is not as exact as it looks, see `Aggregates.counts()`."""
+    """What is not as exact as it looks, see `Aggregates.counts()`; `open`: windows that were not closed yet."""
     steps: StepStatistics | None = None
     """Statistics of the steps; `None` if there are none."""
     parts: tuple[Part, ...] = ()
@@ -152,7 +153,8 @@ class Summary(Documented, frozen=True):
             own,
             counters=_by_name((*own.counters, *others.counters)),
             instants=_by_name((*own.instants, *others.instants)),
-            counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts},
+            counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts}
+            | ({"open": table.open} if table.open else {}),
             steps=statistics,
             parts=parts,
             elsewhere=others.rows,
