@@ -12,7 +12,7 @@ from stepscope.runtime.analysed import as_html
 from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.events import QUIET
+from stepscope.runtime.events import OF_SIGNALS
 from stepscope.runtime.step_parts import UNCOVERED
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, Part, StepStatistics
 from stepscope.runtime.table import (
@@ -306,8 +306,8 @@ class Summary(Documented, frozen=True):
             if len(self.elsewhere) > len(others):
                 left = f"{len(self.elsewhere) - len(others):,} of {len(self.elsewhere):,} rows are not shown"
                 parts.append(remark.format(left))
-        counters = [row for row in self.counters if row.category not in QUIET]
-        instants = [row for row in self.instants if row.category not in QUIET]
+        counters = [row for row in self.counters if row.category not in OF_SIGNALS]
+        instants = [row for row in self.instants if row.category not in OF_SIGNALS]
         if counters:
             values = ((row, (row.last, row.mean, row.min, row.max, row.sum)) for row in counters)
             parts.append(table(_COUNTER_HEAD, [(*label(row), *map(human_number, v)) for row, v in values]))
