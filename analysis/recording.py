@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.collector.merge.sources import gather
+from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
 from stepscope.runtime import strings, tracks
@@ -21,8 +22,8 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.session_note import JOURNAL, RECOVERED
+from stepscope.runtime.recovery.journals import by_age
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, can_recover
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.step_parts import columns_of
 from stepscope.runtime.step_statistics import startup_step
@@ -43,6 +44,7 @@ class Rank:
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
+        recovered: whether this is what `stepscope recover` made of it.
         notes: what could not be read of it, and why; all of it once its events were read.
     """
 
@@ -67,12 +69,20 @@ class Rank:
             for source in each.ledger.sources.values():
                 for reason, count in source.dropped.items():
                     self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.ended = all(each.ended for each in (found, *others))
+        self.recovered = found.path.name.endswith(RECOVERED)
+        self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
 
     def __repr__(self) -> str:
         which = "" if self.rank is None else f" {self.rank}"
         return f"<Rank{which} {self.name!r} on {self.host}, pid {self.pid}: {human_count(len(self.windows), 'window')}>"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.ended:
+            return "ended in order"
+        return f"did not end in order, {'and was recovered' if self.recovered else 'or still runs'}"
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events in the order in which they were written.
@@ -183,14 +193,12 @@ class Recording:
         from stepscope.analysis.page.render import tables_html
         from stepscope.runtime.table import Column
 
-        head = [Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")]
+        head = [Column(name, right=False) for name in ("Process", "Name", "Host", "End")]
         head += [Column("Windows"), Column("Dropped")]
         rows: list[tuple[str, ...]] = []
         for at, rank in enumerate(self.ranks):
             process = f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}")
-            ended = "in order" if rank.ended else "not in order, or still runs"
-            if rank.foreign:
-                ended = "a trace of torch.profiler"
+            ended = "a trace of torch.profiler" if rank.foreign else rank.ending
             counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
             rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
@@ -216,11 +224,21 @@ def load(path: str | os.PathLike[str]) -> Recording:
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     if is_trace(place):
         return Recording(place, [trace_of(place)], [])
-    newest, older = _newest(place) if place.is_dir() else ([], [])
+    newest: list[Path] = []
+    older: list[Path] = []
+    recovered: dict[Path, Path] = {}
+    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
+        ours, others = by_age(directory)
+        newest += ours[:1] if len(ours) > 1 or others else []
+        older += others
+        recovered |= dict(zip(ours[:1], ours[1:], strict=False))
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         found, said = gather([place, *newest], lambda: Path(room))
-    found = [one for one in found if one.path not in older]
-    said += [f"{path} is of an earlier run: name it to read it" for path in older]
+    replaced = {recovered.get(one.path) for one in found}
+    found = [one for one in found if one.path not in {*older, *replaced}]
+    said = [text.removeprefix(NOT_MERGED) for text in said] + [
+        f"{path} is of an earlier run: name it to read it" for path in older
+    ]
     if not found and place.is_dir():
         traces, notes = traces_below(place)
         if traces:
@@ -233,22 +251,19 @@ def load(path: str | os.PathLike[str]) -> Recording:
     processes: dict[str, list[runs.Recording]] = {}
     for one in found:
         processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
-    return Recording(place, [Rank(*one) for one in processes.values()], said)
+    return Recording(place, [Rank(*one) for one in processes.values()], [*_recoverable(found), *said])
 
 
-def _newest(place: Path) -> tuple[list[Path], list[Path]]:
-    """Of directories in which several runs have written: the journal of the newest, or what was recovered of it; and the others."""
-    newest: list[Path] = []
-    older: list[Path] = []
-    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL}:
-        paths = [path for path, _ in Journals.of(directory).found]
-        recovered = directory / f"{paths[0].name}{RECOVERED}" if paths else None
-        if recovered is not None and recovered.is_file():
-            paths.insert(0, recovered)
-        if len(paths) > 1:
-            newest.append(paths[0])
-            older += paths[1:]
-    return newest, older
+def _recoverable(found: list[runs.Recording]) -> list[str]:
+    """How more may be had of runs that were killed."""
+    places = {
+        one.path.parent.parent if one.path.parent.name == WINDOWS else one.path.parent: one.run.id for one in found
+    }
+    return [
+        f"killed: `stepscope recover {shlex.quote(str(place))}` may bring back more"
+        for place, run in places.items()
+        if run and can_recover(place, run)
+    ]
 
 
 def facts_builders() -> defaultdict[int, StepFactsBuilder]:

@@ -423,10 +423,9 @@ def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
     for rank in recording.ranks[:MOST_PROCESSES]:
         windows = rank.windows.values()
         spent = sum(window.end_ns - window.start_ns for window in windows)
-        state = "ended in order" if rank.ended else "did not end in order, or still runs"
         name = label_of(rank) if several else "process"
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
-        source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {state}"
+        source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {rank.ending}"
         yield name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}"
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
