@@ -17,7 +17,9 @@ from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
+from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
+from stepscope.runtime.open_window import RECORDER, STEPS
 from stepscope.runtime.step_facts import Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
@@ -37,6 +39,8 @@ MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
 MOST_METADATA = 100
 MOST_NOTES = 50
+MOST_WINDOWS = 8
+"""Windows whose steps are named."""
 
 COLOURS = {
     "garbage collection": "collection",
@@ -165,11 +169,12 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     several = len(summaries) > 1
     named = {number for finding in answer.findings for number in finding.ranks}
     pairs = list(zip(summaries, answer.ranks, strict=True))
-    # The one that stands for all, then those that findings name, then the others.
-    order = sorted(
-        range(len(pairs)), key=lambda at: (not len(pairs[at][0].judged_steps), pairs[at][0].rank not in named, at)
-    )
-    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].judged_steps), at))
+    stepping = [len(summary.judged_steps) > 0 for summary in summaries]
+    first = shown_rank(answer)
+    # The one that the verdict names, then those that other findings name, then the others.
+    order = sorted(range(len(pairs)), key=lambda at: (not stepping[at], summaries[at].rank not in named, at))
+    order.sort(key=lambda at: answer.ranks[at] is not first)
+    chosen = order[:1] + sorted(order[1:MOST_PROCESSES], key=lambda at: (not stepping[at], at))
     room = max(len(chosen), 1)
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
     columns, rank_rows = _ranks(pairs if several else [], named)
@@ -188,7 +193,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
             if count
         ),
         notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
-        facts=tuple(_facts(recording)),
+        facts=tuple(_facts(recording, summaries)),
     )
 
 
@@ -417,7 +422,7 @@ def _notes(recording: Recording) -> Iterable[str]:
             yield shortened(f"{label_of(rank)}, window {window}: {text}", MOST_TEXT)
 
 
-def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
+def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[tuple[str, str]]:
     yield "path", str(recording.path)
     several = len(recording.ranks) > 1
     for rank in recording.ranks[:MOST_PROCESSES]:
@@ -427,6 +432,7 @@ def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
         source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {rank.ending}"
         yield name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}"
+    yield from ((name, ", ".join(texts)) for name, texts in _settings(recording, summaries).items() if texts)
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
         for key, value in rank.metadata.items():
@@ -435,7 +441,29 @@ def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
         yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 
 
+def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[str, Sequence[str]]:
+    """What was recorded and where it went, as the windows say it."""
+    windows = [window for rank in recording.ranks for window in rank.windows.values()]
+    of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
+    steps = [f"{each[0].number:,} to {each[-1].number:,}" for each in of_one[:MOST_WINDOWS]]
+    signals = {
+        "steps": any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries),
+        "collections": any(each.collections for each in summaries),
+        "stacks": any(each.samples for each in summaries),
+        "loader": any(each.loaders for each in summaries),
+        "writes": any(each.forced_writes for each in summaries),
+        "threads": any(each.thread_cpu for each in summaries),
+        "tasks": any(each.tasks for each in summaries),
+    }
+    return {
+        "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),
+        "backends": sorted({name for window in windows for name in window.ledger.sources} - {RECORDER, STEPS}),
+        "exporters": sorted({name for window in windows for name in window.ledger.outputs}),
+        "signals with readings": [name for name, any_ in signals.items() if any_],
+    }
+
+
 def _value(key: str, value: Any) -> str:
-    if key == "command" and isinstance(value, list):
+    if key in ("command", "options") and isinstance(value, list):
         return shlex.join(map(str, cast(Iterable[object], value)))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
