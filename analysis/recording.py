@@ -16,9 +16,10 @@ import numpy as np
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
-from stepscope.runtime import strings, tracks
+from stepscope.runtime import strings
 from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.event_columns import columns_of_events
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
@@ -102,12 +103,7 @@ class Rank:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
         return join_blocks(batch.events for batch in self.batches(window))
 
-    @staticmethod
-    def names(ids: Any) -> list[str]:
-        """The texts of an array of ids, as `events()["name"]` and `["category"]` hold them."""
-        unique, inverse = np.unique(np.asarray(ids), return_inverse=True)
-        texts = [strings.text(int(each)) for each in unique]
-        return [texts[each] for each in inverse]
+    names = staticmethod(strings.texts)
 
     @property
     def steps(self) -> Facts:
@@ -125,22 +121,7 @@ class Rank:
         Raises:
             ImportError: if pyarrow is not installed.
         """
-        pyarrow: Any = import_module("pyarrow")
-
-        columns: dict[str, list[Any]] = {
-            name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")
-        }
-        for batch in self.batches(window):
-            events = batch.events
-            columns["window"].append(np.full(len(events), batch.window, np.int64))
-            columns["source"].append(np.full(len(events), batch.source, object))
-            for name in _COLUMNS:
-                columns[name].append(events[name])
-            columns["category"].append(np.asarray(self.names(events["category"]), object))
-            columns["name"].append(np.asarray(self.names(events["name"]), object))
-            rows = [tracks.get(int(each)) for each in events["track"]]
-            columns["track"].append(np.asarray(["" if row is None else row.name for row in rows], object))
-        return pyarrow.table({name: np.concatenate(parts) if parts else [] for name, parts in columns.items()})
+        return import_module("pyarrow").table(columns_of_events(self.batches(window)))
 
     def pandas(self, window: int | None = None) -> Any:
         """The same as a pandas frame.
@@ -166,9 +147,6 @@ class Rank:
             ImportError: if pandas is not installed.
         """
         return import_module("pandas").DataFrame(columns_of(self.steps))
-
-
-_COLUMNS = ("step", "ts", "dur", "kind")
 
 
 class Recording:

@@ -23,7 +23,7 @@ from stepscope.runtime.open_window import RECORDER, STEPS
 from stepscope.runtime.step_facts import Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
-from stepscope.runtime.table import human_count, human_number, human_time, printable
+from stepscope.runtime.table import human_count, human_number, human_time, percents, printable
 
 MOST_STEPS = 2_000
 """Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
@@ -42,34 +42,20 @@ MOST_NOTES = 50
 MOST_WINDOWS = 8
 """Windows whose steps are named."""
 
-COLOURS = {
-    "garbage collection": "collection",
-    "communication": "communication",
-    "checkpoint": "checkpoint",
-    "data": "data",
-    "optimizer": "optimizer",
-    "backward": "backward",
-    "copies to devices": "copy",
-    "forward": "forward",
-    "waiting (task)": "waiting",
-    "your spans": "spans",
-    "computing": "forward",
-    "communicating": "communication",
-    "copying": "copy",
-    "idle": "uncovered",
-    "waiting for the device": "waiting",
-    "waiting for data": "data",
-    "calling collectives": "communication",
-    "launching kernels": "copy",
-    "other calls of the device's runtime": "optimizer",
-    "operators": "forward",
-    "Python": "backward",
-    "nothing that was recorded": "uncovered",
-    UNCOVERED: "uncovered",
-    RUNNING: "uncovered",
-    QUEUED: "waiting",
-    WAITING: "waiting",
+_NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
+    "collection": ("garbage collection",),
+    "communication": ("communication", "communicating", "calling collectives"),
+    "checkpoint": ("checkpoint",),
+    "data": ("data", "waiting for data"),
+    "optimizer": ("optimizer", "other calls of the device's runtime"),
+    "backward": ("backward", "Python"),
+    "copy": ("copies to devices", "copying", "launching kernels"),
+    "forward": ("forward", "computing", "operators"),
+    "waiting": ("waiting (task)", "waiting for the device", QUEUED),
+    "spans": ("your spans",),
+    "uncovered": ("idle", "nothing that was recorded", UNCOVERED, RUNNING, WAITING),
 }
+COLOURS = {name: colour for colour, names in _NAMES_OF_COLOURS.items() for name in names}
 """Names of colours in the page's style."""
 
 DEVICE_PARTS = ("computing", "communicating", "copying")
@@ -205,18 +191,6 @@ def label_of(rank: Rank | RankSummary | RankAnswer) -> str:
 def parts_of_step(answer: RankAnswer) -> list[tuple[str, float]]:
     """Names and ns of the parts of a step."""
     return [(share.name, share.ns) for share in answer.shares]
-
-
-def percents(shares: Sequence[float]) -> list[float]:
-    """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
-    total = sum(shares)
-    if total <= 0:
-        return [0.0] * len(shares)
-    exact = [1000 * share / total for share in shares]
-    whole = [int(each) for each in exact]
-    for at in sorted(range(len(exact)), key=lambda at: whole[at] - exact[at])[: 1000 - sum(whole)]:
-        whole[at] += 1
-    return [each / 10 for each in whole]
 
 
 def parts_table(parts: Sequence[tuple[str, float]]) -> Parts | None:
@@ -445,7 +419,7 @@ def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[st
     """What was recorded and where it went, as the windows say it."""
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
-    steps = [f"{each[0].number:,} to {each[-1].number:,}" for each in of_one[:MOST_WINDOWS]]
+    steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
     signals = {
         "steps": any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries),
         "collections": any(each.collections for each in summaries),

@@ -17,12 +17,12 @@ from markupsafe import escape
 import stepscope as sc
 from stepscope.analysis.explain import explain, judge
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer
-from stepscope.analysis.page.content import content_of, parts_table, percents
+from stepscope.analysis.page.content import content_of, parts_table
 from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
 from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.analysis.recording import Recording
-from stepscope.runtime.table import printable
+from stepscope.runtime.table import percents, printable
 from tests.support.basics import html_of
 
 HOSTILE = "</script><b>\"'&\u2028\x00\ud800"
