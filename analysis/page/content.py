@@ -41,6 +41,15 @@ MOST_METADATA = 100
 MOST_NOTES = 50
 MOST_WINDOWS = 8
 """Windows whose steps are named."""
+_READINGS = dict(
+    stacks="samples",
+    collections="collections",
+    loader="loaders",
+    writes="forced_writes",
+    tasks="tasks",
+    threads="thread_cpu",
+)
+"""Signals, each with where a `RankSummary` has what it recorded."""
 
 _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "collection": ("garbage collection",),
@@ -420,20 +429,14 @@ def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[st
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
     steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
-    signals = {
-        "steps": any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries),
-        "collections": any(each.collections for each in summaries),
-        "stacks": any(each.samples for each in summaries),
-        "loader": any(each.loaders for each in summaries),
-        "writes": any(each.forced_writes for each in summaries),
-        "threads": any(each.thread_cpu for each in summaries),
-        "tasks": any(each.tasks for each in summaries),
-    }
+    signals = [name for name, kept in _READINGS.items() if any(getattr(each, kept) for each in summaries)]
+    if any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries):
+        signals.insert(0, "steps")
     return {
         "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),
         "backends": sorted({name for window in windows for name in window.ledger.sources} - {RECORDER, STEPS}),
         "exporters": sorted({name for window in windows for name in window.ledger.outputs}),
-        "signals with readings": [name for name, any_ in signals.items() if any_],
+        "signals with readings": signals,
     }
 
 
