@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -191,11 +192,13 @@ def _refusal(steps: int, summaries: list[RankSummary]) -> str:
 
 
 def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
-    dropped = sum(sum(rank.dropped.values()) for rank in recording.ranks)
+    dropped = sum((Counter(rank.dropped) for rank in recording.ranks), Counter[str]())
     events = sum(summary.events for summary in summaries)
-    lost = f"{dropped:,} dropped" if dropped else "none dropped"
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.most_common(2))
+    lost = f"{dropped.total():,} dropped ({reasons})" if dropped else "none dropped"
     open_ = [rank for rank in recording.ranks if not rank.ended]
-    still = f"; {processes([rank.rank for rank in open_])} did not end in order, or still run" if open_ else ""
+    why = "and was recovered" if all(rank.recovered for rank in open_) else "or still run"
+    still = f"; {processes([rank.rank for rank in open_])} did not end in order, {why}" if open_ else ""
     notes = [*recording.notes, *(note for summary in summaries for note in summary.notes)]
     more = f"; {notes[0]}" if notes else ""
     if len(notes) > 1:

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path, PurePath
 
 import msgspec
 
 from stepscope.runtime.step_statistics import StepStatistics as Statistics
 from stepscope.runtime.table import human_count
-
-
-def shown_file(file: str) -> str:
-    """The path of a file as it is shown: relative to the working directory if the file lies below that, else its last two parts."""
-    path = PurePath(file)
-    try:
-        here = Path.cwd()
-        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
-            return str(path.relative_to(here))
-    except OSError:  # the working directory was deleted
-        pass
-    return os.path.join(*path.parts[-2:]) if path.parts else file
 
 
 class Place(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -12,19 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.collector.merge.sources import gather
+from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
-from stepscope.runtime import strings, tracks
+from stepscope.runtime import strings
 from stepscope.runtime.arguments import path_argument
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.event_columns import columns_of_events
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.session_note import JOURNAL, RECOVERED
+from stepscope.runtime.recovery.journals import by_age
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, can_recover
 from stepscope.runtime.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.step_parts import columns_of
 from stepscope.runtime.step_statistics import startup_step
+from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
 
@@ -41,6 +45,7 @@ class Rank:
         metadata: of the run.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
+        recovered: whether this is what `stepscope recover` made of it.
         notes: what could not be read of it, and why; all of it once its events were read.
     """
 
@@ -65,8 +70,20 @@ class Rank:
             for source in each.ledger.sources.values():
                 for reason, count in source.dropped.items():
                     self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.ended = all(each.ended for each in (found, *others))
+        self.recovered = found.path.name.endswith(RECOVERED)
+        self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
+
+    def __repr__(self) -> str:
+        which = "" if self.rank is None else f" {self.rank}"
+        return f"<Rank{which} {self.name!r} on {self.host}, pid {self.pid}: {human_count(len(self.windows), 'window')}>"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.ended:
+            return "ended in order"
+        return f"did not end in order, {'and was recovered' if self.recovered else 'or still runs'}"
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events in the order in which they were written.
@@ -86,16 +103,11 @@ class Rank:
         """All events as one structured array (`EVENT_DTYPE`). Names are ids: see `names`."""
         return join_blocks(batch.events for batch in self.batches(window))
 
-    @staticmethod
-    def names(ids: Any) -> list[str]:
-        """The texts of an array of ids, as `events()["name"]` and `["category"]` hold them."""
-        unique, inverse = np.unique(np.asarray(ids), return_inverse=True)
-        texts = [strings.text(int(each)) for each in unique]
-        return [texts[each] for each in inverse]
+    names = staticmethod(strings.texts)
 
     @property
     def steps(self) -> Facts:
-        """Facts of the steps (`FACTS_DTYPE`)."""
+        """Facts of the steps (`FACTS_DTYPE`); `phases` has a column for each `stepscope.results.Phase`."""
         if self._facts is None:
             builders = facts_builders()
             for batch in self.batches():
@@ -109,22 +121,7 @@ class Rank:
         Raises:
             ImportError: if pyarrow is not installed.
         """
-        pyarrow: Any = import_module("pyarrow")
-
-        columns: dict[str, list[Any]] = {
-            name: [] for name in ("window", "source", *_COLUMNS, "category", "name", "track")
-        }
-        for batch in self.batches(window):
-            events = batch.events
-            columns["window"].append(np.full(len(events), batch.window, np.int64))
-            columns["source"].append(np.full(len(events), batch.source, object))
-            for name in _COLUMNS:
-                columns[name].append(events[name])
-            columns["category"].append(np.asarray(self.names(events["category"]), object))
-            columns["name"].append(np.asarray(self.names(events["name"]), object))
-            rows = [tracks.get(int(each)) for each in events["track"]]
-            columns["track"].append(np.asarray(["" if row is None else row.name for row in rows], object))
-        return pyarrow.table({name: np.concatenate(parts) if parts else [] for name, parts in columns.items()})
+        return import_module("pyarrow").table(columns_of_events(self.batches(window)))
 
     def pandas(self, window: int | None = None) -> Any:
         """The same as a pandas frame.
@@ -134,8 +131,22 @@ class Rank:
         """
         return self.arrow(window).to_pandas()
 
+    def steps_arrow(self) -> Any:
+        """The steps as a pyarrow table: window, step, begin_ns, end_ns, duration_ns, ns in each part of a step, as `explain`
+        names it, and signals.
 
-_COLUMNS = ("step", "ts", "dur", "kind")
+        Raises:
+            ImportError: if pyarrow is not installed.
+        """
+        return import_module("pyarrow").table(columns_of(self.steps))
+
+    def steps_pandas(self) -> Any:
+        """The same as a pandas frame.
+
+        Raises:
+            ImportError: if pandas is not installed.
+        """
+        return import_module("pandas").DataFrame(columns_of(self.steps))
 
 
 class Recording:
@@ -160,14 +171,12 @@ class Recording:
         from stepscope.analysis.page.render import tables_html
         from stepscope.runtime.table import Column
 
-        head = [Column(name, right=False) for name in ("Process", "Name", "Host", "Ended")]
+        head = [Column(name, right=False) for name in ("Process", "Name", "Host", "End")]
         head += [Column("Windows"), Column("Dropped")]
         rows: list[tuple[str, ...]] = []
         for at, rank in enumerate(self.ranks):
             process = f"ranks[{at}]" + ("" if rank.rank is None else f", rank {rank.rank}")
-            ended = "in order" if rank.ended else "not in order, or still runs"
-            if rank.foreign:
-                ended = "a trace of torch.profiler"
+            ended = "a trace of torch.profiler" if rank.foreign else rank.ending
             counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
             rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
@@ -193,11 +202,21 @@ def load(path: str | os.PathLike[str]) -> Recording:
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     if is_trace(place):
         return Recording(place, [trace_of(place)], [])
-    newest, older = _newest(place) if place.is_dir() else ([], [])
+    newest: list[Path] = []
+    older: list[Path] = []
+    recovered: dict[Path, Path] = {}
+    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
+        ours, others = by_age(directory)
+        newest += ours[:1] if len(ours) > 1 or others else []
+        older += others
+        recovered |= dict(zip(ours[:1], ours[1:], strict=False))
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         found, said = gather([place, *newest], lambda: Path(room))
-    found = [one for one in found if one.path not in older]
-    said += [f"{path} is of an earlier run: name it to read it" for path in older]
+    replaced = {recovered.get(one.path) for one in found}
+    found = [one for one in found if one.path not in {*older, *replaced}]
+    said = [text.removeprefix(NOT_MERGED) for text in said] + [
+        f"{path} is of an earlier run: name it to read it" for path in older
+    ]
     if not found and place.is_dir():
         traces, notes = traces_below(place)
         if traces:
@@ -210,22 +229,19 @@ def load(path: str | os.PathLike[str]) -> Recording:
     processes: dict[str, list[runs.Recording]] = {}
     for one in found:
         processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
-    return Recording(place, [Rank(*one) for one in processes.values()], said)
+    return Recording(place, [Rank(*one) for one in processes.values()], [*_recoverable(found), *said])
 
 
-def _newest(place: Path) -> tuple[list[Path], list[Path]]:
-    """Of directories in which several runs have written: the journal of the newest, or what was recovered of it; and the others."""
-    newest: list[Path] = []
-    older: list[Path] = []
-    for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL}:
-        paths = [path for path, _ in Journals.of(directory).found]
-        recovered = directory / f"{paths[0].name}{RECOVERED}" if paths else None
-        if recovered is not None and recovered.is_file():
-            paths.insert(0, recovered)
-        if len(paths) > 1:
-            newest.append(paths[0])
-            older += paths[1:]
-    return newest, older
+def _recoverable(found: list[runs.Recording]) -> list[str]:
+    """How more may be had of runs that were killed."""
+    places = {
+        one.path.parent.parent if one.path.parent.name == WINDOWS else one.path.parent: one.run.id for one in found
+    }
+    return [
+        f"killed: `stepscope recover {shlex.quote(str(place))}` may bring back more"
+        for place, run in places.items()
+        if run and can_recover(place, run)
+    ]
 
 
 def facts_builders() -> defaultdict[int, StepFactsBuilder]:

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
-from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes, shown_file
+from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
+from stepscope.runtime.paths import shown_file
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS
 from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
 

@@ -35,9 +35,11 @@ EVENT_DTYPE = np.dtype(
 
 NO_STEP = -1
 
-QUIET = ("step signal", "thread cpu", "stack sample")
-"""Categories of what is recorded all the time, whatever the program does (`Options.signals`): tables leave them out, and a window
-that holds nothing else is as one that holds nothing."""
+QUIET = ("step signal", "thread cpu", "stack sample", "processor demand")
+"""Categories of what is recorded all the time, whatever the program does (`Options.signals`): a window that holds nothing else is
+as one that holds nothing."""
+OF_SIGNALS = (*QUIET, "asyncio queue", "loader")
+"""Categories of counters and instants that are no counters of the program's own: tables leave them out."""
 
 
 class Kind(IntEnum):

@@ -286,8 +286,8 @@ class Output:
         return Summary.of_table(table)
 
     def total(self) -> Summary:
-        """The table of all closed windows."""
-        return Summary.of_table(self.pipeline.total) if self.pipeline else Summary()
+        """The table of all windows; of one that is open, as far as it was sorted."""
+        return Summary.of_table(self.pipeline.tables.so_far()) if self.pipeline else Summary()
 
     def export(self, window: Window, path: Path, format: str | None) -> Path:
         """Replays a window from the journal into a file."""

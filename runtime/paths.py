@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -61,3 +61,15 @@ def can_create_in(directory: Path) -> bool:
 def readable(text: str | os.PathLike[str]) -> str:
     """Text that UTF-8 can hold: bytes of a path that are not UTF-8 become `\\udcXX`."""
     return os.fspath(text).encode("utf-8", "backslashreplace").decode()
+
+
+def shown_file(file: str) -> str:
+    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    path = PurePath(file)
+    try:
+        here = Path.cwd()
+        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
+            return str(path.relative_to(here))
+    except OSError:  # the working directory was deleted
+        pass
+    return os.path.join(*path.parts[-2:]) if path.parts else file

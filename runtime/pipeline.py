@@ -59,7 +59,7 @@ from stepscope.runtime.statistics import PipelineStatistics
 from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window, WindowActions
-from stepscope.runtime.window_tables import WindowTable, WindowTables
+from stepscope.runtime.window_tables import WindowTables
 from stepscope.runtime.windows import RECORDER, Ending, Windows
 
 ADVANCING_S = 0.5
@@ -108,12 +108,12 @@ class Pipeline:
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
         self.backlog = Backlog(self, self.fanout.outlets, options, self.faults)
-        self.total = WindowTable()
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
         self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
+        self._windows.began = self.tables.begin
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
@@ -259,6 +259,8 @@ class Pipeline:
                     if batch.source == RECORDER:
                         self._attendance.add(batch)
                 self._finish(window)
+            elif window.table is not None:
+                self.tables.leave(window.table)
             self._attendance.leave(window)
         self._loop_ns += clock.now() - start
         self.settle()
@@ -393,7 +395,6 @@ class Pipeline:
 
     def _finish(self, window: OpenWindow) -> None:
         if window.table is not None:
-            self.total.merge(window.table)
             self.tables.keep(window.index, window.table)
         start, end = window.interval
         steps = window.steps()

@@ -11,7 +11,7 @@ from typing import Any
 from stepscope.runtime import _core, clock, strings, tracks
 from stepscope.runtime.places import short_file
 
-CATEGORY = "queue"
+CATEGORY = "asyncio queue"
 MOST_QUEUES = 256
 """Queues that are followed at once; a program may make queues for ever."""
 

@@ -57,11 +57,12 @@ class Reporting(Saving):
     def summary(
         self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
     ) -> str:
-        """What closed windows hold: statistics of the steps, the parts of a step, which add up to it, and a table with the spans
-        of one name and category in a row, those of other processes apart.
+        """What windows hold: statistics of the steps, the parts of a step, which add up to it, and a table with the spans of one
+        name and category in a row, those of other processes apart.
 
-        Percentages are of the time of the steps; without steps, of what was recorded. Self time is what was not spent in child spans. Steps have none: they are drawn around what the program does, whose
-        rows have that time.
+        A window that is open is shown as far as its events have come; nothing is waited for. Percentages are of the time of the
+        steps; without steps, of what was recorded. Self time is what was not spent in child spans. Steps have none: they are
+        drawn around what the program does, whose rows have that time.
 
         Args:
             sort_by: a column: `self`, `total`, `count`, `min`, `max`, `mean`, `p50`, `p95`, `p99`, `name` or `category`.

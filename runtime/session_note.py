@@ -150,6 +150,25 @@ def read_note(path: Path, problems: list[str]) -> SessionNote | None:
     return msgspec.structs.replace(note, owner=about.st_uid)
 
 
+def can_recover(place: Path, run: str = "") -> bool:
+    """Whether a process was killed that wrote to a directory, and nobody has brought back what it left in memory.
+
+    Args:
+        place: the directory of runs.
+        run: id of the one that is meant; default: any, also one of which nothing is left in memory.
+    """
+    try:
+        notes = notes_in(place, [])
+    except OSError:  # a journal may be read where nothing else can
+        return False
+    return any(
+        not note.running
+        and not recovered_of(path).exists()
+        and (not run or (note.run == run and os.path.isdir(note.directory)))
+        for path, note in notes
+    )
+
+
 def notes_in(place: Path, problems: list[str]) -> list[tuple[Path, SessionNote]]:
     """The notes of a directory, newest first; why one cannot be read is added to `problems`.
 

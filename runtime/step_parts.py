@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.step_facts import Facts, Phase
+from stepscope.runtime.step_facts import SIGNALS, Facts, Phase
 
 NAMES = {
     Phase.GARBAGE_COLLECTION: "garbage collection",
@@ -58,6 +60,19 @@ def parts_of(facts: Facts) -> dict[str, NDArray[np.int64]]:
     return found | (
         {name: column for name, column in uncovered.items() if column.any()} or {UNCOVERED: uncovered[UNCOVERED]}
     )
+
+
+def columns_of(facts: Facts) -> dict[str, NDArray[Any]]:
+    """A column for each thing that is known of these steps: what, when, how long, each part in ns, and each signal."""
+    return {
+        "window": facts["window"],
+        "step": facts["step"],
+        "begin_ns": facts["begin"],
+        "end_ns": facts["end"],
+        "duration_ns": durations(facts),
+        **parts_of(facts),
+        **{name: facts[name] for name in SIGNALS},
+    }
 
 
 def _uncovered(facts: Facts) -> dict[str, NDArray[np.int64]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from stepscope.runtime import _core
 from stepscope.runtime.events import Flag
 
@@ -32,6 +34,13 @@ since = _core.strings_since
 missing = _core.strings_missing
 """`missing(block, heap, known) -> [(id, text), ...]`: the names, categories and argument keys of the block's events that are
 not known. `known` has a byte for each id, not 0 for what is known; it is as before afterwards."""
+
+
+def texts(ids: Any) -> list[str]:
+    """The texts of an array of ids, as `events()["name"]` and `["category"]` hold them."""
+    unique, inverse = np.unique(np.asarray(ids), return_inverse=True)
+    found = [text(int(each)) for each in unique]
+    return [found[each] for each in inverse]
 
 
 def name_of(event: Any) -> str:

@@ -12,7 +12,7 @@ from stepscope.runtime.analysed import as_html
 from stepscope.runtime.arguments import got
 from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.events import QUIET
+from stepscope.runtime.events import OF_SIGNALS
 from stepscope.runtime.step_parts import UNCOVERED
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, Part, StepStatistics
 from stepscope.runtime.table import (
@@ -107,6 +107,7 @@ MOST_ELSEWHERE = 5
 _COUNTER_HEAD = _head("Counter", "Values", "Last", "Mean", "Min", "Max", "Sum")
 _INSTANT_HEAD = _head("Instant", "Count")
 _REMARKS = {
+    "open": "windows that are still open, with what has come of them so far: {}",
     "cut": "spans cut at a border of what was recorded, or not ended: {}",
     "negative": "spans with a negative time, taken as 0: {}",
     "not_finite": "counter values left out because they are no finite numbers: {}",
@@ -125,7 +126,7 @@ class Summary(Documented, frozen=True):
     instants: tuple[InstantRow, ...] = ()
     """Instant events, by name."""
     counts: dict[str, int] = {}
-    """What is not as exact as it looks, see `Aggregates.counts()`."""
+    """What is not as exact as it looks, see `Aggregates.counts()`; `open`: windows that were not closed yet."""
     steps: StepStatistics | None = None
     """Statistics of the steps; `None` if there are none."""
     parts: tuple[Part, ...] = ()
@@ -152,7 +153,8 @@ class Summary(Documented, frozen=True):
             own,
             counters=_by_name((*own.counters, *others.counters)),
             instants=_by_name((*own.instants, *others.instants)),
-            counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts},
+            counts={name: own.counts.get(name, 0) + others.counts.get(name, 0) for name in own.counts | others.counts}
+            | ({"open": table.open} if table.open else {}),
             steps=statistics,
             parts=parts,
             elsewhere=others.rows,
@@ -304,8 +306,8 @@ class Summary(Documented, frozen=True):
             if len(self.elsewhere) > len(others):
                 left = f"{len(self.elsewhere) - len(others):,} of {len(self.elsewhere):,} rows are not shown"
                 parts.append(remark.format(left))
-        counters = [row for row in self.counters if row.category not in QUIET]
-        instants = [row for row in self.instants if row.category not in QUIET]
+        counters = [row for row in self.counters if row.category not in OF_SIGNALS]
+        instants = [row for row in self.instants if row.category not in OF_SIGNALS]
         if counters:
             values = ((row, (row.last, row.mean, row.min, row.max, row.sum)) for row in counters)
             parts.append(table(_COUNTER_HEAD, [(*label(row), *map(human_number, v)) for row, v in values]))

@@ -112,3 +112,15 @@ def markdown_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str
     """A table of GitHub flavoured Markdown. Cells are Markdown already."""
     lines = [[c.title for c in head], ["---:" if c.right else "---" for c in head], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def percents(shares: Sequence[float]) -> list[float]:
+    """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
+    total = sum(shares)
+    if total <= 0:
+        return [0.0] * len(shares)
+    exact = [1000 * share / total for share in shares]
+    whole = [int(each) for each in exact]
+    for at in sorted(range(len(exact)), key=lambda at: whole[at] - exact[at])[: 1000 - sum(whole)]:
+        whole[at] += 1
+    return [each / 10 for each in whole]

@@ -7,7 +7,7 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import tracks
+from stepscope.runtime import locks, tracks
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block
 from stepscope.runtime.step_facts import StepFactsBuilder
@@ -19,6 +19,10 @@ KEPT_TABLES = 256
 
 KEPT_BYTES = 32 << 20
 """What they may take together; the newest is kept in any case. One of 500 names can take a megabyte."""
+
+
+_changing = locks.reentrant()
+"""Held for moments: while sums of steps change that another thread may read, and while they are copied."""
 
 
 class _OtherProcesses:
@@ -59,6 +63,8 @@ class WindowTable:
         self.steps = StepTotals(optimizer=optimizer)
         self.ns = 0
         """Length of the windows."""
+        self.open = 0
+        """Windows of them that have not been closed."""
         self._others = _OtherProcesses()
         self._builder = StepFactsBuilder(late=True)
 
@@ -74,7 +80,9 @@ class WindowTable:
     def settle(self, until: int) -> None:
         """Everything that began before a time, in ns, was given: facts of steps that ended by then are made."""
         if self._builder.settle(until):
-            self.steps.add(self._builder.take())
+            facts = self._builder.take()
+            with _changing:
+                self.steps.add(facts)
 
     def finish(self, start: int, end: int, steps_end: int | None) -> None:
         """The window is over, and all was given.
@@ -86,10 +94,12 @@ class WindowTable:
         """
         self.ns = end - start
         first = self._builder.begun
-        self.steps.add(self._builder.finish(steps_end))
-        if first is not None and steps_end is not None:
-            self.steps.startup_ns += max(first - start, 0)
-            self.steps.shutdown_ns += max(end - steps_end, 0)
+        facts = self._builder.finish(steps_end)
+        with _changing:
+            self.steps.add(facts)
+            if first is not None and steps_end is not None:
+                self.steps.startup_ns += max(first - start, 0)
+                self.steps.shutdown_ns += max(end - steps_end, 0)
 
     def merge(self, later: WindowTable) -> None:
         """Adds a window that is finished. Who reads meanwhile, in another thread, sees the one or the other."""
@@ -109,15 +119,42 @@ class WindowTables:
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self._most = most_bytes
         self._tables: dict[int, WindowTable] = {}
+        self._open: list[WindowTable] = []
+        self.total = WindowTable()
+        """All closed windows."""
         self.nbytes = 0
         """What they take."""
 
+    def begin(self, table: WindowTable) -> None:
+        """A window was opened."""
+        with _changing:
+            self._open.append(table)
+
+    def leave(self, table: WindowTable) -> None:
+        """It ends, and nobody is to hear of it."""
+        with _changing:
+            self._open = [each for each in self._open if each is not table]
+
     def keep(self, window: int, table: WindowTable) -> None:
         """Takes the table of a window that was closed, and lets go of the oldest ones if need be."""
+        with _changing:
+            self.leave(table)
+            self.total.merge(table)
         self._tables[window] = table
         self.nbytes += table.nbytes()
         while len(self._tables) > KEPT_TABLES or (self.nbytes > self._most and len(self._tables) > 1):
             self.nbytes -= self._tables.pop(next(iter(self._tables))).nbytes()
+
+    def so_far(self) -> WindowTable:
+        """All windows; of those that are open, what was sorted. For any thread."""
+        with _changing:
+            if not self._open:
+                return self.total
+            found = WindowTable()
+            for table in (self.total, *self._open):
+                found.merge(table)
+            found.open = len(self._open)
+        return found
 
     def get(self, window: int) -> WindowTable | None:
         """The table of a window; `None` if it was let go."""

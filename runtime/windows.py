@@ -8,7 +8,7 @@ delivered past the window's end, or when the linger time is over.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -98,6 +98,8 @@ class Windows:
         self._advanced: dict[str, int] = {}
         self.optimizer_steps = False
         """Whether what ends steps is an optimizer's step(), see `StepTotals`."""
+        self.began: Callable[[WindowTable], None] = lambda table: None
+        """Is given the table of each window that begins."""
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
 
@@ -117,9 +119,9 @@ class Windows:
         return self._add(first)
 
     def _add(self, first: StepMark) -> int:
-        window = OpenWindow(
-            self._count, first, several=len(self._watermarks) > 1, table=WindowTable(optimizer=self.optimizer_steps)
-        )
+        table = WindowTable(optimizer=self.optimizer_steps)
+        window = OpenWindow(self._count, first, several=len(self._watermarks) > 1, table=table)
+        self.began(table)
         self._count += 1
         if self._paused_at is not None:
             window.gaps.append((first.ts, None))
@@ -179,7 +181,9 @@ class Windows:
         until = min(self._watermarks.values())
         for window in self._open:
             if window.table is not None:
-                window.table.settle(min(until, window.interval[1]))
+                reached = min(until, window.interval[1])
+                window.table.settle(reached)
+                window.table.ns = max(reached - window.start, 0)
 
     def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
         """A source or the inbox lost `count` events around `at`."""

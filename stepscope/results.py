@@ -1,4 +1,4 @@
-"""Types that a profiler returns: tables, statistics, reports."""
+"""Types that a profiler returns: tables, statistics, reports; and those that `load` returns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer as Answer
     from stepscope.analysis.findings import Finding as Finding
+    from stepscope.analysis.recording import Rank as Rank
+    from stepscope.analysis.recording import Recording as Recording
     from stepscope.runtime.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead import OverheadStatistics as OverheadStatistics
+    from stepscope.runtime.step_facts import Phase as Phase
     from stepscope.runtime.summary import Summary as Summary
     from stepscope.runtime.trust import TrustReport as TrustReport
     from stepscope.runtime.window import Window as Window
@@ -19,8 +22,10 @@ else:
         __name__,
         {
             "stepscope.analysis.findings": ("Answer", "Finding"),
+            "stepscope.analysis.recording": ("Rank", "Recording"),
             "stepscope.runtime.instrument": ("Instrumentation",),
             "stepscope.runtime.overhead": ("OverheadStatistics",),
+            "stepscope.runtime.step_facts": ("Phase",),
             "stepscope.runtime.summary": ("Summary",),
             "stepscope.runtime.trust": ("TrustReport",),
             "stepscope.runtime.window": ("Window",),
@@ -32,6 +37,9 @@ __all__ = [
     "Finding",
     "Instrumentation",
     "OverheadStatistics",
+    "Phase",
+    "Rank",
+    "Recording",
     "Summary",
     "TrustReport",
     "Window",

@@ -17,11 +17,13 @@ from stepscope.analysis.findings import Answer, DeviceAnswer, RankAnswer
 from stepscope.analysis.page.icicle import icicle_of
 from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
+from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
+from stepscope.runtime.open_window import RECORDER, STEPS
 from stepscope.runtime.step_facts import Facts
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
-from stepscope.runtime.table import human_count, human_number, human_time, printable
+from stepscope.runtime.table import human_count, human_number, human_time, percents, printable
 
 MOST_STEPS = 2_000
 """Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""
@@ -37,35 +39,32 @@ MOST_TEXT = 1_000
 """Characters of a value of the run's metadata."""
 MOST_METADATA = 100
 MOST_NOTES = 50
+MOST_WINDOWS = 8
+"""Windows whose steps are named."""
+_READINGS = dict(
+    stacks="samples",
+    collections="collections",
+    loader="loaders",
+    writes="forced_writes",
+    tasks="tasks",
+    threads="thread_cpu",
+)
+"""Signals, each with where a `RankSummary` has what it recorded."""
 
-COLOURS = {
-    "garbage collection": "collection",
-    "communication": "communication",
-    "checkpoint": "checkpoint",
-    "data": "data",
-    "optimizer": "optimizer",
-    "backward": "backward",
-    "copies to devices": "copy",
-    "forward": "forward",
-    "waiting (task)": "waiting",
-    "your spans": "spans",
-    "computing": "forward",
-    "communicating": "communication",
-    "copying": "copy",
-    "idle": "uncovered",
-    "waiting for the device": "waiting",
-    "waiting for data": "data",
-    "calling collectives": "communication",
-    "launching kernels": "copy",
-    "other calls of the device's runtime": "optimizer",
-    "operators": "forward",
-    "Python": "backward",
-    "nothing that was recorded": "uncovered",
-    UNCOVERED: "uncovered",
-    RUNNING: "uncovered",
-    QUEUED: "waiting",
-    WAITING: "waiting",
+_NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
+    "collection": ("garbage collection",),
+    "communication": ("communication", "communicating", "calling collectives"),
+    "checkpoint": ("checkpoint",),
+    "data": ("data", "waiting for data"),
+    "optimizer": ("optimizer", "other calls of the device's runtime"),
+    "backward": ("backward", "Python"),
+    "copy": ("copies to devices", "copying", "launching kernels"),
+    "forward": ("forward", "computing", "operators"),
+    "waiting": ("waiting (task)", "waiting for the device", QUEUED),
+    "spans": ("your spans",),
+    "uncovered": ("idle", "nothing that was recorded", UNCOVERED, RUNNING, WAITING),
 }
+COLOURS = {name: colour for colour, names in _NAMES_OF_COLOURS.items() for name in names}
 """Names of colours in the page's style."""
 
 DEVICE_PARTS = ("computing", "communicating", "copying")
@@ -165,11 +164,12 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
     several = len(summaries) > 1
     named = {number for finding in answer.findings for number in finding.ranks}
     pairs = list(zip(summaries, answer.ranks, strict=True))
-    # The one that stands for all, then those that findings name, then the others.
-    order = sorted(
-        range(len(pairs)), key=lambda at: (not len(pairs[at][0].judged_steps), pairs[at][0].rank not in named, at)
-    )
-    chosen = sorted(order[:MOST_PROCESSES], key=lambda at: (not len(pairs[at][0].judged_steps), at))
+    stepping = [len(summary.judged_steps) > 0 for summary in summaries]
+    first = shown_rank(answer)
+    # The one that the verdict names, then those that other findings name, then the others.
+    order = sorted(range(len(pairs)), key=lambda at: (not stepping[at], summaries[at].rank not in named, at))
+    order.sort(key=lambda at: answer.ranks[at] is not first)
+    chosen = order[:1] + sorted(order[1:MOST_PROCESSES], key=lambda at: (not stepping[at], at))
     room = max(len(chosen), 1)
     processes = tuple(_process(*pairs[at], room, several) for at in chosen)
     columns, rank_rows = _ranks(pairs if several else [], named)
@@ -188,7 +188,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
             if count
         ),
         notes=tuple(itertools.islice(_notes(recording), MOST_NOTES)),
-        facts=tuple(_facts(recording)),
+        facts=tuple(_facts(recording, summaries)),
     )
 
 
@@ -200,18 +200,6 @@ def label_of(rank: Rank | RankSummary | RankAnswer) -> str:
 def parts_of_step(answer: RankAnswer) -> list[tuple[str, float]]:
     """Names and ns of the parts of a step."""
     return [(share.name, share.ns) for share in answer.shares]
-
-
-def percents(shares: Sequence[float]) -> list[float]:
-    """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
-    total = sum(shares)
-    if total <= 0:
-        return [0.0] * len(shares)
-    exact = [1000 * share / total for share in shares]
-    whole = [int(each) for each in exact]
-    for at in sorted(range(len(exact)), key=lambda at: whole[at] - exact[at])[: 1000 - sum(whole)]:
-        whole[at] += 1
-    return [each / 10 for each in whole]
 
 
 def parts_table(parts: Sequence[tuple[str, float]]) -> Parts | None:
@@ -417,17 +405,17 @@ def _notes(recording: Recording) -> Iterable[str]:
             yield shortened(f"{label_of(rank)}, window {number}: {text}", MOST_TEXT)
 
 
-def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
+def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[tuple[str, str]]:
     yield "path", str(recording.path)
     several = len(recording.ranks) > 1
     for rank in recording.ranks[:MOST_PROCESSES]:
         windows = rank.windows.values()
         spent = sum(window.end_ns - window.start_ns for window in windows)
-        state = "ended in order" if rank.ended else "did not end in order, or still runs"
         name = label_of(rank) if several else "process"
         recorded = f"{human_count(len(rank.windows), 'window')}, {human_time(max(spent, 0))} recorded"
-        source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {state}"
+        source = f"a trace of torch.profiler; {recorded}" if rank.foreign else f"{recorded}; {rank.ending}"
         yield name, f"{rank.name}, pid {rank.pid} on {rank.host or 'an unknown host'}; {source}"
+    yield from ((name, ", ".join(texts)) for name, texts in _settings(recording, summaries).items() if texts)
     shown: dict[str, Any] = {}
     for rank in recording.ranks:
         for key, value in rank.metadata.items():
@@ -436,7 +424,23 @@ def _facts(recording: Recording) -> Iterable[tuple[str, str]]:
         yield shortened(key, 100), shortened(_value(key, value), MOST_TEXT)
 
 
+def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[str, Sequence[str]]:
+    """What was recorded and where it went, as the windows say it."""
+    windows = [window for rank in recording.ranks for window in rank.windows.values()]
+    of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
+    steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
+    signals = [name for name, kept in _READINGS.items() if any(getattr(each, kept) for each in summaries)]
+    if any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries):
+        signals.insert(0, "steps")
+    return {
+        "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),
+        "backends": sorted({name for window in windows for name in window.ledger.sources} - {RECORDER, STEPS}),
+        "exporters": sorted({name for window in windows for name in window.ledger.outputs}),
+        "signals with readings": signals,
+    }
+
+
 def _value(key: str, value: Any) -> str:
-    if key == "command" and isinstance(value, list):
+    if key in ("command", "options") and isinstance(value, list):
         return shlex.join(map(str, cast(Iterable[object], value)))
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -61,6 +61,33 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(path.name for path, _ in self.found if path != chosen)
 
 
+def by_age(directory: Path) -> tuple[list[Path], list[Path]]:
+    """The journal of the newest run in a directory, before it what was recovered of it; and the journals of the others.
+
+    Raises:
+        OSError: if a file vanishes meanwhile.
+    """
+    found = Journals.of(directory).found
+    if not found:
+        return [], []
+    (path, record), *others = found
+    recovered = [
+        each for each in sorted(directory.glob(f"*{RECOVERED}")) if each.is_file() and _is_of(each, path, record)
+    ]
+    return [*recovered[:1], path], [each for each, _ in others]
+
+
+def _is_of(recovered: Path, journal: Path, record: RunRecord | None) -> bool:
+    """Whether it was made of a journal: their runs have one id, or, where that is not known, their names say it."""
+    try:
+        made = run_in(recovered)
+    except (FormatError, OSError):
+        return False
+    if record is not None and record.id and made is not None:
+        return made.id == record.id
+    return recovered.name == f"{journal.name}{RECOVERED}"
+
+
 def run_in(journal: Path) -> RunRecord | None:
     """What a journal says of its run; `None` = its first frame is damaged.
 

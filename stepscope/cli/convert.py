@@ -22,7 +22,7 @@ from stepscope.runtime.paths import absolute
 from stepscope.runtime.recovery.choice import choose
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.run import Run
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in, recovered_of
+from stepscope.runtime.session_note import JOURNAL, RECOVERED, can_recover
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window
 
@@ -120,11 +120,7 @@ def _windows(replayed: Replayed) -> str:
 
 def _hint_at_recovery(directory: Path) -> None:
     """Where a process was killed that wrote a journal here, and nobody has brought back the rest, says how."""
-    try:
-        notes = notes_in(directory, [])
-    except OSError:  # a journal may be read where nothing else can
-        return
-    if any(not note.running and not recovered_of(path).exists() for path, note in notes):
+    if can_recover(directory):
         recover = f"stepscope recover {shlex.quote(opening.shown(directory))}"
         message(f"a process that wrote here was killed: more may be had with {recover}")
 

@@ -76,6 +76,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         files, exporters = _exporters(arguments, output.path if rank is None else output.path / f"rank{rank}")
         steps = OptimizerSteps(lambda: profiler.step())
         by_optimizer = arguments.step_on == "optimizer"
+        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         profiler = trace(
             schedule=chosen,
             keep_last=arguments.keep_last,
@@ -83,12 +84,13 @@ class TracedProgram(msgspec.Struct, frozen=True):
             exporters=exporters,
             name=name,
             output_dir=output,
-            metadata={"command": [program, *rest]} | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
+            metadata={"command": [program, *rest]}
+            | ({"options": options} if options else {})
+            | ({STEPS_END: OPTIMIZER} if by_optimizer else {}),
             options=PATIENT,
         )
         torch_loader.LOADER.workers_join = True
         children = ChildProcesses()
-        options = [word for word in arguments.words[1 : -len(arguments.program)] if word not in ("-m", "--")]
         watch = TorchImport(steps.attach)
         if by_optimizer:
             watch.watch()

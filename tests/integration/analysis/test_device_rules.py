@@ -55,7 +55,9 @@ def test_devices_that_are_busy(tmp_path: Path) -> None:
 def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     """What overlaps computation does not count."""
     found = findings(save(tmp_path / "a.json", [*rows(), *loop(collective=300, kernel_us=500)]))
-    assert found["communication-exposed"].cost_ns == 300_000 and 0.29 < (found["communication-exposed"].cost or 0) < 0.31
+    assert (
+        found["communication-exposed"].cost_ns == 300_000 and 0.29 < (found["communication-exposed"].cost or 0) < 0.31
+    )
     assert "device-idle" not in found
     hidden = findings(save(tmp_path / "b.json", [*rows(), *loop(collective=1e-3, kernel_us=750)]))
     assert "communication-exposed" not in hidden

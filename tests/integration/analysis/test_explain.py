@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from stepscope.analysis.findings import Answer
 from stepscope.runtime.control.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.step_parts import columns_of
 from tests.support.commands import stepscope
+from tests.support.crashes import Crash
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
@@ -190,3 +193,65 @@ def test_a_callback_that_blocks_its_loop(tmp_path: Path, monkeypatch: pytest.Mon
 def test_nothing_stands_out() -> None:
     """The sentence, which other tests and programs look for."""
     assert "Nothing stands out" in NOTHING and Answer(path="", verdict=NOTHING).findings == ()
+
+
+def test_a_run_that_was_killed(tmp_path: Path) -> None:
+    """It is said how more may be had; what was recovered is no other run than the journal that it was made of."""
+    crash = Crash(tmp_path).of(
+        """
+        profiler.start()
+        for number in range(60):
+            with sc.span("work"):
+                time.sleep(0.002)
+            profiler.step()
+            number == 30 and profiler.flush()
+        die()
+        """.replace("profiler.start()", "import time; profiler.start()")
+    )
+    killed = explain(crash.run)
+    assert f"`stepscope recover {crash.run}` may bring back more" in killed.trust and "or still run" in killed.trust
+    made = crash.recover().journal
+    recovered = sc.load(crash.run)
+    assert [rank.path for rank in recovered.ranks] == [made] and not recovered.notes
+    assert not recovered.ranks[0].ended and len(recovered.ranks[0].steps) == 60
+    assert "1 process did not end in order, and was recovered." in explain(recovered).trust
+    record(crash.run, lambda _: span("work", 0.001), 25)
+    later = sc.load(crash.run)
+    assert len(later.ranks[0].steps) == 25 and later.notes == [
+        f"{crash.run / 'journal'} is of an earlier run: name it to read it"
+    ]
+
+
+def test_why_events_were_dropped(tmp_path: Path) -> None:
+    """The two largest reasons."""
+    recording = sc.load(record(tmp_path / "run", lambda _: span("work", 0.001), 3))
+    recording.ranks[0].dropped = {"late": 1, "overflow": 70, "inbox": 20}
+    assert "91 dropped (overflow 70, inbox 20)" in explain(recording).trust
+
+
+def test_what_is_no_journal_is_said_once(tmp_path: Path) -> None:
+    """Nothing is merged here."""
+    record(tmp_path / "run", lambda _: span("work", 0.001), 3)
+    (tmp_path / "run" / "other.journal").write_text("none")
+    (note,) = sc.load(tmp_path / "run").notes
+    assert "other.journal" in note and "not merged" not in note
+
+
+def test_steps_as_a_table(tmp_path: Path) -> None:
+    """Parts have the names that the answer shows, and add up to the step."""
+
+    def step(_: int) -> None:
+        span(LOADER, 0.001)
+
+    (rank,) = sc.load(record(tmp_path / "run", step, steps=5)).ranks
+    assert repr(rank) == f"<Rank {rank.name!r} on {rank.host}, pid {rank.pid}: 1 window>"
+    columns = columns_of(rank.steps)
+    assert list(columns)[:5] == ["window", "step", "begin_ns", "end_ns", "duration_ns"] and "cpu_ns" in columns
+    parts = [columns[name] for name in columns if name == "data" or name.startswith("not covered")]
+    assert columns["data"].all() and (sum(parts) == columns["duration_ns"]).all()
+    assert {column.ndim for column in columns.values()} == {1}
+    assert rank.steps["phases"][:, Phase.DATA].tolist() == columns["data"].tolist()
+    if importlib.util.find_spec("pandas"):
+        assert list(rank.steps_pandas().columns) == list(columns)
+    if importlib.util.find_spec("pyarrow"):
+        assert rank.steps_arrow().num_rows == len(rank.steps)

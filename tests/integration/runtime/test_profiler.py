@@ -7,6 +7,7 @@ import itertools
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,24 @@ def test_the_schedule_decides_which_steps_are_recorded(output_dir: Path) -> None
     assert all(window.complete for window in memory.windows)
     spans = memory.events(kind=Kind.SPAN)
     assert {int(span["step"]) for span in spans} == {3, 4, 7, 8}
+
+
+def test_the_summary_of_a_window_that_is_open(output_dir: Path) -> None:
+    """It has what has come so far, and says so; when the window is closed, each span counts once."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        deadline = time.monotonic() + 20
+        for steps in itertools.count(1):
+            with sc.span("work"):
+                time.sleep(0.001)
+            profiler.step()
+            if steps >= 40 and (known := profiler.aggregates().steps) is not None and known.steps >= 20:
+                break
+            assert time.monotonic() < deadline
+        early, table = profiler.aggregates(), profiler.summary()
+    assert "work" in table and "steps/s" in table and "still open" in table and "no spans" not in table
+    assert early.counts["open"] == 1 and 0 < early.steps_ns <= early.recorded_ns
+    (row,) = [row for row in profiler.aggregates().rows if row.name == "work"]
+    assert row.count == steps and "still open" not in profiler.summary()
 
 
 async def test_async_with_works_the_same(output_dir: Path) -> None:

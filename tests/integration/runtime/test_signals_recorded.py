@@ -384,8 +384,14 @@ def test_tables_leave_out_what_is_recorded_all_the_time(tmp_path: Path) -> None:
         with sc.span("work"):
             work(0.3)
         found.profiler.step()
+        sc.counter("depth", 1.0, category="queue")  # the program's own
+        sc.counter("loader queue", 1.0, category="loader")
+        sc.counter("main (a.py:1)", 1.0, category=queue_lengths.CATEGORY)
+        time.sleep(1.1)
     table = found.profiler.summary()
-    assert "loss" in table and "work" in table
+    assert "loss" in table and "work" in table and "depth" in table
+    assert processor_demand.CATEGORY in {row.category for row in found.profiler.aggregates().counters}
+    assert not any(hidden in table for hidden in ("loader", "a.py", processor_demand.CATEGORY))
     assert "cpu_ns" not in table and "MainThread" not in table and "stack sample" not in table
     assert "cpu_ns" in found.profiler.summary(format="json")
 

@@ -8,19 +8,21 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
 import stepscope as sc
-from stepscope.analysis.explain import explain
+from stepscope.analysis.explain import explain, judge
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer
-from stepscope.analysis.page.content import parts_table, percents
+from stepscope.analysis.page.content import content_of, parts_table
 from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
-from stepscope.analysis.rank_summary import Sample
-from stepscope.runtime.table import printable
+from stepscope.analysis.rank_summary import RankSummary, Sample
+from stepscope.analysis.recording import Recording
+from stepscope.runtime.table import percents, printable
 from tests.support.basics import html_of
 
 HOSTILE = "</script><b>\"'&\u2028\x00\ud800"
@@ -135,6 +137,25 @@ def test_the_page(run: Path) -> None:
     found = explain(run)
     assert str(escape(printable(found.verdict))) in html
     assert "'a b' " in html.replace("&#39;", "'"), "the command as it is typed"
+
+
+def test_the_run_and_the_process_that_is_shown(run: Path) -> None:
+    """The page says what was recorded, and opens with the rank that the verdict names."""
+    recording = sc.load(run)
+    (summary,) = map(RankSummary, recording.ranks)
+    summary.samples = [sample("")]
+    facts = dict(content_of(recording, [summary], explain(recording)).facts)
+    assert facts["steps recorded"] == "0 to 39" and facts["exporters"] == "journal" and "backends" not in facts
+    assert "stacks" in facts["signals with readings"]
+    ranks = [sc.load(run).ranks[0] for _ in range(3)]
+    for number, rank in enumerate(ranks):
+        rank.rank = number
+    summaries = list(map(RankSummary, ranks))
+    found = judge(Recording(run, ranks, []), summaries)
+    named = msgspec.structs.replace(answer("x").findings[0], ranks=(2,))
+    found = msgspec.structs.replace(found, findings=(named, *found.findings))
+    processes = content_of(Recording(run, ranks, []), summaries, found).processes
+    assert [process.answer.rank for process in processes] == [2, 0, 1]
 
 
 def test_a_recording_in_a_notebook(run: Path) -> None:
