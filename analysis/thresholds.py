@@ -16,6 +16,8 @@ FEWEST_STEPS = 20
 """Fewer steps cannot be judged."""
 SLOW_STEP = 2.0
 """Times the median from which on a step is slow."""
+SLOW_STEP_NS = 1_000_000
+"""By how much a step must be longer than the median as well: less may be what stepscope itself does."""
 SLOW_STEPS_COST = 0.10
 """Share of all time that single slow steps cost together, to be a finding."""
 DISTINCT = 0.5

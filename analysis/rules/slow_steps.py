@@ -17,6 +17,7 @@ from stepscope.analysis.thresholds import (
     PERIODIC,
     RUN_QUEUE,
     SLOW_STEP,
+    SLOW_STEP_NS,
     SLOW_STEPS_COST,
 )
 from stepscope.runtime.step_parts import is_uncovered, parts_of
@@ -31,7 +32,7 @@ def check(job: Job) -> list[Finding]:
     rank, steps = job.main, job.main.judged_steps
     took = durations(steps) - waited_for_processors(job)
     median = float(np.median(took))
-    slow = np.flatnonzero(took > SLOW_STEP * median)
+    slow = np.flatnonzero((took > SLOW_STEP * median) & (took > median + SLOW_STEP_NS))
     excess = float((took[slow] - median).sum())
     cost = excess / float(took.sum())
     if not len(slow) or len(slow) > 0.3 * len(took) or cost < SLOW_STEPS_COST:
