@@ -113,7 +113,7 @@ class Pipeline:
         facts = serial, round(options.linger * 1e9), self._track
         self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
         self._windows = Windows(*facts) if self.flight is None else self.flight.windows
-        self._windows.began = self.tables.begin
+        self._windows.opened = self.tables.begin
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)

@@ -98,7 +98,7 @@ class Windows:
         self._advanced: dict[str, int] = {}
         self.optimizer_steps = False
         """Whether what ends steps is an optimizer's step(), see `StepTotals`."""
-        self.began: Callable[[WindowTable], None] = lambda table: None
+        self.opened: Callable[[WindowTable], None] = lambda table: None
         """Is given the table of each window that begins."""
         self.detail = DetailFilter()
         """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
@@ -121,7 +121,7 @@ class Windows:
     def _add(self, first: StepMark) -> int:
         table = WindowTable(optimizer=self.optimizer_steps)
         window = OpenWindow(self._count, first, several=len(self._watermarks) > 1, table=table)
-        self.began(table)
+        self.opened(table)
         self._count += 1
         if self._paused_at is not None:
             window.gaps.append((first.ts, None))
