@@ -259,7 +259,7 @@ class DeviceBuilder:
         begin, end = np.clip(spans["ts"], first, last), np.clip(spans["ts"] + spans["dur"], first, last)
         idle: Any = end - begin - (covered_before(*busy, end) - covered_before(*busy, begin))
         order: Any = np.argsort(spans["id"], kind="stable")
-        ids = spans["id"][order]
+        ids: Any = spans["id"][order]
         at: Any = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
         inner: Any = (spans["parent"] != 0) & (ids[at] == spans["parent"])
         own: Any = idle.copy()

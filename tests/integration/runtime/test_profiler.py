@@ -51,7 +51,9 @@ def test_the_summary_of_a_window_that_is_open(output_dir: Path) -> None:
     """It has what has come so far, and says so; when the window is closed, each span counts once."""
     with sc.trace(output_dir=output_dir) as profiler:
         deadline = time.monotonic() + 20
-        for steps in itertools.count(1):
+        steps = 0
+        while True:
+            steps += 1
             with sc.span("work"):
                 time.sleep(0.001)
             profiler.step()
