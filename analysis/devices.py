@@ -260,7 +260,7 @@ class DeviceBuilder:
         idle: Any = end - begin - (covered_before(*busy, end) - covered_before(*busy, begin))
         order: Any = np.argsort(spans["id"], kind="stable")
         ids: Any = spans["id"][order]
-        at: Any = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)
+        at: Any = np.minimum(np.searchsorted(ids, spans["parent"]), len(ids) - 1)  # pyright: ignore[reportUnknownArgumentType]
         inner: Any = (spans["parent"] != 0) & (ids[at] == spans["parent"])
         own: Any = idle.copy()
         np.subtract.at(own, order[at[inner]], idle[inner])
