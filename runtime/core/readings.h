@@ -28,7 +28,4 @@ void sampling_init(void);
 PyObject *sampling_py_sample(PyObject *self, PyObject *args);
 PyObject *sampling_py_set_standard(PyObject *self, PyObject *names);
 
-/* main_thread.c: returns whether the function will be called. */
-bool call_on_main_thread(int (*function)(void *));
-
 #endif
