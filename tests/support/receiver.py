@@ -89,7 +89,7 @@ class Receiver:
         self.connections = 0
         self._server: asyncio.Server | None = None
         self._scheme = "http"
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def url(self) -> str:
@@ -106,11 +106,14 @@ class Receiver:
         """Closes all connections, and listens no more."""
         assert self._server is not None
         self._server.close()
-        serving = list(self._serving)
-        for task in serving:
+        await asyncio.sleep(0)  # connections that were just accepted
+        serving = dict(self._serving)
+        for task, writer in serving.items():
+            writer.transport.abort()  # what is not sent yet would keep it open
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
         await self._server.wait_closed()
+        await asyncio.sleep(0)
 
     # what came
 
@@ -168,14 +171,14 @@ class Receiver:
         connection = self.connections
         task = asyncio.current_task()
         assert task is not None
-        self._serving.add(task)
+        self._serving[task] = writer
         try:
             while await self._request(reader, writer, connection):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            self._serving.discard(task)
+            del self._serving[task]
             writer.close()
 
     async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: int) -> bool:

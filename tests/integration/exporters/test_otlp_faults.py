@@ -465,7 +465,8 @@ def test_training_goes_on_while_a_receiver_is_away(tmp_path: Path) -> None:
     with ReceiverThread() as server:
         server.always = Reply(fault="hang")
         exporter, memory = OtlpExporter(server.url, options=OtlpOptions(metrics=False)), sc.exporters.MemoryExporter()
-        options = sc.Options(close_timeout=1.0, queue_bytes=10_000, drain_interval=0.01)
+        # Long enough that the exporter is cancelled, and its thread not given up, on a busy machine.
+        options = sc.Options(close_timeout=3.0, queue_bytes=10_000, drain_interval=0.01)
         with sc.trace(exporters=[exporter, memory], output_dir=tmp_path, options=options) as profiler:
             assert profiler.flush(60)  # a queue this small fills while an exporter opens
             for _ in range(20):
