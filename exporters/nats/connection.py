@@ -52,6 +52,13 @@ class Guarded(Client):
             )
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        try:
+            await self._look_at(info, initial_connection)
+        except NatsError:
+            await self._close_session()  # the client of `nats` makes another one for the next try
+            raise
+
+    async def _look_at(self, info: dict[str, Any], initial_connection: bool) -> None:
         server = self._current_server
         if initial_connection and server is not None:
             scheme, host = server.uri.scheme, server.uri.hostname or ""
@@ -80,6 +87,15 @@ class Guarded(Client):
             writer: asyncio.StreamWriter | None = getattr(untyped, "_io_writer", None)
             if writer is not None:
                 writer.transport.abort()  # does nothing if it is closed
+            await self._close_session()
+
+    async def _close_session(self) -> None:
+        """Closes the HTTP session of a WebSocket, which the client of `nats` does only for one that was connected."""
+        untyped: Any = self._transport
+        session: Any = getattr(untyped, "_client", None)
+        if session is not None:
+            with contextlib.suppress(TimeoutError):
+                await finish(session.close(), CLOSING)
 
 
 def _redirects(transport: Any, host: str) -> Sequence[Any]:

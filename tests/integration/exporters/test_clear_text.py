@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
@@ -183,6 +184,9 @@ async def test_a_websocket_of_nats_follows_no_redirect(tmp_path: Path) -> None:
             with contextlib.suppress(TimeoutError, OutputError):  # it waits for as long as it may
                 async with asyncio.timeout(0.2):
                     await exporter.aclose()
+            # The client of `nats` may make another session for a try that is cancelled.
+            for each in [each for each in gc.get_objects() if type(each) is aiohttp.ClientSession]:
+                await each.close()
     finally:
         await runner.cleanup()
     assert not told
