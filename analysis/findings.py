@@ -168,7 +168,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     ranks: tuple[RankAnswer, ...] = ()
     unknown: tuple[str, ...] = ()
-    """What was not recorded and so is not known, and what to record for it."""
+    """Gaps: data that were not recorded, each with what to record for it."""
     trust: str = ""
     """One line that says whether all events were recorded and read."""
 

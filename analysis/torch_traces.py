@@ -40,7 +40,7 @@ _RANK = re.compile(r"(?:^|[._-])(?:rank|worker)[._-]?(\d{1,7})(?=[._-])", re.IGN
 _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{6,})\.pt\.trace\.json(?:\.gz)?$")
 """Names that tensorboard_trace_handler gives: a file for each cycle of the schedule."""
 _UNREADABLE = (struct.error, OverflowError, ValueError, TypeError, msgspec.DecodeError)
-"""What the converter raises for events whose values are none that kineto writes."""
+"""Errors that the converter raises for events with values that kineto does not write."""
 
 
 def is_trace(path: Path) -> bool:

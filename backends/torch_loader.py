@@ -171,7 +171,7 @@ def _asks_for_items(fetcher: Any) -> bool:
 
 
 class JoinFirst:
-    """What a worker that is not forked calls first: it joins, and records its batches; then it calls what it was given.
+    """The first call of a worker that is not forked: the worker joins, records its batches, and calls what it was given.
 
     Args:
         given: the loader's `worker_init_fn`.

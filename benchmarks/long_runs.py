@@ -103,9 +103,7 @@ def _step(count: int, step_ns: int) -> tuple[Any, bytes]:
         at += 1
         return at - 1
 
-    stack = ";".join(
-        f"function_{depth} (/home/me/project/package/module_{depth}.py:{depth + 10})" for depth in range(12)
-    )
+    stack = ";".join(f"function_{depth} (/project/package/module_{depth}.py:{depth + 10})" for depth in range(12))
     put(Kind.STEP, "ProfilerStep", "step", 0)
     for signal in SIGNALS:
         put(Kind.COUNTER, signal, "step signal", 0, value=step_ns / 2)

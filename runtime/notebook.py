@@ -27,7 +27,7 @@ LATEST_S = 1.0
 def progress(ask: Callable[[], ProfilerStatistics]) -> Generator[None]:
     """Shows it as long as the block lasts, where a kernel of IPython runs; elsewhere nothing. A thread of its own does it.
 
-    What goes wrong with the display is logged, and the block goes on.
+    A display that fails is logged, and the block goes on.
     """
     over = Event()
     thread = Thread(target=_Shown(ask, over).run, name="stepscope progress", daemon=True) if _in_kernel() else None

@@ -45,7 +45,7 @@ class ProcessorDemand:
             if len(parts) < 2:
                 continue
             times = self._read[tid] = int(parts[0]), int(parts[1])
-            # What the thread took before the first reading is not of this run.
+            # Time before the first reading of a thread is not of this run.
             for name, now, then in zip(names, times, before.get(tid, (0, 0) if before else times), strict=True):
                 self._sums[name] += max(now - then, 0)
 

@@ -508,7 +508,7 @@ class Profiler(Reporting):
     # what is written and read
 
     def explain(self) -> Answer:
-        """What is slow in what was recorded so far, why, and what to try; once closed, in all of it.
+        """Says what is slow in the run so far, why, and what to try; once closed, in the whole run.
 
         Waits like `flush()`, `Options.close_timeout` seconds at most, and then reads the run's journal on the thread that
         calls, which takes about half a second and 150 MB for a million events; other threads go on recording meanwhile. Call it

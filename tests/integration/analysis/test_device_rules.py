@@ -74,7 +74,7 @@ def test_no_rank_speaks_for_all(tmp_path: Path) -> None:
     assert 0.69 < (idle.cost or 0) < 0.71 and any("20% to 90%" in evidence for evidence in idle.evidence)
 
 
-def test_a_cause_that_covers_the_idling_is_said_alone(tmp_path: Path) -> None:
+def test_a_cause_that_covers_the_idling_hides_device_idle(tmp_path: Path) -> None:
     """A device idles while the program waits for data."""
     events = loop()
     for event in events:

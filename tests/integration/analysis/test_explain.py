@@ -229,7 +229,7 @@ def test_why_events_were_dropped(tmp_path: Path) -> None:
     assert "91 dropped (overflow 70, inbox 20)" in explain(recording).trust
 
 
-def test_what_is_no_journal_is_said_once(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_noted_once(tmp_path: Path) -> None:
     """Nothing is merged here."""
     record(tmp_path / "run", lambda _: span("work", 0.001), 3)
     (tmp_path / "run" / "other.journal").write_text("none")

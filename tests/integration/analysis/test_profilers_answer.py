@@ -81,7 +81,7 @@ def test_where_nothing_can_be_read(tmp_path: Path) -> None:
         profiler.explain()
 
 
-def test_the_last_steps_that_were_kept(tmp_path: Path) -> None:
+def test_explain_of_keep_last(tmp_path: Path) -> None:
     """Of a flight recorder all windows that were saved, which are of one process; before that, what is to be done."""
     with sc.trace(output_dir=tmp_path / "run", keep_last=sc.FlightRecorder(steps=25, triggers=())) as profiler:
         steps(profiler, 40)

@@ -71,7 +71,7 @@ def test_the_published_kernels() -> None:
 
 
 @pytest.mark.parametrize(("name", "idle"), [("h100-bert-small", 92), ("h100-vit-nsfw", 84), ("mi300-bert-small", 89)])
-def test_what_is_said_of_a_step_of_inference(name: str, idle: int) -> None:
+def test_the_answer_on_a_step_of_inference(name: str, idle: int) -> None:
     """One step is not judged; that the device idles, and what the host did, is said; a thread that only waits is not meant."""
     answer = explain(trace(name))
     assert answer.refused and "1 step" in answer.refused

@@ -137,7 +137,7 @@ def test_the_memory_for_names_is_bounded(tmp_path: Path) -> None:
     assert [activity.ns for activity in found[0].meanwhile] == [activity.ns for activity in found[1].meanwhile]
 
 
-def test_without_steps_the_device_is_said(tmp_path: Path) -> None:
+def test_a_trace_without_steps_has_device_facts(tmp_path: Path) -> None:
     """Steps are not judged, though annotations repeat."""
     events = [event for event in EVENTS if not event["name"].startswith("ProfilerStep")]
     events += [span("user_annotation", "forward", 1_000.0 * number, 500) for number in range(30)]

@@ -31,6 +31,7 @@ from stepscope.runtime.options import SIGNALS, Signal
 from stepscope.runtime.step_facts import SIGNAL, Phase, StepFactsBuilder
 from stepscope.runtime.step_facts import SIGNALS as READINGS
 from tests.support import commands
+from tests.support.basics import require
 from tests.support.recording import Row, rows_of
 
 THREE_STEPS = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
@@ -636,7 +637,7 @@ def test_workers_that_are_not_forked(tmp_path: Path, method: str) -> None:
 
 def check_training(tmp_path: Path, workers: int, method: str) -> None:
     """What there must be of a training whose workers are started by a method of multiprocessing."""
-    pytest.importorskip("torch")
+    require("torch")
     (tmp_path / "train.py").write_text(TRAINING)
     run = ("run", "--quiet", "--no-torch", "--out", "out", "train.py", workers, method)
     done = commands.stepscope(*run, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"})
@@ -701,9 +702,9 @@ if __name__ == "__main__":
 """
 
 
-def test_the_slowest_item_of_a_batch_is_told(tmp_path: Path) -> None:
+def test_the_slowest_item_of_a_batch_is_recorded(tmp_path: Path) -> None:
     """With its index, where a data set is asked for one item after the other; the batches are what they were."""
-    pytest.importorskip("torch")
+    require("torch")
     (tmp_path / "uneven.py").write_text(UNEVEN)
     run = ("run", "--quiet", "--no-torch", "--out", "out", "uneven.py")
     done = commands.stepscope(*run, cwd=tmp_path, env={SIGNALS_VARIABLE: "all"})
@@ -723,7 +724,7 @@ def test_the_slowest_item_of_a_batch_is_told(tmp_path: Path) -> None:
 
 def test_torch_is_as_it_was(tmp_path: Path) -> None:
     """When the last profiler has closed."""
-    torch: Any = pytest.importorskip("torch")
+    torch: Any = require("torch")
     data: Any = importlib.import_module("torch.utils.data")
     before = torch.save, data.DataLoader.__iter__
     with traced(tmp_path, "loader", "checkpoints"):
