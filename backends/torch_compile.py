@@ -69,9 +69,7 @@ def _tell() -> None:
 
 def _register() -> None:
     register: Any = import_module(f"{COMPILER}.decorators").substitute_in_graph
-    # The compiler calls these after the graph that they were in: they are recorded, and break nothing.
-    config: Any = import_module(f"{COMPILER}.config")
-    config.reorderable_logging_functions |= {_core.instant, _core.counter, _core.flow}
+    _register_functions()
     for original, code in _known.items():
         if original not in _told:
             _told.add(original)
@@ -87,6 +85,21 @@ def _register() -> None:
             return variables.RecordFunctionVariable(make(*arguments(value)))
 
         builder.VariableBuilder._type_dispatch()[region] = made_outside
+
+
+def _register_functions() -> None:
+    """The compiler calls these after the graph that they were in: they are recorded, and break nothing.
+
+    A setting of torch's is one of the `contextvars` context that sets it: other threads and tasks see its default, so the
+    default has them too.
+    """
+    config: Any = import_module(f"{COMPILER}.config")
+    setting = "reorderable_logging_functions"
+    functions = {_core.instant, _core.counter, _core.flow}
+    default = getattr(getattr(config, "_config", {}).get(setting), "default", None)
+    if isinstance(default, set):
+        default |= functions
+    setattr(config, setting, getattr(config, setting) | functions)
 
 
 def _span(name: str, /, *, category: object = None, **arguments: object) -> Any:

@@ -53,9 +53,13 @@ static unsigned long long main_thread_blocks(void) {
 }
 
 /* While the main thread is inside of sigwait(), the system does not list what it waits for as blocked: so what it blocked
- * when it called us last counts as well. Needs the GIL, with which the main thread blocks signals to start a thread. */
+ * when it called us last counts as well. A main thread that blocks SIGSEGV is inside of a signal handler, as libuv's of
+ * SIGCHLD, which blocks everything for as long as it runs: then only that counts. Needs the GIL, with which the main thread
+ * blocks signals to start a thread. */
 static void programs_mask(sigset_t *mask) {
-    unsigned long long bits = main_thread_blocks() | atomic_load(&seen);
+    unsigned long long bits = main_thread_blocks();
+    if (bits >> (SIGSEGV - 1) & 1) bits = 0;
+    bits |= atomic_load(&seen);
     sigemptyset(mask);
     for (int n = 1; n <= SIGNALS; n++)
         if (bits >> (n - 1) & 1) sigaddset(mask, n); /* refuses those that the C library keeps for itself */

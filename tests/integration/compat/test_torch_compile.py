@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import pickle
 import subprocess
@@ -174,6 +175,17 @@ def test_events_without_a_duration(fullgraph: bool) -> None:
             compiled(torch.ones(2, 4))
         profiler.step()
     assert [memory.names().count(name) for name in ("now", "loss", "arrow")] == [3, 3, 3]
+
+
+@FULL
+def test_events_in_another_context(fullgraph: bool) -> None:
+    """The same in a thread or task that has none of the settings of the one that imported torch."""
+
+    def forward(x: Any) -> Any:
+        sc.instant("now")
+        return linear(x).sin()
+
+    assert contextvars.Context().run(graphs_of, forward, fullgraph) == [2]
 
 
 @FULL

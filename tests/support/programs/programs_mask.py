@@ -6,7 +6,6 @@ It prints one line for each of them: what it blocks, how `sh -c 'kill $$'` that 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import signal
@@ -153,8 +152,10 @@ def main(place: str) -> None:
     for profiler in profilers:
         profiler.close()
     check("closed")
-    with contextlib.suppress(ExceptionGroup):
+    try:
         profilers[1].raise_errors()
+    except ExceptionGroup as group:
+        seen.update({f"error {error}": {""} for error in group.exceptions if not str(error).endswith("its own")})
     for where, how in sorted(seen.items()):
         for each in sorted(how):
             print(f"{where}: {each}")
