@@ -96,9 +96,9 @@ def _register_functions() -> None:
     config: Any = import_module(f"{COMPILER}.config")
     setting = "reorderable_logging_functions"
     functions = {_core.instant, _core.counter, _core.flow}
-    default = getattr(getattr(config, "_config", {}).get(setting), "default", None)
-    if isinstance(default, set):
-        default |= functions
+    default: Any = getattr(getattr(config, "_config", {}).get(setting), "default", None)
+    if hasattr(default, "update"):
+        default.update(functions)
     setattr(config, setting, getattr(config, setting) | functions)
 
 
