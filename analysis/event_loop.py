@@ -52,8 +52,7 @@ class Loop:
     @property
     def length(self) -> int:
         """ns from the begin of the first task or callback to the end of the last one."""
-        both = self.tasks + self.callbacks
-        return max(each.ts + each.dur for each in both) - min(each.ts for each in both)
+        return length_of(self.tasks + self.callbacks)
 
     def ready(self) -> list[tuple[int, int, str]]:
         """When tasks were ready to run, at most, before they ran again: begin, end, and the name of the task.
@@ -104,3 +103,8 @@ def loops_of(rank: RankSummary) -> list[Loop]:
         callbacks[None if tracks.get(callback.track) is None else callback.track].append(callback)
     found = [Loop(by_thread.get(row, []), waits, callbacks.get(row)) for row in {**by_thread, **callbacks}]
     return sorted(found, key=lambda loop: -len(loop.tasks))
+
+
+def length_of(tasks: list[TaskRun]) -> int:
+    """ns from the begin of the first of these to the end of the last; 0 if there are none."""
+    return max(task.ts + task.dur for task in tasks) - min(task.ts for task in tasks) if tasks else 0

@@ -98,6 +98,7 @@ ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
         "input-bound-workers",
+        "slow-item",
         "uneven-work",
         "communication-exposed",
         "slow-steps",
@@ -107,6 +108,7 @@ ECHOES = {
     "value-read-back": ("python-between-operators", "tiny-operators"),
     "tiny-operators": ("python-between-operators",),
     "input-bound-in-process": ("slow-steps",),
+    "slow-item": ("input-bound-workers", "slow-steps", "periodic-stall"),
     "garbage-collection": ("slow-steps", "periodic-stall", "python-between-operators"),
     "not-finite": (),
 }
@@ -114,6 +116,7 @@ ECHOES = {
 
 DEVICE_IDLE_CAUSES = {
     "slow-rank",
+    "slow-item",
     "input-bound-in-process",
     "input-bound-workers",
     "value-read-back",

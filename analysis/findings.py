@@ -24,6 +24,16 @@ class Place(msgspec.Struct, frozen=True):
         return f"{self.function} ({self.file}:{self.line})"
 
 
+class EventReference(msgspec.Struct, frozen=True):
+    """An event of the recording."""
+
+    name: str
+    begin_ns: int
+    """On the clock of the recording, as `Rank.events()` has it."""
+    duration_ns: int = 0
+    rank: int | None = None
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One cause of lost time."""
 
@@ -44,8 +54,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     certainty: str = "likely"
     """`certain`, `likely` or `possible`."""
     steps: tuple[int, ...] = ()
-    """Numbers of a few steps that show it."""
+    """Numbers of a few steps that show it, the clearest first."""
     ranks: tuple[int, ...] = ()
+    """The ranks that it is about; empty: all, or there is but one."""
+    events: tuple[EventReference, ...] = ()
+    """A few events that show it, the longest first."""
     places: tuple[Place, ...] = ()
 
 

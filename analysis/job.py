@@ -25,6 +25,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     needs: str
     """What must have been recorded."""
     finds: str
+    threshold: str
+    """From when on there is a finding."""
     wrong_if: str
     """What would prove a finding wrong."""
     check: Callable[[Job], list[Finding]]

@@ -17,6 +17,7 @@ from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
+from stepscope.runtime.places import in_library
 from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase
 from stepscope.runtime.step_parts import durations as durations
 from stepscope.runtime.step_statistics import first_steps
@@ -27,8 +28,6 @@ MOST_SAMPLES = 200_000
 LATE_NS = 1_000_000
 """How long after the end of a call a sample may be taken that was asked for during the call."""
 MOST_TASKS = 200_000
-COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
-"""Ends of the files in which every stack begins, if `stepscope run` runs the program."""
 LONGEST_NS = 1 << 55
 _FARTHEST_NS = 1 << 61
 BATCH = 1 << 14
@@ -66,6 +65,28 @@ class TaskRun(msgspec.Struct, frozen=True, gc=False):
     open: bool
 
 
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """A call that saves, logs, or forces a write."""
+
+    ts: int
+    dur: int
+    name: str
+    place: str
+    """Function, file and line of the program that calls; empty if that was not recorded."""
+
+
+class Fetch(msgspec.Struct, frozen=True, gc=False):
+    """A batch that a worker of a loader made."""
+
+    ts: int
+    dur: int
+    items: int
+    slowest_ns: int
+    """Of its items the one that took longest."""
+    index: str
+    """Of that item, in the data set."""
+
+
 class Row(msgspec.Struct, frozen=True):
     """A name of spans with its sums."""
 
@@ -91,8 +112,10 @@ class RankSummary:
         self.tasks: list[TaskRun] = []
         self.callbacks: list[TaskRun] = []
         """Of asyncio's loops, those that are no tasks and took long. Their track is the thread's."""
-        self.forced_writes: list[tuple[int, int]] = []
-        """Begin and end of each."""
+        self.calls: dict[Phase, list[Call]] = {}
+        """By the phase that they are."""
+        self.fetches: list[Fetch] = []
+        """Batches of workers of which the slowest item is known."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.not_finite: dict[str, int] = {}
         """Counters that had a value that is NaN or infinite, and when they first had one."""
@@ -114,7 +137,10 @@ class RankSummary:
             (Kind.INSTANT, "stack sample", self._sample),
             (Kind.INSTANT, "loader", self._loader),
             (Kind.SPAN, "gc", self._collection),
-            (Kind.SPAN, "forced write", self._forced_write),
+            (Kind.SPAN, "checkpoint", self._calls(Phase.CHECKPOINT)),
+            (Kind.SPAN, "logging", self._calls(Phase.LOGGING)),
+            (Kind.SPAN, "forced write", self._calls(Phase.FORCED_WRITE)),
+            (Kind.SPAN, "loader", self._fetch),
             (Kind.SPAN, "task run", _runs(self.tasks)),
             (Kind.SPAN, loop_callbacks.CATEGORY, _runs(self.callbacks)),
         ]
@@ -210,9 +236,24 @@ class RankSummary:
             generation = int(arguments(batch, event).get("generation", -1))
             self.collections.append(Collection(int(event["ts"]), int(event["dur"]), generation))
 
-    def _forced_write(self, batch: EventBatch, events: Block) -> None:
-        begin = events["ts"][: MOST_SAMPLES - len(self.forced_writes)]
-        self.forced_writes += zip(begin.tolist(), (begin + events["dur"][: len(begin)]).tolist(), strict=True)
+    def _calls(self, phase: Phase) -> _Handler:
+        found = self.calls.setdefault(phase, [])
+
+        def handle(batch: EventBatch, events: Block) -> None:
+            events = events[: MOST_SAMPLES - len(found)]
+            for event, name in zip(events, Rank.names(events["name"]), strict=True):
+                place = str(arguments(batch, event).get("place", ""))
+                found.append(Call(int(event["ts"]), int(event["dur"]), name, self._texts.setdefault(place, place)))
+
+        return handle
+
+    def _fetch(self, batch: EventBatch, events: Block) -> None:
+        for event in events[: MOST_SAMPLES - len(self.fetches)]:
+            facts = arguments(batch, event)
+            slowest: dict[str, Any] = facts.get("slowest") or {}
+            if isinstance(slowest.get("ms"), float):
+                ns, index = int(slowest["ms"] * 1e6), str(slowest.get("index"))
+                self.fetches.append(Fetch(int(event["ts"]), int(event["dur"]), int(facts.get("items", 0)), ns, index))
 
 
 def possible(events: Block) -> Block:
@@ -293,12 +334,6 @@ def place_of(stack: str) -> Place | None:
     """The innermost function of the program in a sampled stack: the last that is in no library."""
     own = program_functions(stack)
     return Place(*list(own)[-1], list(own.values())[-1]) if own else None
-
-
-def in_library(file: str) -> bool:
-    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
-    installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
-    return installed or file.startswith("<") or file.endswith(COMMAND)
 
 
 def parse_frame(text: str) -> Place | None:

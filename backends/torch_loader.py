@@ -1,19 +1,16 @@
-"""What torch's DataLoaders and `torch.save` do, as signals (`Options.signals`). torch may be imported late, or never."""
+"""What torch's DataLoaders do, as the signal `loader`."""
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, cast
 
-from stepscope.backends.torch_import import TorchImport
+from stepscope.backends.torch_functions import ReplacesTorch
 from stepscope.runtime import _core, join, observing
 from stepscope.runtime.error_text import error_text
-from stepscope.runtime.observing import SignalSource
-from stepscope.runtime.part_errors import from_signal_handler
 from stepscope.runtime.places import place_of, qualified_name
 
 MOST_WRAPPERS = 8
@@ -23,58 +20,7 @@ _MOST_OF_INDEX = 64
 """Characters of the index of an item, where it is no number."""
 
 
-class _OfTorch(SignalSource):
-    """Replaces functions of torch as soon as it is there, and puts them back."""
-
-    module = ""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._undo: list[Callable[[], None]] = []
-        self._watch = TorchImport(self._imported, self.module)
-
-    def begin(self) -> None:
-        """Replaces them now, or when torch is imported."""
-        if not self._undo:
-            self._watch.watch()
-
-    def end(self) -> None:
-        """Puts back what nobody else has replaced since."""
-        self._watch.forget()
-        while self._undo:
-            self._undo.pop()()
-
-    def forget(self) -> None:
-        """What is replaced stays so: a worker of a DataLoader is a forked child."""
-
-    def _imported(self) -> None:
-        try:
-            self._replace_all()
-        except Exception as error:
-            if from_signal_handler(error):
-                raise
-            self.note = f"off: {error_text(error)}"
-
-    def _replace_all(self) -> None:
-        raise NotImplementedError
-
-    def _replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """Puts one function in the place of another, wherever owners have that."""
-        original = getattr(owners[0], name)
-        ours = functools.wraps(original)(make(original))
-
-        def put_back() -> None:
-            for owner in owners:
-                if getattr(owner, name, None) is ours:
-                    setattr(owner, name, original)
-
-        self._undo.append(put_back)
-        for owner in owners:
-            if getattr(owner, name, None) is original:
-                setattr(owner, name, ours)
-
-
-class Loader(_OfTorch):
+class Loader(ReplacesTorch):
     """Facts of a DataLoader where its iteration begins, how many batches were ready at each fetch, and batches of workers."""
 
     signal = "loader"
@@ -86,13 +32,13 @@ class Loader(_OfTorch):
         """Whether workers join the session of the process that started them, without being asked."""
         self._asked = 0
 
-    def _replace_all(self) -> None:
+    def replace_all(self) -> None:
         module: Any = sys.modules[self.module]
-        self._replace("__iter__", self._around_iter, module.DataLoader)
-        self._replace("_next_data", self._around_next, module._MultiProcessingDataLoaderIter)
+        self.replace("__iter__", self._around_iter, module.DataLoader)
+        self.replace("_next_data", self._around_next, module._MultiProcessingDataLoaderIter)
         fetch: Any = sys.modules["torch.utils.data._utils.fetch"]
         for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-            self._replace("fetch", self._around_fetch, getattr(fetch, name))
+            self.replace("fetch", self._around_fetch, getattr(fetch, name))
 
     def _around_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __iter__(loader: Any) -> Any:  # noqa: N807
@@ -230,25 +176,5 @@ def _function(kind: type, *names: str) -> object:
     return None
 
 
-class Checkpoints(_OfTorch):
-    """`torch.save` as a span."""
-
-    signal = "checkpoints"
-    module = "torch"
-
-    def _replace_all(self) -> None:
-        torch: Any = sys.modules["torch"]
-        self._replace("save", _around_save, torch, torch.serialization)
-
-
-def _around_save(original: Callable[..., Any]) -> Callable[..., Any]:
-    def save(*args: Any, **kwargs: Any) -> Any:
-        with _core.span("torch.save", category="checkpoint"):
-            return original(*args, **kwargs)
-
-    return save
-
-
 LOADER = Loader()
 observing.add(LOADER)
-observing.add(Checkpoints())

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepscope.runtime import _core, observing
 from stepscope.runtime.observing import SignalSource
+from stepscope.runtime.places import caller
 
 CATEGORY = "forced write"
 
@@ -43,7 +44,7 @@ def _around(name: str, original: Callable[..., None]) -> Callable[..., None]:
     def sync(*args: Any, **kwargs: Any) -> None:
         if threading.current_thread().name.startswith("stepscope"):
             return original(*args, **kwargs)
-        with _core.span(name, category=CATEGORY):
+        with _core.span(name, category=CATEGORY, place=caller()):
             return original(*args, **kwargs)
 
     return sync

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-from types import CodeType
+from types import CodeType, FrameType
 
 _LIBRARY = re.compile(r"^.*?(?=(?:site|dist)-packages/)|^.*?(?=/lib/python3)")
 """What a file of Python or of an installed package begins with, up to where it tells which one it is."""
@@ -12,6 +13,32 @@ _LIBRARY = re.compile(r"^.*?(?=(?:site|dist)-packages/)|^.*?(?=/lib/python3)")
 def short_file(path: str) -> str:
     """The path of a file; of one that belongs to Python or to an installed package, without the directories above these."""
     return _LIBRARY.sub("", path, count=1)
+
+
+COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
+"""Ends of the files in which every stack begins, if `stepscope run` runs the program."""
+
+
+def in_library(file: str) -> bool:
+    """Whether a file belongs to Python, to a package that was installed, or to the command `stepscope`."""
+    installed = "site-packages" in file or "dist-packages" in file or "/lib/python3" in file
+    return installed or file.startswith("<") or file.endswith(COMMAND)
+
+
+def caller() -> str:
+    """`function (file:line)` of the innermost function of the program on this thread's stack, below who asks; empty if there is
+    none."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    while frame is not None and in_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else described_frame(frame)
+
+
+def described_frame(frame: FrameType) -> str:
+    """`function (file:line)` of a frame."""
+    return f"{frame.f_code.co_qualname} ({short_file(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
 def place_of(what: object) -> str:

@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from stepscope.runtime import _core, clock, strings, tracks
-from stepscope.runtime.places import short_file
+from stepscope.runtime.places import described_frame
 
 CATEGORY = "asyncio queue"
 MOST_QUEUES = 256
@@ -65,8 +65,4 @@ def _caller() -> str:
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_filename == __file__ or "/asyncio/" in frame.f_code.co_filename):
         frame = frame.f_back
-    if frame is None:
-        return "queue"
-    code = frame.f_code
-    name = getattr(code, "co_qualname", code.co_name)
-    return f"{name} ({short_file(code.co_filename)}:{frame.f_lineno})"
+    return "queue" if frame is None else described_frame(frame)

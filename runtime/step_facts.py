@@ -26,19 +26,20 @@ class Phase(IntEnum):
     GARBAGE_COLLECTION = 0
     COMMUNICATION = 1
     CHECKPOINT = 2
-    FORCED_WRITE = 3
-    DATA = 4
-    OPTIMIZER = 5
-    BACKWARD = 6
-    COPY = 7
-    FORWARD = 8
-    SUSPENDED = 9
+    LOGGING = 3
+    FORCED_WRITE = 4
+    DATA = 5
+    OPTIMIZER = 6
+    BACKWARD = 7
+    COPY = 8
+    FORWARD = 9
+    SUSPENDED = 10
     """A task of asyncio waits."""
-    BACKWARD_ELSEWHERE = 10
+    BACKWARD_ELSEWHERE = 11
     """autograd works on a thread of its own, and nothing else is open here."""
-    COMMUNICATION_ELSEWHERE = 11
+    COMMUNICATION_ELSEWHERE = 12
     """A collective goes on in another thread, as gloo's do, and nothing else is open here."""
-    SPAN = 12
+    SPAN = 13
     """Spans of the program, without what is in them of the above."""
 
 
@@ -115,18 +116,22 @@ _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
 
+_BY_CATEGORY = {
+    "gc": Phase.GARBAGE_COLLECTION,
+    "checkpoint": Phase.CHECKPOINT,
+    "logging": Phase.LOGGING,
+    "forced write": Phase.FORCED_WRITE,
+}
+
+
 def class_of(name: str, category: str) -> int:
     """The `Phase` of a span by its name and category; `DEVICE_CLASS` and more for what devices do; 255: none."""
     if category in _KERNELS:
         if category == "gpu_memcpy":
             return DEVICE_CLASS + Device.COPY
         return DEVICE_CLASS + (Device.COMMUNICATION if "nccl" in name.lower() else Device.COMPUTE)
-    if category == "gc":
-        return Phase.GARBAGE_COLLECTION
-    if category == "checkpoint":
-        return Phase.CHECKPOINT
-    if category == "forced write":
-        return Phase.FORCED_WRITE
+    if category in _BY_CATEGORY:
+        return _BY_CATEGORY[category]
     if name.startswith(_COLLECTIVES):
         return Phase.COMMUNICATION
     if name.startswith("enumerate(DataLoader)") or category == "data":

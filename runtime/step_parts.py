@@ -13,6 +13,7 @@ NAMES = {
     Phase.GARBAGE_COLLECTION: "garbage collection",
     Phase.COMMUNICATION: "communication",
     Phase.CHECKPOINT: "checkpoint",
+    Phase.LOGGING: "logging",
     Phase.FORCED_WRITE: "forced writes",
     Phase.DATA: "data",
     Phase.OPTIMIZER: "optimizer",

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.backends import torch_loader
+from stepscope.backends import torch_loader, training_outputs
 from stepscope.backends.base import Backend, Streaming
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
@@ -58,7 +58,7 @@ class _Analysis:
 
 analysed.by = _Analysis()
 
-_INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader)
+_INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader, training_outputs)
 """Imported for what they install: profilers that are open at the interpreter's exit are closed, and signals are known. A profiler that
 is made later may find no descriptors to import them."""
 

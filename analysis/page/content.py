@@ -6,7 +6,7 @@ import itertools
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
 from stepscope.runtime.open_window import RECORDER, STEPS
-from stepscope.runtime.step_facts import Facts
+from stepscope.runtime.step_facts import Facts, Phase
 from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
 from stepscope.runtime.table import human_count, human_number, human_time, percents, printable
@@ -41,20 +41,23 @@ MOST_METADATA = 100
 MOST_NOTES = 50
 MOST_WINDOWS = 8
 """Windows whose steps are named."""
-_READINGS = dict(
-    stacks="samples",
-    collections="collections",
-    loader="loaders",
-    writes="forced_writes",
-    tasks="tasks",
-    threads="thread_cpu",
-)
-"""Signals, each with where a `RankSummary` has what it recorded."""
+_READINGS: dict[str, Callable[[RankSummary], object]] = {
+    "steps": lambda rank: bool(np.isfinite(rank.facts["cpu_ns"]).any()),
+    "stacks": lambda rank: rank.samples,
+    "collections": lambda rank: rank.collections,
+    "loader": lambda rank: rank.loaders,
+    "checkpoints": lambda rank: rank.calls[Phase.CHECKPOINT],
+    "logging": lambda rank: rank.calls[Phase.LOGGING],
+    "writes": lambda rank: rank.calls[Phase.FORCED_WRITE],
+    "tasks": lambda rank: rank.tasks,
+    "threads": lambda rank: rank.thread_cpu,
+}
+"""Signals, each with what a `RankSummary` has of it."""
 
 _NAMES_OF_COLOURS: dict[str, tuple[str, ...]] = {
     "collection": ("garbage collection",),
     "communication": ("communication", "communicating", "calling collectives"),
-    "checkpoint": ("checkpoint",),
+    "checkpoint": ("checkpoint", "logging"),
     "data": ("data", "waiting for data"),
     "optimizer": ("optimizer", "other calls of the device's runtime"),
     "backward": ("backward", "Python"),
@@ -429,9 +432,7 @@ def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[st
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
     steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]
-    signals = [name for name, kept in _READINGS.items() if any(getattr(each, kept) for each in summaries)]
-    if any(np.isfinite(each.facts["cpu_ns"]).any() for each in summaries):
-        signals.insert(0, "steps")
+    signals = [name for name, recorded in _READINGS.items() if any(map(recorded, summaries))]
     return {
         "steps recorded": steps + (["…"] if len(of_one) > MOST_WINDOWS else []),
         "backends": sorted({name for window in windows for name in window.ledger.sources} - {RECORDER, STEPS}),

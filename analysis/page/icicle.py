@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from stepscope.analysis.findings import Place
-from stepscope.analysis.rank_summary import COMMAND, Sample, in_library, parse_frame
+from stepscope.analysis.rank_summary import Sample, parse_frame
+from stepscope.runtime.places import COMMAND, in_library
 from stepscope.runtime.table import printable
 
 MOST_TEXT = 160

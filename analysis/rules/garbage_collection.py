@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from stepscope.analysis.evidence import intervals, longest, places, samples_at, steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest, samples_in
-from stepscope.analysis.thresholds import FINDING
+from stepscope.analysis.thresholds import COLLECTIONS_ASKED, FINDING
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
 
@@ -23,9 +24,8 @@ def check(job: Job) -> list[Finding]:
     inside = [each for each in rank.collections if begin <= each.ts < end]
     full = [each for each in inside if each.generation == 2]
     # Python itself collects the oldest generation after ten collections of the one before (gc.get_threshold), or more.
-    asked = len(full) > 1 and sum(each.generation == 1 for each in inside) < 5 * len(full)
-    intervals = [(one.ts, one.ts + one.dur) for one in full]
-    place = hottest(samples_in(rank.samples_in_steps(), intervals)) if full else None
+    asked = len(full) > 1 and sum(each.generation == 1 for each in inside) < COLLECTIONS_ASKED * len(full)
+    place = hottest(samples_in(rank.samples_in_steps(), intervals(full))) if full else None
     each = human_time(float(np.median([one.dur for one in full or inside]))) if inside else ""
     return [
         Finding(
@@ -36,25 +36,25 @@ def check(job: Job) -> list[Finding]:
             evidence=(
                 f"{human_count(len(full), 'full collection')} in {len(took)} steps, {each} each at the median; "
                 f"{int((spent > 0).sum())} steps had a collection",
-                *(() if place is None else (f"{place.share:.0%} of the stack samples taken then are in {place}",)),
+                *samples_at(place, "taken then"),
             ),
             action=f"leave out gc.collect() in {'the loop' if place is None else place.function}"
             if asked
             else "gc.freeze() and gc.disable() before the loop, and gc.collect() now and then in it; or keep fewer objects",
             gain=f"up to {cost:.0%} of the run",
             certainty="certain",
-            steps=tuple(rank.judged_steps["step"][np.argsort(spent)[-3:]].tolist()),
-            places=() if place is None else (place,),
+            steps=steps_with_most(rank.judged_steps, spent),
+            events=longest(rank, inside, "garbage collection"),
+            places=places(place),
         )
     ]
 
 
-RULES = (
-    Rule(
-        id="garbage-collection",
-        needs="collections (gc.callbacks)",
-        finds="collections that the program asks for in its loop, and automatic ones over many objects",
-        wrong_if="gc.disable() changes nothing",
-        check=check,
-    ),
+RULE = Rule(
+    id="garbage-collection",
+    needs="collections (gc.callbacks)",
+    finds="collections that the program asks for in its loop, and automatic ones over many objects",
+    threshold=f"{FINDING:.0%} of the time of all steps",
+    wrong_if="gc.disable() changes nothing",
+    check=check,
 )

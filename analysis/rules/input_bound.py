@@ -7,30 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analysis.evidence import longest, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.rank_summary import Sample, durations, hottest, in_library, program_functions
-from stepscope.analysis.rules.contention import children_run, demand
-from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MOST_WORKERS
+from stepscope.analysis.processors import children_run, demand
+from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.sampled_stacks import in_collate, in_loader
+from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MAJORITY, MOST_WORKERS, USUAL_STEPS
 from stepscope.runtime.step_facts import Phase
 from stepscope.runtime.table import human_count, human_time
-
-LOADER_FILES = ("torch/utils/data/",)
-
-
-def in_loader(sample: Sample) -> bool:
-    """Whether the thread was in a DataLoader."""
-    return any(file in sample.stack for file in LOADER_FILES)
-
-
-def in_collate(sample: Sample, facts: dict[str, Any]) -> bool:
-    """Whether a loader's own `collate_fn` is on the stack."""
-    file, _, _ = str(facts.get("collate_place", "")).rpartition(":")
-    name = str(facts.get("collate", ""))
-    return not in_library(file) and any(
-        where == file and name.endswith((f".{function}", f".{function.removesuffix('.__call__')}"))
-        for function, where in program_functions(sample.stack)
-    )
 
 
 def item_of(facts: dict[str, Any]) -> Place | None:
@@ -47,7 +32,7 @@ def check(job: Job) -> list[Finding]:
     """
     rank = job.main
     data, step = rank.phase(Phase.DATA), durations(rank.judged_steps)
-    usual = step <= np.quantile(step, 0.95)
+    usual = step <= np.quantile(step, USUAL_STEPS)
     whole, cost = float(step[usual].mean()), float(data[usual].mean())
     share = cost / whole
     if share < FINDING:
@@ -88,7 +73,7 @@ def check(job: Job) -> list[Finding]:
         else "make items cheaper, or prepare them once before the training"
     )
     collating = sum(in_collate(sample, facts) for sample in samples)
-    if not workers and place is not None and collating > 0.5 * len(samples):
+    if not workers and place is not None and collating > MAJORITY * len(samples):
         kind = "slow-collate"
         evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
         action = f"make {place.function} cheaper, or let workers run it: {action}"
@@ -105,18 +90,18 @@ def check(job: Job) -> list[Finding]:
             action=action,
             gain=gain,
             certainty="certain" if workers is not None else "likely",
-            steps=tuple(rank.judged_steps["step"][np.argsort(data)[-3:]].tolist()),
-            places=() if place is None else (place,),
+            steps=steps_with_most(rank.judged_steps, data),
+            events=longest(rank, rank.fetches, "fetch"),
+            places=places(place),
         )
     ]
 
 
-RULES = (
-    Rule(
-        id="input-bound",
-        needs="torch's operators; the loader's facts and stack samples say why",
-        finds="a DataLoader that the training waits for: on its own process, with workers that are too slow, or with a slow collate_fn",
-        wrong_if="a step takes as long with one batch that is used again and again",
-        check=check,
-    ),
+RULE = Rule(
+    id="input-bound",
+    needs="torch's operators; the loader's facts and stack samples say why",
+    finds="a DataLoader that the training waits for: on its own process, with workers that are too slow, or with a slow collate_fn",
+    threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps",
+    wrong_if="a step takes as long with one batch that is used again and again",
+    check=check,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.findings import Finding
+from stepscope.analysis.findings import EventReference, Finding
 from stepscope.analysis.job import Job, Rule
 
 
@@ -23,17 +23,17 @@ def check(job: Job) -> list[Finding]:
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
                     certainty="certain",
                     steps=(step,),
+                    events=(EventReference(name, ts, 0, rank.rank),),
                 )
             )
     return found[:1]
 
 
-RULES = (
-    Rule(
-        id="not-finite",
-        needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
-        finds="the first step with a value that is NaN or infinite",
-        wrong_if="the value is finite again in the next step",
-        check=check,
-    ),
+RULE = Rule(
+    id="not-finite",
+    needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
+    finds="the first step with a value that is NaN or infinite",
+    threshold="one such value",
+    wrong_if="the value is finite again in the next step",
+    check=check,
 )

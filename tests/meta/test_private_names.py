@@ -19,7 +19,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from tests.support.basics import ROOT, mindspore_python, missing, require
 
-PARTS = ("runtime", "backends", "exporters", "collector", "compat", "stepscope")
+PARTS = ("runtime", "backends", "exporters", "analysis", "collector", "compat", "stepscope")
 PRIVATE = re.compile(r"_(?!Z)[A-Za-z]\w*(?<!_)")
 """Not so are names in underscores on both sides, as of enums, and those of C++ functions as libraries export them."""
 DOCUMENTED = {"_replace", "_thread"}

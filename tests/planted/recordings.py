@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.analysis import explain
 from stepscope.analysis.findings import Answer, DeviceAnswer
-from stepscope.analysis.rank_summary import Collection, RankSummary, Row, Sample, TaskRun, judged_steps_of
+from stepscope.analysis.rank_summary import Call, Collection, Fetch, RankSummary, Row, Sample, TaskRun, judged_steps_of
 from stepscope.analysis.recording import Rank, Recording, load
 from stepscope.runtime.step_facts import FACTS_DTYPE, Device, Facts, Phase
 from tests.planted.live import Outcome, Program, programs
@@ -38,7 +38,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[TaskRun]
     callbacks: list[TaskRun] = []
     suspended: list[tuple[list[int], list[int], list[int]]]
-    forced_writes: list[tuple[int, int]]
+    calls: dict[Phase, list[Call]] = {}
+    fetches: list[Fetch] = []
     not_finite: dict[str, int]
     queue: list[float]
     thread_cpu: Series
@@ -83,6 +84,7 @@ def summary_of(kept: Stored) -> RankSummary:
     summary.rank, summary.name, summary.notes = kept.rank, kept.name, ()
     for name in PLAIN:
         setattr(summary, name, getattr(kept, name))
+    summary.calls = {phase: kept.calls.get(phase, []) for phase in Phase}
     summary.suspended = [cast(Any, tuple(np.array(part, np.int64) for part in each)) for each in kept.suspended]
     count = max(map(len, kept.facts.values()), default=0)
     summary.facts = np.zeros(count, FACTS_DTYPE)

@@ -354,6 +354,27 @@ def test_forced_writes_are_spans(tmp_path: Path) -> None:
     assert (found.facts()["phases"][:3, Phase.FORCED_WRITE] > 0).all()
 
 
+def test_what_tensorboard_is_given_counts_as_logging(tmp_path: Path) -> None:
+    """With the function of the program that calls, also by way of a library's."""
+    writer: Any = require("torch.utils.tensorboard").SummaryWriter
+    before = writer.add_histogram
+    tensor = require("torch").ones(100)
+
+    def log(to: Any) -> None:
+        to.add_histogram("weights", tensor, 1)
+
+    to = writer(str(tmp_path / "board"))
+    with traced(tmp_path, "logging") as found:
+        for _ in range(3):
+            functools.reduce(lambda _, each: log(each), [to], None)
+            found.profiler.step()
+    to.close()
+    assert writer.add_histogram is before
+    assert Counter(row.name for row in found.of("logging")) == {"SummaryWriter.add_histogram": 3}
+    phases = found.facts()["phases"][:3]
+    assert (phases[:, Phase.LOGGING] > 0).all() and not phases[:, Phase.SPAN].any()
+
+
 def test_lengths_of_queues_are_counted_by_the_place_where_each_is_made(tmp_path: Path) -> None:
     """As long as the program keeps them; a queue's class stays as it was."""
     queues: Any = asyncio.Queue
@@ -589,7 +610,7 @@ def test_what_was_put_over_the_wrapper_of_callbacks_stays(tmp_path: Path, monkey
 
 
 TRAINING = """
-import functools, sys, time
+import functools, os, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -605,7 +626,7 @@ def pack(items, scale):
     return torch.stack(items) * scale
 
 def numbered(number):
-    print("worker", number, flush=True)
+    os.write(1, f"worker {number}\\n".encode())  # whole, as two of them write at once
 
 if __name__ == "__main__":
     workers, method = int(sys.argv[1]), sys.argv[2]
@@ -661,7 +682,9 @@ def check_training(tmp_path: Path, workers: int, method: str) -> None:
         "collate": "__main__.pack",
         "collate_place": f"{script}:{lines.index('def pack(items, scale):') + 1}",
     }
-    assert [event["cat"] for event in events if event["name"] == "torch.save"] == ["checkpoint"]
+    (saved,) = [event for event in events if event["name"] == "torch.save"]
+    line = 1 + lines.index('    torch.save(model.state_dict(), "model.pt")')
+    assert (saved["cat"], saved["args"]) == ("checkpoint", {"place": f"<module> ({script}:{line})"})
     if workers:
         assert len(named["loader queue"]) >= 5
         assert [event["args"] for event in named["fetch"]] == [{"items": 4}] * 5

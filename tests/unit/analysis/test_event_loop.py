@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.event_loop import TURN_NS, loops_of
 from stepscope.analysis.rank_summary import RankSummary, Sample, TaskRun
-from stepscope.analysis.rules.asyncio_loop import blocked
+from stepscope.analysis.rules.loop_blocked import blocked
 
 MS = 1_000_000
 
 
 class Recorded:
     """A process with tasks, as far as loops are made of it."""
+
+    rank = None
 
     def __init__(
         self,

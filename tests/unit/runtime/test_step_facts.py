@@ -30,6 +30,7 @@ KINDS = {
     Phase.GARBAGE_COLLECTION: ("garbage collection", "gc"),
     Phase.COMMUNICATION: ("gloo:all_reduce", "user_annotation"),
     Phase.CHECKPOINT: ("torch.save", "checkpoint"),
+    Phase.LOGGING: ("SummaryWriter.add_scalar", "logging"),
     Phase.DATA: ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "user_annotation"),
     Phase.OPTIMIZER: ("Optimizer.step#SGD.step", "user_annotation"),
     Phase.BACKWARD: ("autograd::engine::evaluate_function: MulBackward0", "cpu_op"),

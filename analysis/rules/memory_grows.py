@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS
+from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS, LATE_GROWTH
 
 
 def check(job: Job) -> list[Finding]:
@@ -28,7 +28,7 @@ def check(job: Job) -> list[Finding]:
         if not monotonic or growth < GROWTH_BYTES or slope * 100 < GROWTH_PER_100_STEPS * values[0] or late <= 0:
             continue
         # What grows at first and then no more is a cache that fills.
-        if float(thirds[2][-1] - thirds[2][0]) < 0.15 * float(values[-1] - values[0]):
+        if float(thirds[2][-1] - thirds[2][0]) < LATE_GROWTH * float(values[-1] - values[0]):
             continue
         found.append(
             Finding(
@@ -41,17 +41,18 @@ def check(job: Job) -> list[Finding]:
                 gain="the run does not end for lack of memory",
                 certainty="certain",
                 ranks=() if rank.rank is None else (rank.rank,),
+                steps=(int(rank.judged_steps["step"][known[-1]]), int(rank.judged_steps["step"][known[0]])),
             )
         )
     return found[:1]
 
 
-RULES = (
-    Rule(
-        id="memory-grows",
-        needs="resident memory at each step",
-        finds="memory that the loop keeps",
-        wrong_if="it is level in a run that is ten times as long",
-        check=check,
-    ),
+RULE = Rule(
+    id="memory-grows",
+    needs="resident memory at each step",
+    finds="memory that the loop keeps",
+    threshold=f"{GROWTH_PER_100_STEPS:.0%} of the memory in 100 steps and {GROWTH_BYTES >> 20} MiB in the run, in each third of it, and "
+    f"{LATE_GROWTH:.0%} of that in the last",
+    wrong_if="it is level in a run that is ten times as long",
+    check=check,
 )

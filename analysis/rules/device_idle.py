@@ -1,0 +1,72 @@
+"""Devices that idle."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.device_times import device_times
+from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
+from stepscope.analysis.evidence import steps_with_most
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.thresholds import DEVICE_IDLE
+from stepscope.runtime.step_facts import Device
+from stepscope.runtime.table import human_time
+
+FEWER_KERNELS = (
+    "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"
+)
+ACTIONS = {
+    NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
+    NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
+    NAMES[Activity.COLLECTION]: "collect garbage less often: gc.freeze() before the loop, gc.disable() in it",
+    NAMES[Activity.CHECKPOINT]: "write checkpoints beside the training, or less often",
+    NAMES[
+        Activity.RUNTIME
+    ]: "find out why the loop calls the device's runtime: allocating memory and emptying caches are such calls",
+}
+"""What to try by what the host did most while the device idled."""
+
+
+def check(job: Job) -> list[Finding]:
+    """Checks the median rank, which stands for all; the evidence has the range over the ranks."""
+    uses = sorted(device_times(job), key=lambda use: use.idle)
+    if not uses or (use := uses[(len(uses) - 1) // 2]).idle < DEVICE_IDLE:
+        return []
+    step = float(np.median(use.took))
+    several = len(use.rank.devices) > 1
+    device = max(use.rank.devices, key=lambda device: device.idle, default=None)
+    copies = use.ns(Device.COPY)
+    evidence = [
+        f"kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))} of a step of {human_time(step)}"
+        + (f", and copies beside them {human_time(copies)}" if copies else "")
+    ]
+    action = FEWER_KERNELS
+    if device is not None and device.meanwhile:
+        evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
+        action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
+    if len(uses) > 1:
+        evidence.append(f"by rank it is {uses[0].idle:.0%} to {uses[-1].idle:.0%}")
+    return [
+        Finding(
+            id="device-idle",
+            title=f"{'All devices of a process idle' if several else 'The device idles'} {use.idle:.0%} of each step.",
+            cost=use.idle,
+            cost_ns=use.idle * step,
+            evidence=tuple(evidence),
+            action=action,
+            gain=f"up to {human_time(use.idle * step)} of each step",
+            certainty="certain",
+            steps=steps_with_most(use.steps, use.took - use.device.sum(axis=1)),
+        )
+    ]
+
+
+RULE = Rule(
+    id="device-idle",
+    needs="kernels of devices (kineto mode)",
+    finds="devices on which nothing runs, and what the host does meanwhile",
+    threshold=f"{DEVICE_IDLE:.0%} of the step on the median rank",
+    wrong_if="the device's own counters say that it is busy",
+    check=check,
+)

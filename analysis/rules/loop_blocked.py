@@ -1,0 +1,96 @@
+"""Event loops that a task or callback blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from stepscope.analysis.event_loop import Loop, loops_of
+from stepscope.analysis.evidence import MOST_EVENTS, places, samples_at
+from stepscope.analysis.findings import EventReference, Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
+from stepscope.analysis.thresholds import BLOCKED_NS, LOOP_BLOCKED
+from stepscope.runtime.places import in_library
+from stepscope.runtime.step_facts import union
+from stepscope.runtime.table import human_time
+
+
+def check(job: Job) -> list[Finding]:
+    """Finds a loop that tasks or callbacks block: they run for longer than `BLOCKED_NS` at a stretch."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks) + len(each.callbacks))
+    found = [blocked(rank, loop) for loop in loops_of(rank)]
+    return [finding for finding in found if finding is not None][:1]
+
+
+def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
+    """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
+    begin, end = loop.begin, loop.end
+    took = end - begin
+    long = np.flatnonzero(took >= BLOCKED_NS)
+    if not len(long):
+        return None
+    first_of, last_of = union(begin[long], end[long])  # a callback may begin a task that runs at once
+    blocked_ns = float((last_of - first_of).sum())
+    cost = blocked_ns / max(loop.length, 1)
+    if cost < LOOP_BLOCKED:
+        return None
+    who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
+    stretches = [
+        (begin, end, loop.names[at])
+        for begin, end, at in zip(begin[long].tolist(), end[long].tolist(), long.tolist(), strict=True)
+    ]
+    place = hottest(samples_in(rank.samples, [(first, last) for first, last, _ in stretches]))
+    by_callback = who in {each.name for each in loop.callbacks}
+    if place is None and by_callback:
+        place = parse_frame(who)
+        place = None if place is None or in_library(place.file) else place
+    longest = int(took[long].max())
+    waited: Counter[str] = Counter()
+    ready = loop.ready()
+    for first, last, name in ready:
+        inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
+        waited[name] += int(np.maximum(inside, 0).sum())
+    evidence = [
+        f"{len(long)} times a task or callback ran for {human_time(BLOCKED_NS)} or longer without an await that waits: "
+        f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
+    ]
+    names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
+    if names:
+        delays = [last - first for first, last, _ in ready]
+        evidence.append(f"other tasks were ready meanwhile and had to wait, in sum and at most: {', '.join(names)}")
+        evidence.append(
+            f"a task that was ready waited for its turn for {human_time(max(delays))} at most, and for "
+            f"{human_time(float(np.quantile(delays, 0.95)))} or less in 95 of 100 times"
+        )
+    if place is not None and place.share:
+        evidence += samples_at(place, "taken then")
+    function = place.function if place else "..."
+    thread = f"loop.run_in_executor(None, {function})" if by_callback else f"await asyncio.to_thread({function})"
+    return Finding(
+        id="loop-blocked",
+        title=f"The event loop is blocked {cost:.0%} of the time, up to {human_time(longest)} at a stretch.",
+        cost=cost,
+        cost_ns=blocked_ns,
+        evidence=tuple(evidence),
+        action=f"{thread}, or a process pool if it computes in Python",
+        gain="other tasks no longer wait for it",
+        certainty="certain" if place is not None else "likely",
+        events=tuple(
+            EventReference(name, first, last - first, rank.rank)
+            for first, last, name in sorted(stretches, key=lambda each: each[0] - each[1])[:MOST_EVENTS]
+        ),
+        places=places(place),
+    )
+
+
+RULE = Rule(
+    id="loop-blocked",
+    needs="tasks and long callbacks of asyncio (`stepscope run`); stack samples say where",
+    finds="a function that runs on the event loop for long",
+    threshold=f"{LOOP_BLOCKED:.0%} of the run in stretches of {BLOCKED_NS // 1_000_000} ms or longer",
+    wrong_if="others are answered as late with that function on a thread",
+    check=check,
+    of_steps=False,
+)

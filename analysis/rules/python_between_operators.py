@@ -1,0 +1,107 @@
+"""The program's own Python, between operators."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.evidence import places, steps_with_most
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.operators import operators_a_step
+from stepscope.analysis.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
+from stepscope.analysis.sampled_stacks import in_backward, in_loader, in_program_code
+from stepscope.analysis.thresholds import (
+    FEWEST_SAMPLES,
+    FINDING,
+    MAJORITY,
+    NO_PLACE,
+    RECORDING_NS,
+    UNCOVERED_PLACE,
+    WAITING,
+    WRITING,
+    WRITTEN_BYTES,
+)
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+
+def check(job: Job) -> list[Finding]:
+    """Finds time that no operator covers, and the function of the program in which it goes."""
+    rank = job.main
+    took = durations(rank.judged_steps)
+    queued = np.minimum(np.nan_to_num(rank.judged_steps["run_queue_ns"]) / took, 1)
+    # Of what the thread waits for processors, each phase has its part.
+    uncovered = (rank.uncovered() + rank.phase(Phase.SPAN)) * (1 - queued)
+    uncovered = np.maximum(uncovered - RECORDING_NS * operators_a_step(rank), 0)
+    cost = float(np.median(uncovered)) / float(np.median(took))
+    if cost < FINDING:
+        return []
+    samples = [
+        sample
+        for sample in rank.samples_in_steps()
+        if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
+    ]
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    if place is not None and place.share < UNCOVERED_PLACE:
+        place = None
+    waiting = [sample for sample in samples if sample.state in {"S", "D"}]
+    running = _running(rank, uncovered)
+    spent = human_time(float(np.median(uncovered)))
+    evidence = [
+        f"{spent} of {human_time(rank.step_ns)} in a step are in no operator and no phase of the training; it is more than "
+        f"{FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
+    ]
+    if place is not None:
+        evidence.append(f"{place.share:.0%} of the stack samples in the program's own code are in {place}")
+    gain = f"about {spent} of each step"
+    if written_bytes(rank) >= WRITTEN_BYTES and running < WRITING:
+        return [forced_writes(rank, cost, evidence, place, gain, "likely")]
+    if place is None and cost < NO_PLACE:
+        return []
+    waits = running < WAITING and len(waiting) > MAJORITY * max(len(samples), 1)
+    if not waits and not rank.judged_steps["operators"].any():
+        return []  # a loop of Python alone does what it is for
+    if waits:
+        title, kind = f"The program's own code waits {cost:.0%} of each step.", "program-waits"
+        action = "move what it waits for to another thread: sleeps, locks, network, files"
+    else:
+        title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
+        action = "vectorize it, do it less often, or move it to the loader's workers"
+    if place is not None:
+        action = f"{place.function}: {action}"
+    return [
+        Finding(
+            id=kind,
+            title=title,
+            cost=cost,
+            cost_ns=float(np.median(uncovered)),
+            evidence=tuple(evidence),
+            action=action,
+            gain=gain,
+            certainty="certain" if place is not None else "likely",
+            steps=steps_with_most(rank.judged_steps, uncovered),
+            places=places(place),
+        )
+    ]
+
+
+def _running(rank: RankSummary, uncovered: np.ndarray) -> float:
+    """The share of uncovered time in which the thread runs, at most: the processor time that the other phases leave."""
+    cpu = rank.judged_steps["cpu_ns"]
+    if not np.isfinite(cpu).any() or not uncovered.sum():
+        return 1.0
+    queued = np.nan_to_num(rank.judged_steps["run_queue_ns"])  # ready to run
+    covered = durations(rank.judged_steps) - uncovered
+    return float(np.clip(np.nanmedian((cpu + queued - covered) / np.maximum(uncovered, 1)), 0.0, 1.0))
+
+
+RULE = Rule(
+    id="python-between-operators",
+    needs="torch's operators; stack samples and processor time say where and why",
+    finds="Python of the program that runs, waits (`program-waits`) or writes (`forced-writes`) between operators",
+    threshold=f"{FINDING:.0%} of the step, with a function that has {UNCOVERED_PLACE:.0%} of the samples of the program's own code; "
+    f"{NO_PLACE:.0%} without",
+    wrong_if="the step is as long without the function that is named",
+    check=check,
+)

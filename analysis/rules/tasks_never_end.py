@@ -1,0 +1,59 @@
+"""Tasks of asyncio that pile up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from stepscope.analysis.event_loop import length_of
+from stepscope.analysis.evidence import longest
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.thresholds import AT_THE_END, MAJORITY, NEVER_ENDING
+
+
+def check(job: Job) -> list[Finding]:
+    """Finds tasks of one name that are open at the end, though they began evenly over the run."""
+    rank = max(job.ranks, key=lambda each: len(each.tasks))
+    if len(rank.tasks) < NEVER_ENDING:
+        return []
+    end = max(task.ts + task.dur for task in rank.tasks)
+    # asyncio.run cancels at its end what is still there.
+    late = end - AT_THE_END * length_of(rank.tasks)
+    left = [task for task in rank.tasks if task.open or task.ts + task.dur > late]
+    opened = Counter(task.name for task in left)
+    all_of = Counter(task.name for task in rank.tasks)
+    found: list[Finding] = []
+    for name, count in opened.items():
+        if count < NEVER_ENDING or count < MAJORITY * all_of[name]:
+            continue
+        starts = np.array([task.ts for task in left if task.name == name])
+        spread = (starts.max() - starts.min()) / max(end - starts.min(), 1)
+        if spread < MAJORITY:  # began together: a pool
+            continue
+        found.append(
+            Finding(
+                id="tasks-never-end",
+                title=f"Tasks never end: {count:,} tasks named {name} were open at the end of the run.",
+                evidence=(
+                    f"{count:,} of {all_of[name]:,} tasks of that name did not end; they began all through the run",
+                ),
+                action="find out what they wait for; give it a timeout (asyncio.timeout), or cancel tasks that nobody needs any more",
+                gain="memory no longer grows with every request",
+                certainty="certain",
+                events=longest(rank, [task for task in left if task.name == name]),
+            )
+        )
+    return found[:1]
+
+
+RULE = Rule(
+    id="tasks-never-end",
+    needs="tasks of asyncio",
+    finds="tasks that are begun all through the run and do not end",
+    threshold=f"{NEVER_ENDING} tasks of one name, {MAJORITY:.0%} or more of those that were begun",
+    wrong_if="their number is level in a run that is ten times as long",
+    check=check,
+    of_steps=False,
+)

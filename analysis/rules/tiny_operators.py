@@ -1,0 +1,56 @@
+"""Thousands of tiny operators in a step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stepscope.analysis.evidence import places, samples_at, steps_with_most
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job, Rule
+from stepscope.analysis.operators import gaps_ns, hottest_of_operators
+from stepscope.analysis.rank_summary import durations
+from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, TINY_OPERATOR_NS
+from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.table import human_time
+
+
+def check(job: Job) -> list[Finding]:
+    """Finds steps of many tiny operators, by what the forward pass and the gaps between operators take."""
+    rank = job.main
+    count = float(np.median(rank.judged_steps["operators"]))
+    if count < MANY_OPERATORS:
+        return []
+    mean = float(np.median(rank.judged_steps["operator_ns"])) / count
+    spent = float(np.median(rank.phase(Phase.FORWARD))) + gaps_ns(rank)
+    share = spent / float(np.median(durations(rank.judged_steps)))
+    if mean > TINY_OPERATOR_NS or share < FINDING:
+        return []
+    place = hottest_of_operators(rank)
+    return [
+        Finding(
+            id="tiny-operators",
+            title=f"{count:,.0f} tiny operators in each step: launching them takes the time.",
+            cost=share,
+            cost_ns=spent,
+            evidence=(
+                f"an operator takes {human_time(mean)} on average; the forward pass and the gaps between operators take "
+                f"{human_time(spent)} of {human_time(rank.step_ns)}",
+                *samples_at(place, "outside of backward"),
+            ),
+            action="one operator on a whole tensor instead of a loop over its parts; torch.compile, or foreach and fused optimizers",
+            gain=f"up to {human_time(spent)} of each step",
+            certainty="likely",
+            steps=steps_with_most(rank.judged_steps, rank.judged_steps["operators"]),
+            places=places(place),
+        )
+    ]
+
+
+RULE = Rule(
+    id="tiny-operators",
+    needs="torch's operators; stack samples say where",
+    finds="a loop over elements that launches operators for each",
+    threshold=f"{MANY_OPERATORS:,} operators in a step, {TINY_OPERATOR_NS // 1000} us or less each on average",
+    wrong_if="the step is as long with the loop replaced by one operator",
+    check=check,
+)
