@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+from stepscope.analysis.findings import Place
 from stepscope.analysis.rank_summary import Sample, parse_frame, program_functions
+from stepscope.analysis.thresholds import DISTINCT, FEWEST_SAMPLES
 from stepscope.runtime.places import in_library
 
+SAME = 0.05
+"""Of two functions whose shares differ by less, the inner one is named."""
 LOADER_FILES = ("torch/utils/data/",)
 
 
@@ -46,3 +51,28 @@ def in_program_code(sample: Sample) -> bool:
     return frame is not None and (
         not in_library(frame.file) or "/lib/python3" in frame.file and "site-packages" not in frame.file
     )
+
+
+def only_in(slow: list[Sample], usual: list[Sample], distinct: float = DISTINCT) -> Place | None:
+    """The innermost function of the program that has many more of some samples than of others.
+
+    Args:
+        slow: samples of what is slow.
+        usual: samples of the same where it is not.
+        distinct: by how much its share must be larger, from 0 to 1.
+    """
+    if len(slow) < FEWEST_SAMPLES:
+        return None
+    stacks = [program_functions(sample.stack) for sample in slow]
+    here = Counter(function for stack in stacks for function in stack)
+    there = Counter(function for sample in usual for function in program_functions(sample.stack))
+    best, most = None, 0.0
+    for function, count in here.items():  # outer ones first
+        share = count / len(slow)
+        distance = share - there[function] / max(len(usual), 1)
+        if distance >= distinct and distance >= most - SAME:
+            best, most = function, max(distance, most)
+    if best is None:
+        return None
+    line, _ = Counter(stack[best] for stack in stacks if best in stack).most_common(1)[0]
+    return Place(*best, line, here[best] / len(slow))

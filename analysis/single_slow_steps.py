@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from stepscope.analysis.evidence import intervals, longest, place_of_calls
 from stepscope.analysis.findings import EventReference, Place
 from stepscope.analysis.job import Job
-from stepscope.analysis.rank_summary import Call, Sample, durations, program_functions
+from stepscope.analysis.rank_summary import Call, durations
+from stepscope.analysis.sampled_stacks import only_in
 from stepscope.analysis.thresholds import (
     COVERED,
-    DISTINCT,
     FEWEST_PERIODS,
-    FEWEST_SAMPLES,
     MOST_SLOW_STEPS,
     PERIODIC,
     PERIODS_SLOW,
@@ -33,8 +32,6 @@ MOST_NUMBERS = 5
 """Slow steps that are named in a sentence."""
 MUCH_WRITTEN = 1 << 20
 """Bytes that a slow step must write for this to be said."""
-SAME = 0.05
-"""Of two functions whose shares differ by less, the inner one is named."""
 
 
 class SlowSteps:
@@ -127,25 +124,6 @@ def contended(job: Job) -> bool:
         if len(rank.judged_steps)
     ]
     return max(shares, default=0.0) >= RUN_QUEUE / 2
-
-
-def only_in(slow: list[Sample], usual: list[Sample]) -> Place | None:
-    """The innermost function of the program in which most samples of slow steps are, and few samples of other steps."""
-    if len(slow) < FEWEST_SAMPLES:
-        return None
-    stacks = [program_functions(sample.stack) for sample in slow]
-    here = Counter(function for stack in stacks for function in stack)
-    there = Counter(function for sample in usual for function in program_functions(sample.stack))
-    best, most = None, 0.0
-    for function, count in here.items():  # outer ones first
-        share = count / len(slow)
-        distance = share - there[function] / max(len(usual), 1)
-        if distance >= DISTINCT and distance >= most - SAME:
-            best, most = function, max(distance, most)
-    if best is None:
-        return None
-    line, _ = Counter(stack[best] for stack in stacks if best in stack).most_common(1)[0]
-    return Place(*best, line, here[best] / len(slow))
 
 
 def period_of(slow: NDArray[np.int64], excess: NDArray[np.float64], count: int) -> int:

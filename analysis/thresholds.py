@@ -28,6 +28,8 @@ FEWEST_SLOW_ITEMS = 3
 
 RANK_WAIT = 0.10
 """Share of the step for which other ranks wait for a rank, to be a finding."""
+RANK_DISTINCT = 0.2
+"""A function makes a rank slow if its share of the rank's samples is larger by this than its share on the others."""
 RANK_LAST = 0.60
 """Share of the steps in which a rank must be the last one, to be the slow rank."""
 UNEVEN_WORK = 0.20

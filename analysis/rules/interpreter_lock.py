@@ -13,6 +13,18 @@ from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, OTHER_THREAD
 from stepscope.runtime.table import human_time
 
+WAITING_IN = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py")
+"""Ends of the files in whose functions a thread waits without the lock."""
+
+
+def is_waiting(other: str) -> bool:
+    """Whether a thread that ran since the sample before waits now.
+
+    Args:
+        other: its name and what it is in, `name: function (file:line)`.
+    """
+    return other.rpartition(":")[0].endswith(WAITING_IN)
+
 
 def check(job: Job) -> list[Finding]:
     """Finds another thread that runs Python while the thread that steps does not run."""
@@ -20,7 +32,7 @@ def check(job: Job) -> list[Finding]:
     samples = rank.samples_in_steps()
     if len(samples) < FEWEST_SAMPLES:
         return []
-    others = Counter(sample.other for sample in samples if sample.other)
+    others = Counter(sample.other for sample in samples if sample.other and not is_waiting(sample.other))
     if not others:
         return []
     share = others.total() / len(samples)

@@ -39,6 +39,8 @@ def check(job: Job) -> list[Finding]:
     if len(slow) < FEWEST_SLOW_ITEMS:
         return []
     extra = float((slowest[slow] - usual).sum())
+    if extra < MAJORITY * float(data.sum()):
+        return []
     workers = int(rank.loaders[-1].get("workers") or 1) if rank.loaders else 1
     rest = float(step.mean()) * (1 - cost)
     without = (float(took.sum()) - extra) / len(took) * children_run(job)
@@ -78,7 +80,7 @@ RULE = Rule(
     needs="batches of a DataLoader's workers (signal `loader`)",
     finds="items of a data set that take several times as long as others",
     threshold=f"{FINDING:.0%} of the time of all steps is waiting for data; {FEWEST_SLOW_ITEMS} batches with an item of {SLOW_ITEM:g} times the usual "
-    f"and of more than {MAJORITY:.0%} of the batch, without which the workers would keep up",
+    f"and of more than {MAJORITY:.0%} of the batch, which take {MAJORITY:.0%} of that time, and without which the workers would keep up",
     wrong_if="the training waits as long with these items left out",
     check=check,
 )

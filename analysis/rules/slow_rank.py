@@ -9,7 +9,8 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_comparison import compare_ranks
 from stepscope.analysis.rank_summary import hottest
-from stepscope.analysis.thresholds import RANK_LAST, RANK_WAIT
+from stepscope.analysis.sampled_stacks import only_in
+from stepscope.analysis.thresholds import RANK_DISTINCT, RANK_LAST, RANK_WAIT
 from stepscope.runtime.step_parts import is_uncovered, parts_of
 from stepscope.runtime.table import human_time
 
@@ -30,7 +31,11 @@ def check(job: Job) -> list[Finding]:
     more = {name: value - theirs[name] for name, value in mine.items() if name != "communication"}
     phase = max(more, key=lambda name: more[name])
     looked_at = f"what rank {number} does" if is_uncovered(phase) else f"{phase} of rank {number}"
-    place = hottest(ranks[worst].samples_in_steps())
+    samples = ranks[worst].samples_in_steps()
+    elsewhere = [sample for at in others for sample in ranks[at].samples_in_steps()]
+    distinct = only_in(samples, elsewhere, RANK_DISTINCT)
+    place = distinct or hottest(samples)
+    hardly = "" if distinct is None else f", where {faster} hardly {'is' if len(others) == 1 else 'are'}"
     longest: list[int] = (-compared.waits).argsort(kind="stable")[:MOST_STEPS].tolist()
     own, step = compared.own, compared.took.mean(axis=0)
     return [
@@ -44,7 +49,7 @@ def check(job: Job) -> list[Finding]:
                 f"without communication its step takes {human_time(float(np.median(own[worst])))}, and "
                 f"{human_time(float(np.median(own[others])))} on {faster}; most of the difference is {phase}: "
                 f"{human_time(mine[phase])} here, {human_time(theirs[phase])} there",
-                *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}",)),
+                *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}{hardly}",)),
             ),
             action=f"look at {looked_at} on host {ranks[worst].recorded.host}{'' if place is None else f': {place}'}",
             gain=f"without the wait a step takes about {human_time(float(np.median(step - compared.waits)))}",
