@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--durability", choices=["batch", "run"], default="batch", help="when the audit must be on disk")
+parser.add_argument("--durability", choices=["part", "run"], default="part", help="when the audit must be on disk")
 parser.add_argument("--out", default=None, help="folder of the audit")
 parser.add_argument("--steps", type=int, default=150)
 args = parser.parse_args()
 
 
 class Audit:
-    """A file with one row for each prediction, and one with the place and the size of each batch."""
+    """A file with one row for each prediction, and one with the place and the size of each part of a batch."""
 
     def __init__(self, folder, durability):
         self.rows = open(os.path.join(folder, "audit.rows"), "wb")
@@ -25,10 +25,11 @@ class Audit:
 
     def append(self, features, scores):
         rows = np.concatenate([features.numpy().astype(np.float32), scores.numpy()], axis=1)
-        print(self.rows.tell(), len(rows), file=self.index)
-        self.rows.write(rows.tobytes())
-        if self.durability == "batch":
-            self.sync()
+        for part in np.array_split(rows, 16):
+            print(self.rows.tell(), len(part), file=self.index)
+            self.rows.write(part.tobytes())
+            if self.durability == "part":
+                self.sync()
 
     def sync(self):
         for file in (self.rows, self.index):
