@@ -187,6 +187,13 @@ def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | No
     """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
 
 # arguments
+def thread_times(pid: int, /) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Of a process: for each thread its number, and ns that it ran and waited for a processor, -1 where the system does not say; and
+    the processes that it started. Nothing if there is no such process. For one thread at a time."""
+
+def read_proc(path: str, /) -> str:
+    """A small file, its first 64 KiB; empty if it cannot be read. For one thread at a time."""
+
 def encode_arguments(arguments: Mapping[str, Any], /) -> bytes: ...
 def decode_arguments(heap: bytes, at: int, length: int, /) -> dict[str, Any]: ...
 

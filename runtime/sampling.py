@@ -103,10 +103,9 @@ class ThreadTimes:
         """Records them; returns what could not be read."""
         note = ""
         known = python_threads()
-        try:
-            tids = list(map(int, os.listdir("/proc/self/task")))
-        except OSError as error:
-            tids, note = list(known), f"only threads that Python started: /proc/self/task: {error.strerror}"
+        tids = [tid for tid, _, _ in _core.thread_times(os.getpid())[0]]
+        if not tids:
+            tids, note = list(known), "only threads that Python started: /proc/self/task cannot be read"
         before, self._taken = self._taken, {}
         for tid in tids:
             taken = processor_time(tid)
@@ -135,11 +134,7 @@ class ThreadTimes:
 def _comm(tid: int) -> str:
     if tid == os.getpid():
         return "MainThread"
-    try:
-        with open(f"/proc/self/task/{tid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip() or "thread"
-    except OSError:
-        return "thread"
+    return _core.read_proc(f"/proc/self/task/{tid}/comm").strip() or "thread"
 
 
 def processor_time(tid: int) -> int:

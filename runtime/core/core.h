@@ -365,6 +365,10 @@ PyObject *native_thread_py_start(PyObject *self, PyObject *args);
 PyObject *native_thread_py_called_by(PyObject *self, PyObject *part);
 PyObject *native_thread_py_unprofile(PyObject *self, PyObject *idents);
 
+/* thread_times.c: for the sampler's thread */
+PyObject *thread_times_py_read(PyObject *self, PyObject *pid);
+PyObject *thread_times_py_read_file(PyObject *self, PyObject *path);
+
 /* signal_mask.c: the signals that threads block. */
 void mask_asynchronous(sigset_t *set);    /* what every thread of ours blocks */
 void mask_seen(void);                     /* for the main thread, which may have changed its mask */

@@ -13,11 +13,43 @@
 #include "internal/pycore_interp.h"
 #endif
 #include "main_thread.h"
+#include <semaphore.h>
+#include <time.h>
 
-bool call_on_main_thread(int (*function)(void *)) {
-    if (Py_AddPendingCall(function, NULL)) return false;
+#define YIELD_NS 2000000 /* so long the main thread waits for who wants the lock */
+
+static sem_t taken;
+
+__attribute__((constructor)) static void make(void) { sem_init(&taken, 0, 0); }
+
+void remind_main_thread(void) {
 #if PY_VERSION_HEX < 0x030D0000
     _Py_atomic_store_relaxed(&PyInterpreterState_Main()->ceval.eval_breaker, 1);
 #endif
+}
+
+bool call_on_main_thread(int (*function)(void *)) {
+    if (Py_AddPendingCall(function, NULL)) return false;
+    remind_main_thread();
     return true;
+}
+
+/* CPython asks a running thread for its lock after 5 ms in which the lock was never free. Here it is free, but for less time than
+ * another thread needs to wake up. So the main thread lets go of it, and waits until it was taken. */
+static int yield_lock(void *unused) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += YIELD_NS;
+    if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
+    PyThreadState *state = PyEval_SaveThread();
+    sem_timedwait(&taken, &until);
+    PyEval_RestoreThread(state);
+    return 0;
+}
+
+void take_lock_soon(void *state) {
+    while (sem_trywait(&taken) == 0) {} /* of a call that came too late for the last time */
+    bool asked = call_on_main_thread(yield_lock);
+    PyEval_RestoreThread(state);
+    if (asked) sem_post(&taken);
 }

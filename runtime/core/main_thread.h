@@ -5,5 +5,10 @@
 
 /* Has the main thread call a function at its next instruction; needs no lock. Returns whether it will be called. */
 bool call_on_main_thread(int (*function)(void *));
+/* Has the main thread look again for what it is to call: other threads may have cleared the flag. */
+void remind_main_thread(void);
+/* Takes the interpreter's lock, as PyEval_RestoreThread does with `state`, a thread state of this thread that has let go of it. A
+ * main thread that lets go of the lock every few µs, as for each of torch's operators, would else keep all others from it. */
+void take_lock_soon(void *state);
 
 #endif

@@ -85,6 +85,8 @@ static PyMethodDef methods[] = {
     {"take_refused", control_py_take_refused, METH_O, NULL},
     {"denied", control_py_denied, METH_O, NULL},
     {"text", strings_py_text, METH_O, NULL},
+    {"read_proc", thread_times_py_read_file, METH_O, NULL},
+    {"thread_times", thread_times_py_read, METH_O, NULL},
     {"thread_track", readings_py_thread_track, METH_NOARGS, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_VARARGS, NULL},

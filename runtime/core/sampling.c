@@ -15,7 +15,7 @@
 #define MOST_TEXT 4000  /* bytes of a stack, less than what is kept of an argument: outer frames go first */
 #define MOST_OTHERS 64
 #define KNOWN 8192      /* functions that are remembered, at most half as many; a power of two */
-#define PATIENCE_S 0.002 /* for the main thread to take a sample of itself */
+#define PATIENCE_S 0.002 /* for the main thread to take a sample of itself, once it is reminded */
 #define BUSY 10         /* another thread is named that was on a processor for a tenth of the time or more */
 
 typedef struct {
@@ -229,13 +229,6 @@ static bool rest(int fd, double seconds) {
     return poll(&stop, 1, (int)(seconds * 1000)) <= 0;
 }
 
-/* Asks the main thread to take a sample, and returns whether it has taken it within `PATIENCE_S`. If it did not take the last
- * one, it runs no Python: then nobody waits, and the sampler takes the interpreter's lock, which is free. */
-static bool main_took_sample(int fd, bool waits) {
-    atomic_store(&wanted, true);
-    return call_on_main_thread(take_on_main) && waits && rest(fd, PATIENCE_S) && !atomic_load(&wanted);
-}
-
 PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     static Other others[MOST_OTHERS]; /* one thread samples */
     static uint32_t number;
@@ -251,9 +244,9 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
     if (count < 0) return NULL;
     char path[64];
     snprintf(path, sizeof path, "/proc/self/task/%ld/stat", tid);
-    bool goes_on = true, main_took = on_main;
+    bool goes_on = true;
     int64_t before = clock_now();
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *released = PyEval_SaveThread();
     if (ident) stat = open(path, O_RDONLY | O_CLOEXEC);
     for (; goes_on && samples > 0; samples--) {
         /* Without jitter, steps that take as long as a few samples would always be seen in the same places. */
@@ -261,6 +254,15 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
         do goes_on = rest(fd, seconds * jitter);
         while (goes_on && !recording(RECORD_EVENTS));
         if (!goes_on || !ident) continue;
+        /* The main thread was asked at the last turn, and is still where it was, or did not notice. */
+        if (atomic_load(&wanted)) {
+            remind_main_thread();
+            rest(fd, PATIENCE_S);
+            PyEval_RestoreThread(released);
+            take_sample();
+            PyErr_Clear();
+            released = PyEval_SaveThread();
+        }
         int64_t now = clock_now(), most = (now - before) / BUSY;
         request = (Request){.ident = ident, .track = track, .state = state_of(stat)};
         before = now;
@@ -269,15 +271,16 @@ PyObject *sampling_py_sample(PyObject *self, PyObject *args) {
             others[i].cpu = cpu;
             if (taken >= most) most = taken, request.busiest = others[i];
         }
-        if (!on_main) atomic_store(&wanted, true);
-        else if ((main_took = main_took_sample(fd, main_took))) continue;
-        Py_BLOCK_THREADS main_took = !atomic_load(&wanted);
+        atomic_store(&wanted, true);
+        /* A main thread that runs takes the sample at its next instruction, without a switch of threads. */
+        if (on_main && request.state == 'R' && call_on_main_thread(take_on_main)) continue;
+        PyEval_RestoreThread(released);
         take_sample();
         PyErr_Clear();
-        Py_UNBLOCK_THREADS
+        released = PyEval_SaveThread();
     }
     if (stat >= 0) close(stat);
-    Py_END_ALLOW_THREADS
+    take_lock_soon(released);
     return PyBool_FromLong(goes_on);
 }
 
