@@ -4,6 +4,8 @@ from collections.abc import Callable, Generator, Mapping
 from types import FrameType
 from typing import Any, Final, Literal, Self, TypeVar
 
+from _typeshed import ReadableBuffer
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
@@ -187,6 +189,34 @@ def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | No
     """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
 
 # arguments
+def encode_frame(
+    events: ReadableBuffer, arguments: bytes, sources: tuple[str, ...], source: ReadableBuffer | None = None, /
+) -> tuple[bytes, int, int, int]:
+    """The content of an event frame (docs/segment-format.md), and how many of its bytes are arguments, and how many the table; and
+    how many events it has without their arguments, which are malformed."""
+
+def decode_frame(
+    columns: bytes, count: int, arguments: bytes, names: ReadableBuffer, tracks: ReadableBuffer, /
+) -> tuple[bytes, bytes, bytes, int]:
+    """Events, their arguments, the source of each, and how many lost their arguments. Categories are places in the table.
+
+    Args:
+        names, tracks: ids of this process (uint32), by their places in the table.
+
+    Raises:
+        ValueError: if the columns are not what the header says.
+    """
+
+def compress(content: ReadableBuffer, /) -> bytes | None:
+    """One zstd frame; `None` where the system has no libzstd."""
+
+def decompress(stored: bytes, length: int, /) -> bytes:
+    """The content of one zstd frame.
+
+    Raises:
+        ValueError: if it is damaged, or not of this length.
+    """
+
 def encode_arguments(arguments: Mapping[str, Any], /) -> bytes: ...
 def decode_arguments(heap: bytes, at: int, length: int, /) -> dict[str, Any]: ...
 
