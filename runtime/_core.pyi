@@ -189,28 +189,26 @@ def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | No
     """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
 
 # arguments
-def encode_frame(
-    events: ReadableBuffer, arguments: bytes, sources: tuple[str, ...], source: ReadableBuffer | None = None, /
-) -> tuple[bytes, int, int, int]:
-    """The content of an event frame (docs/segment-format.md), and how many of its bytes are arguments, and how many the table; and
-    how many events it has without their arguments, which are malformed."""
+def encode_columns(events: ReadableBuffer, arguments: bytes, /) -> tuple[bytes, int, int, int]:
+    """Columns, arguments and table of events (docs/event-columns.md); how many of the bytes are arguments, and how many the table;
+    and how many events are written without their arguments, which lie outside of those that were given."""
 
-def decode_frame(
+def decode_columns(
     columns: bytes, count: int, arguments: bytes, names: ReadableBuffer, tracks: ReadableBuffer, /
-) -> tuple[bytes, bytes, bytes, int]:
-    """Events, their arguments, the source of each, and how many lost their arguments. Categories are places in the table.
+) -> tuple[bytes, bytes, int]:
+    """Events, their arguments, and how many events lost theirs, which make no sense. Categories are places in the table.
 
     Args:
         names, tracks: ids of this process (uint32), by their places in the table.
 
     Raises:
-        ValueError: if the columns are not what the header says.
+        ValueError: if the columns are not what their header says.
     """
 
 def compress(content: ReadableBuffer, /) -> bytes | None:
     """One zstd frame; `None` where the system has no libzstd."""
 
-def decompress(stored: bytes, length: int, /) -> bytes:
+def decompress(stored: ReadableBuffer, length: int, /) -> bytes:
     """The content of one zstd frame.
 
     Raises:

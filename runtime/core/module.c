@@ -1,6 +1,6 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
 #include "readings.h"
-#include "segment_frame.h"
+#include "event_columns.h"
 #include "shed.h"
 
 Counts g_counts;
@@ -84,11 +84,11 @@ static PyMethodDef methods[] = {
     {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
-    {"compress", segment_py_compress, METH_O, NULL},
-    {"decode_frame", segment_py_decode_frame, METH_VARARGS, NULL},
-    {"decompress", segment_py_decompress, METH_VARARGS, NULL},
+    {"compress", zstd_py_compress, METH_O, NULL},
+    {"decode_columns", columns_py_decode, METH_VARARGS, NULL},
+    {"decompress", zstd_py_decompress, METH_VARARGS, NULL},
     {"denied", control_py_denied, METH_O, NULL},
-    {"encode_frame", segment_py_encode_frame, METH_VARARGS, NULL},
+    {"encode_columns", columns_py_encode, METH_VARARGS, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"thread_track", readings_py_thread_track, METH_NOARGS, NULL},
     {"track", track_py_new, METH_VARARGS, NULL},

@@ -1,11 +1,12 @@
-"""Event frames of segments: they give back what was written, to a reader of the page as well, and believe nothing."""
+"""Events as columns: they give back what was written, to a reader of the page as well, and believe nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import struct
-import zlib
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.segments import frames
-from tests.unit.segments import page_reader
+from stepscope.runtime.journal import columns
+from tests.unit.exporters import columns_reader
 
 NAMES = ["forward", "läuft", "x" * 300, ""]
 WORD = st.integers(0, (1 << 64) - 1)
@@ -68,9 +69,19 @@ def arguments_of(batch: EventBatch, row: Any) -> Any:
     return dict(_core.decode_arguments(batch.args, int(row["args_at"]), int(row["args_len"])))
 
 
+def encoded(batch: EventBatch) -> tuple[bytes, bool, int]:
+    """Header and content of a batch, whether it is compressed, and events whose arguments were left out."""
+    header, content, compressed, cut = columns.encode(batch.events, batch.args)
+    return header + content, compressed, cut
+
+
+def decoded(count: int, frame: bytes, compressed: bool) -> EventBatch:
+    """The same read again."""
+    return EventBatch("recorder", 3, *columns.ColumnDecoder().decode(count, memoryview(frame), compressed))
+
+
 def compare(before: EventBatch, after: EventBatch) -> None:
     """All fields but where arguments lie; tracks by what they are."""
-    assert (after.source, after.window) == (before.source, before.window)
     for name in ("kind", "flags", "name", "category", "step", "ts", "dur", "self_dur", "id", "parent"):
         np.testing.assert_array_equal(after.events[name], before.events[name], name)
     for one, other in zip(before.events, after.events, strict=True):
@@ -84,28 +95,25 @@ def compare(before: EventBatch, after: EventBatch) -> None:
 def test_what_is_written_is_read(rows: list[dict[str, Any]]) -> None:
     """Whatever the fields are."""
     batch = batch_of(rows)
-    ((frame,), _) = frames.encode_events(batch)
-    (read,) = frames.EventDecoder().decode(frame)
-    compare(batch, read)
+    frame, compressed, cut = encoded(batch)
+    assert cut == 0
+    compare(batch, decoded(len(batch), frame, compressed))
 
 
 @given(st.lists(events(), min_size=1, max_size=8))
 @settings(max_examples=25)
 def test_the_page_says_how_to_read_it(rows: list[dict[str, Any]]) -> None:
-    """A reader that was written from docs/segment-format.md agrees on every field."""
+    """A reader that was written from docs/event-columns.md agrees on every field."""
     batch = batch_of(rows)
-    ((frame,), _) = frames.encode_events(batch)
-    for row, found in zip(batch.events, page_reader.events_of(frame), strict=True):
+    frame, compressed, _ = encoded(batch)
+    for row, found in zip(batch.events, columns_reader.events_of(len(batch), frame, compressed), strict=True):
         for name in ("kind", "flags", "step", "ts", "dur", "id", "parent"):
             assert found[name] == int(row[name]), name
         assert found["rest"] == int(row["self_dur"])
-        assert (found["name"], found["category"]) == (
-            strings.text(int(row["name"])),
-            strings.text(int(row["category"])),
-        )
+        assert found["name"] == strings.text(int(row["name"]))
+        assert found["category"] == strings.text(int(row["category"]))
         track = tracks.get(int(row["track"]))
         assert track and found["track"] == [track.kind, track.pid, track.tid]
-        assert found["source"] == "recorder"
         if row["flags"] & int(Flag.ARG_INLINE):
             assert found["arguments"] == [("key", "u", struct.pack("<Q", int(row["args_len"])))]
         else:
@@ -121,52 +129,37 @@ def spans(count: int) -> Block:
     return block
 
 
-def test_a_long_batch_is_several_frames() -> None:
-    """Each of which can be read alone."""
-    batch = EventBatch("recorder", 0, spans(frames.MOST_EVENTS + 10), b"")
-    found, _ = frames.encode_events(batch)
-    headers = [frames.decode_header(frame) for frame in found]
-    assert [header.count for header in headers] == [frames.MOST_EVENTS, 10]
-    assert headers[1].first_ns == frames.MOST_EVENTS * 1_500
-    assert headers[1].last_ns == (frames.MOST_EVENTS + 9) * 1_500 + 1_000
-    assert len(b"".join(found)) < len(batch) // 4  # regular times and ids are hardly there
+def test_what_repeats_takes_next_to_nothing() -> None:
+    """Regular times and ids are hardly there."""
+    frame, _, _ = encoded(EventBatch("recorder", 0, spans(20_000), b""))
+    assert len(frame) < 20_000 // 4
+
+
+def test_content_that_is_not_compressed_is_read() -> None:
+    """As it is written where the system has no libzstd."""
+    batch = EventBatch("recorder", 0, spans(20), b"")
+    content, arguments, table, _ = _core.encode_columns(batch.events, batch.args)
+    compare(batch, decoded(20, columns.HEADER.pack(len(content), arguments, table) + content, False))
 
 
 def test_arguments_that_are_none_are_left_out() -> None:
     """Those outside of the heap when they are written, those that make no sense when they are read: the events stay."""
     block = spans(3)
     block["args_at"], block["args_len"] = [0, 4, 0], [9, 1 << 20, 0]
-    batch = EventBatch("recorder", 0, block, b"\xff" * 9)
-    ((frame,), cut) = frames.encode_events(batch)
-    (read,) = frames.EventDecoder().decode(frame)
+    frame, compressed, cut = encoded(EventBatch("recorder", 0, block, b"\xff" * 9))
+    read = decoded(3, frame, compressed)
     assert cut == 1
     assert read.events["args_len"].tolist() == [0, 0, 0]
     assert read.events["ts"].tolist() == block["ts"].tolist()
 
 
-@pytest.mark.parametrize("at", ["header", "content"])
-def test_a_changed_byte_is_seen(at: str) -> None:
-    """Wherever it is."""
-    ((frame,), _) = frames.encode_events(EventBatch("recorder", 0, spans(50), b""))
-    places = range(24, frames.HEADER.size) if at == "header" else range(frames.HEADER.size, len(frame))
-    for place in places:
-        if 37 <= place < 40:
-            continue  # they mean nothing yet
-        changed = bytearray(frame)
-        changed[place] ^= 0x41
-        with pytest.raises(FormatError):
-            frames.EventDecoder().decode(bytes(changed))
-
-
-@given(st.binary(max_size=400), st.integers(0, 70), st.integers(0, 200), st.integers(0, 60))
-def test_nothing_in_a_forged_frame_is_believed(content: bytes, count: int, arguments: int, table: int) -> None:
+@given(st.binary(max_size=400), st.integers(0, 70), st.integers(0, 200), st.integers(0, 60), st.booleans())
+def test_nothing_in_a_forged_frame_is_believed(
+    content: bytes, count: int, arguments: int, table: int, compressed: bool
+) -> None:
     """It is refused, or read as events that lie within what is there."""
-    head = frames.HEADER.pack(0, count, 0, 0, len(content), arguments, table, frames.Codec.PLAIN, zlib.crc32(content))
-    try:
-        found = frames.EventDecoder().decode(head + content)
-    except FormatError:
-        return
-    assert sum(map(len, found)) == count
+    with contextlib.suppress(FormatError):
+        assert len(decoded(count, columns.HEADER.pack(len(content), arguments, table) + content, compressed)) == count
 
 
 @given(st.data())
@@ -175,30 +168,35 @@ def test_a_forged_column_is_refused_or_read(data: st.DataObject) -> None:
     block = spans(6)
     packed = _core.encode_arguments({"batch": 7})
     block["args_len"] = len(packed)
-    content, arguments, table, _ = _core.encode_frame(block, packed, ("recorder",))
+    content, arguments, table, _ = _core.encode_columns(block, packed)
     forged = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
         forged[data.draw(st.integers(0, len(forged) - table - 1))] = data.draw(st.integers(0, 255))
-    head = frames.HEADER.pack(0, 6, 0, 0, len(forged), arguments, table, frames.Codec.PLAIN, zlib.crc32(bytes(forged)))
-    try:
-        found = frames.EventDecoder().decode(head + bytes(forged))
-    except FormatError:
-        return
-    for batch in found:
+    with contextlib.suppress(FormatError):
+        batch = decoded(6, columns.HEADER.pack(len(forged), arguments, table) + bytes(forged), False)
         for row in batch.events:
             if not row["flags"] & int(Flag.ARG_INLINE):
                 assert int(row["args_at"]) + int(row["args_len"]) <= len(batch.args)
+
+
+def test_tracks_that_are_inside_of_each_other_without_an_end_are_refused() -> None:
+    """As a forged table may have them."""
+    content, _, table, _ = _core.encode_columns(spans(1), b"")
+    forged = msgspec.msgpack.encode([["work", ""], [[1, 1, 1, 1, 0]]])
+    whole = content[: len(content) - table] + forged
+    with pytest.raises(FormatError, match="inside of each other"):
+        decoded(1, columns.HEADER.pack(len(whole), 0, len(forged)) + whole, False)
 
 
 def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
     """With the rows above them; the same in the next frame."""
     block = spans(1)
     block["track"] = TRACK
-    ((frame,), _) = frames.encode_events(EventBatch("recorder", 0, block, b""))
-    decoder = frames.EventDecoder()
-    (first,), (second,) = decoder.decode(frame), decoder.decode(frame)
-    assert first.events["track"] == second.events["track"]
-    row = tracks.get(int(first.events["track"][0]))
+    frame, compressed, _ = encoded(EventBatch("recorder", 0, block, b""))
+    decoder = columns.ColumnDecoder()
+    first, second = (decoder.decode(1, memoryview(frame), compressed)[0] for _ in range(2))
+    assert first["track"] == second["track"]
+    row = tracks.get(int(first["track"][0]))
     assert row and row.id != TRACK and (row.pid, row.tid, row.name) == (77, 78, "a thread")
     above = tracks.get(row.parent)
     assert above and above.kind == tracks.TrackKind.PROCESS

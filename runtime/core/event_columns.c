@@ -1,8 +1,8 @@
-/* Frames of segments: events as columns of differences in planes of bytes. docs/segment-format.md describes them.
+/* Events as columns of differences, in planes of bytes. docs/event-columns.md describes them.
  *
- * A frame stands alone: its table has the names and tracks that its events use, and events have their places in that table.
+ * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
  * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
-#include "segment_frame.h"
+#include "event_columns.h"
 #include "output.h"
 #include "zstd.h"
 #include <stdlib.h>
@@ -94,7 +94,7 @@ static size_t scratch_room;
 static Buffer frame;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the above; taken without the GIL */
 
-void segment_fork(int phase) { fork_lock(&lock, phase); }
+void columns_fork(int phase) { fork_lock(&lock, phase); }
 
 static inline uint32_t text_place(uint32_t id) { return place_of(&texts, id < MAX_STRINGS ? id : 0); }
 static inline uint32_t track_place(uint32_t id) { return place_of(&tracks, id <= MAX_TRACKS ? id : 0); }
@@ -124,15 +124,15 @@ static void put_text(Buffer *b, const char *text, size_t len) {
     buffer_put(b, text, len);
 }
 
-/* [names, tracks, sources]: a track is [kind, pid, tid, 1 + place of its parent or 0, place of its name]. */
-static void put_table(const FrameSources *sources) {
+/* [names, tracks]: a track is [kind, pid, tid, 1 + place of its parent or 0, place of its name]. */
+static void put_table(void) {
     Buffer *b = &frame;
     for (uint32_t i = 0; i < tracks.count; i++) { /* it grows meanwhile: parents come after those that they have */
         const Track *t = track_get(tracks.ids[i]);
         text_place(t->name);
         if (t->parent) track_place(t->parent);
     }
-    put_array(b, 3);
+    put_array(b, 2);
     put_array(b, texts.count);
     for (uint32_t i = 0; i < texts.count; i++) {
         const String *s = strings_get(texts.ids[i]);
@@ -148,8 +148,6 @@ static void put_table(const FrameSources *sources) {
         put_number(b, t->parent ? track_place(t->parent) + 1 : 0);
         put_number(b, text_place(t->name));
     }
-    put_array(b, sources->count);
-    for (size_t i = 0; i < sources->count; i++) put_text(b, sources->names[i], strlen(sources->names[i]));
 }
 
 /* The arguments of an event behind those of the events before it, their keys as places; false if they are none. */
@@ -213,8 +211,7 @@ static inline bool is_span(const Event *e) { return e->kind == KIND_SPAN; }
 static inline uint64_t own_time(const Event *e) { return (uint64_t)(is_span(e) ? e->self : e->dur); }
 
 /* Columns, arguments, table: how long each is. `cut` counts events whose arguments are left out because they are none. */
-static bool put_frame(const Event *events, size_t count, const char *args, size_t args_len, const FrameSources *sources,
-                      const uint8_t *source, FrameParts *parts) {
+static bool put_frame(const Event *events, size_t count, const char *args, size_t args_len, FrameParts *parts) {
     frame.len = 0;
     frame.failed = false;
     if (!places_ready(&texts, MAX_STRINGS) || !places_ready(&tracks, MAX_TRACKS + 1)) return false;
@@ -239,11 +236,10 @@ static bool put_frame(const Event *events, size_t count, const char *args, size_
     COLUMN(is_span(e) ? 0 : (uint64_t)e->self);
     COLUMN(is_inline(e) ? text_place(e->args_at) + 1 : 0);
     COLUMN(is_inline(e) || arguments_of(e, args, args_len).good ? e->args_len : 0);
-    COLUMN(source ? source[i] : 0);
     *parts = (FrameParts){.columns = frame.len};
     for (size_t i = 0; i < count; i++) parts->cut += !put_arguments(&events[i], args, args_len);
     parts->heap = frame.len - parts->columns;
-    put_table(sources);
+    put_table();
     parts->table = frame.len - parts->columns - parts->heap;
     bool whole = !frame.failed && !texts.failed && !tracks.failed;
     places_clear(&texts);
@@ -299,7 +295,7 @@ static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
 }
 
 /* Categories stay places: few texts are one, and only those become categories of this process. */
-static void take_columns(Input *in, Event *events, size_t count, const FrameIds *names, const FrameIds *rows, uint8_t *source) {
+static void take_columns(Input *in, Event *events, size_t count, const FrameIds *names, const FrameIds *rows) {
     EACH(e->kind = (uint8_t)value);
     EACH(e->flags = (uint8_t)value);
     EACH({
@@ -324,7 +320,6 @@ static void take_columns(Input *in, Event *events, size_t count, const FrameIds 
     EACH(if (!is_span(e)) e->self = (int64_t)value);
     EACH(if (is_inline(e)) e->args_at = known(in, names, value - 1));
     EACH(e->args_len = (uint32_t)value);
-    EACH(source[i] = (uint8_t)value);
 }
 
 /* Gives each event its arguments, in the order of the events, and the keys their ids; how many events lose theirs, which are
@@ -353,26 +348,18 @@ static uint64_t take_arguments(Input *in, Event *events, size_t count, char *arg
     return cut;
 }
 
-PyObject *segment_py_encode_frame(PyObject *self, PyObject *args) {
-    Py_buffer events, heap, source = {0};
-    PyObject *names, *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*y*O!|z*", &events, &heap, &PyTuple_Type, &names, &source)) return NULL;
-    const char *texts_of[256];
-    FrameSources sources = {texts_of, (size_t)PyTuple_GET_SIZE(names)};
-    size_t count = (size_t)events.len / sizeof(Event);
-    bool valid = events.len % (Py_ssize_t)sizeof(Event) == 0 && heap.len <= UINT32_MAX && sources.count <= 256 &&
-                 (!source.buf || (size_t)source.len == count);
-    if (!valid)
-        PyErr_SetString(PyExc_ValueError, "encode_frame() takes whole events, 4 GiB of arguments and 256 sources at most, "
-                                          "and the source of each event");
-    for (size_t i = 0; valid && i < sources.count; i++)
-        valid = (texts_of[i] = PyUnicode_AsUTF8(PyTuple_GET_ITEM(names, (Py_ssize_t)i))) != NULL;
-    if (valid) {
+PyObject *columns_py_encode(PyObject *self, PyObject *args) {
+    Py_buffer events, heap;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*", &events, &heap)) return NULL;
+    if (events.len % (Py_ssize_t)sizeof(Event) || heap.len > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "encode_columns() takes whole events, and 4 GiB of arguments at most");
+    } else {
         FrameParts parts;
         bool whole;
         Py_BEGIN_ALLOW_THREADS
         pthread_mutex_lock(&lock);
-        whole = put_frame(events.buf, count, heap.buf, (size_t)heap.len, &sources, source.buf, &parts);
+        whole = put_frame(events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len, &parts);
         Py_END_ALLOW_THREADS
         if (whole)
             result = Py_BuildValue("(y#nnK)", (char *)frame.bytes, (Py_ssize_t)frame.len, (Py_ssize_t)parts.heap,
@@ -382,18 +369,17 @@ PyObject *segment_py_encode_frame(PyObject *self, PyObject *args) {
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&heap);
-    if (source.buf) PyBuffer_Release(&source);
     return result;
 }
 
-PyObject *segment_py_decode_frame(PyObject *self, PyObject *args) {
+PyObject *columns_py_decode(PyObject *self, PyObject *args) {
     Py_buffer columns, heap, names, rows;
     Py_ssize_t count;
     if (!PyArg_ParseTuple(args, "y*ny*y*y*", &columns, &count, &heap, &names, &rows)) return NULL;
-    PyObject *events = NULL, *own_heap = NULL, *source = NULL, *result = NULL;
-    bool possible = count >= 0 && count <= columns.len; /* of 15 columns at least one is not empty: kinds are not 0 */
+    PyObject *events = NULL, *own_heap = NULL, *result = NULL;
+    bool possible = count >= 0 && count <= columns.len; /* of 14 columns at least one is not empty: kinds are not 0 */
     if (possible && (events = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(Event))) &&
-        (own_heap = PyBytes_FromStringAndSize(heap.buf, heap.len)) && (source = PyBytes_FromStringAndSize(NULL, count))) {
+        (own_heap = PyBytes_FromStringAndSize(heap.buf, heap.len))) {
         FrameIds known_names = {names.buf, (size_t)names.len / 4}, known_rows = {rows.buf, (size_t)rows.len / 4};
         Input in = {columns.buf, (const uint8_t *)columns.buf + columns.len, malloc((size_t)count * 8 + 8), true};
         Event *to = (Event *)PyBytes_AS_STRING(events);
@@ -401,16 +387,15 @@ PyObject *segment_py_decode_frame(PyObject *self, PyObject *args) {
         Py_BEGIN_ALLOW_THREADS
         memset(to, 0, (size_t)count * sizeof *to);
         in.good = in.column != NULL;
-        take_columns(&in, to, (size_t)count, &known_names, &known_rows, (uint8_t *)PyBytes_AS_STRING(source));
+        take_columns(&in, to, (size_t)count, &known_names, &known_rows);
         cut = take_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
         free(in.column);
         Py_END_ALLOW_THREADS
-        if (in.good && in.at == in.end) result = Py_BuildValue("(OOOK)", events, own_heap, source, (unsigned long long)cut);
+        if (in.good && in.at == in.end) result = Py_BuildValue("(OOK)", events, own_heap, (unsigned long long)cut);
     }
-    if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a frame of a segment is not what its header says");
+    if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "columns are not what their header says");
     Py_XDECREF(events);
     Py_XDECREF(own_heap);
-    Py_XDECREF(source);
     PyBuffer_Release(&columns);
     PyBuffer_Release(&heap);
     PyBuffer_Release(&names);
@@ -418,7 +403,7 @@ PyObject *segment_py_decode_frame(PyObject *self, PyObject *args) {
     return result;
 }
 
-PyObject *segment_py_compress(PyObject *self, PyObject *object) {
+PyObject *zstd_py_compress(PyObject *self, PyObject *object) {
     Py_buffer from;
     if (!zstd_available()) Py_RETURN_NONE;
     if (PyObject_GetBuffer(object, &from, PyBUF_SIMPLE) < 0) return NULL;
@@ -439,7 +424,7 @@ PyObject *segment_py_compress(PyObject *self, PyObject *object) {
     return to;
 }
 
-PyObject *segment_py_decompress(PyObject *self, PyObject *args) {
+PyObject *zstd_py_decompress(PyObject *self, PyObject *args) {
     Py_buffer from;
     Py_ssize_t len;
     if (!PyArg_ParseTuple(args, "y*n", &from, &len)) return NULL;

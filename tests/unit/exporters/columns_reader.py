@@ -1,9 +1,8 @@
-"""Reads event frames; written from docs/segment-format.md alone."""
+"""Reads events as columns; written from docs/event-columns.md alone."""
 
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import Any
 
 import msgspec
@@ -13,10 +12,10 @@ MASK = (1 << 64) - 1
 
 
 def columns_of(content: bytes, count: int) -> tuple[list[list[int]], int]:
-    """The 15 columns, and where they end."""
+    """The 14 columns, and where they end."""
     found: list[list[int]] = []
     at = 0
-    for _ in range(15):
+    for _ in range(14):
         width, at = content[at], at + 1
         planes = [content[at + count * plane : at + count * (plane + 1)] for plane in range(width)]
         found.append([sum(plane[i] << 8 * n for n, plane in enumerate(planes)) for i in range(count)])
@@ -53,25 +52,24 @@ def arguments_of(data: bytes, names: list[str]) -> list[tuple[str, str, bytes]]:
     return found
 
 
-def events_of(frame: bytes) -> list[dict[str, Any]]:
+def events_of(count: int, frame: bytes, compressed: bool) -> list[dict[str, Any]]:
     """The events of a frame."""
-    _, count, _, _, size, arguments, table_size, codec, crc = struct.unpack_from("<iIqqIIIB3xI", frame)
-    content = frame[44:]
-    assert zlib.crc32(content) == crc
-    if codec == 1:
+    size, arguments, table_size = struct.unpack_from("<III", frame)
+    content = frame[12:]
+    if compressed:
         content = zstandard.ZstdDecompressor().decompress(content)
     assert len(content) == size
     columns, at = columns_of(content, count)
     heap, table = content[at : at + arguments], content[at + arguments :]
     assert len(table) == table_size
-    names, tracks, sources = msgspec.msgpack.decode(table)
+    names, tracks = msgspec.msgpack.decode(table)
     steps, ids, parents = (sums(columns[number]) for number in (5, 9, 10))
     found: list[dict[str, Any]] = []
     end = used = 0
     for i in range(count):
         kind, flags, category, name, track = (column[i] for column in columns[:5])
         gap, own, child = (signed(column[i]) for column in columns[6:9])
-        value, key, length, source = (column[i] for column in columns[11:])
+        value, key, length = (column[i] for column in columns[11:])
         end += gap + own
         inline = flags & 1
         items = (
@@ -94,7 +92,6 @@ def events_of(frame: bytes) -> list[dict[str, Any]]:
                 "id": ids[i] & MASK,
                 "parent": parents[i] & MASK,
                 "arguments": items,
-                "source": sources[source],
             }
         )
     return found
