@@ -27,7 +27,6 @@ class JournalExporter:
             alone: the name gets `-2`, `-3`, ... then, and `path` says which.
         max_bytes: size at which events are left out, with a marker and a count.
         fsync: when to wait for the disk, which only a loss of power makes worthwhile.
-        compress: trade time for size: frames are compressed where that makes them smaller.
 
     Raises:
         TypeError: if the path or the limit is none.
@@ -43,7 +42,6 @@ class JournalExporter:
         *,
         max_bytes: int = 8 << 30,
         fsync: Fsync = "never",
-        compress: bool = False,
     ) -> None:
         self._default_name = path is None
         number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
@@ -51,7 +49,7 @@ class JournalExporter:
             absolute("journal" if path is None else file_argument("path", path, "journal")),
             max_bytes=max_bytes,
             fsync=fsync,
-            compression="zlib" if compress else "",
+            compression="columns",
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}

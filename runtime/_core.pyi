@@ -4,6 +4,8 @@ from collections.abc import Callable, Generator, Mapping
 from types import FrameType
 from typing import Any, Final, Literal, Self, TypeVar
 
+from _typeshed import ReadableBuffer
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
 
@@ -186,7 +188,7 @@ def set_decorator(decorate: Callable[[span, Any], Any], /) -> None: ...
 def set_known_values(shown: Callable[[object], str | dict[str, Any] | float | None], /) -> None:
     """What arguments of other types than numbers, text, lists and dicts are recorded as; `None`: by their type's name."""
 
-# arguments
+# threads of processes
 def thread_times(pid: int, /) -> tuple[list[tuple[int, int, int]], list[int]]:
     """Of a process: for each thread its number, and ns that it ran and waited for a processor, -1 where the system does not say; and
     the processes that it started. Nothing if there is no such process. For one thread at a time."""
@@ -194,6 +196,34 @@ def thread_times(pid: int, /) -> tuple[list[tuple[int, int, int]], list[int]]:
 def read_proc(path: str, /) -> str:
     """A small file, its first 64 KiB; empty if it cannot be read. For one thread at a time."""
 
+# events as columns
+def encode_columns(events: ReadableBuffer, arguments: bytes, /) -> tuple[bytes, int, int, int]:
+    """Columns, arguments and table of events (docs/event-columns.md); how many of the bytes are arguments, and how many the table;
+    and how many events are written without their arguments, which lie outside of those that were given."""
+
+def decode_columns(
+    columns: bytes, count: int, arguments: bytes, names: ReadableBuffer, tracks: ReadableBuffer, /
+) -> tuple[bytes, bytes, int]:
+    """Events, their arguments, and how many events lost theirs, which make no sense. Categories are places in the table.
+
+    Args:
+        names, tracks: ids of this process (uint32), by their places in the table.
+
+    Raises:
+        ValueError: if the columns are not what their header says.
+    """
+
+def compress(content: ReadableBuffer, /) -> bytes | None:
+    """One zstd frame; `None` where the system has no libzstd."""
+
+def decompress(stored: ReadableBuffer, length: int, /) -> bytes:
+    """The content of one zstd frame.
+
+    Raises:
+        ValueError: if it is damaged, or not of this length.
+    """
+
+# arguments
 def encode_arguments(arguments: Mapping[str, Any], /) -> bytes: ...
 def decode_arguments(heap: bytes, at: int, length: int, /) -> dict[str, Any]: ...
 

@@ -1,5 +1,6 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
 #include "readings.h"
+#include "event_columns.h"
 #include "shed.h"
 
 Counts g_counts;
@@ -83,7 +84,11 @@ static PyMethodDef methods[] = {
     {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
     {"strings_since", strings_py_since, METH_O, NULL},
     {"take_refused", control_py_take_refused, METH_O, NULL},
+    {"compress", zstd_py_compress, METH_O, NULL},
+    {"decode_columns", columns_py_decode, METH_VARARGS, NULL},
+    {"decompress", zstd_py_decompress, METH_VARARGS, NULL},
     {"denied", control_py_denied, METH_O, NULL},
+    {"encode_columns", columns_py_encode, METH_VARARGS, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"read_proc", thread_times_py_read_file, METH_O, NULL},
     {"thread_times", thread_times_py_read, METH_O, NULL},

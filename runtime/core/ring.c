@@ -6,6 +6,7 @@
  * missing and where, whatever the overflow policy; those that sampling leaves out are a count of their own.
  * `produced` is stored last: an event below it was published before or is lost, one that is being written is neither. */
 #include "ring.h"
+#include "event_columns.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -393,6 +394,7 @@ static void fork_phase(int phase) {
     strings_fork(phase);
     track_fork(phase);
     stack_fork(phase);
+    columns_fork(phase);
 }
 
 static void before_fork(void) { fork_phase(FORK_BEFORE), signals_before_fork(); }

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag
+from stepscope.runtime.journal import columns
 from stepscope.runtime.plain import plain
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
@@ -46,7 +47,10 @@ ZSTD = 2
 """Frame flag: what follows the source's name is one zstd frame that says how long its content is."""
 SPANS = 4
 """Frame flag, but of events: numbers between that of the frame before and its own are not missing, but given up."""
-Compression = Literal["", "zlib", "zstd"]
+COLUMNS = 8
+"""Frame flag: what follows the source's name is columns (docs/event-columns.md)."""
+Compression = Literal["", "zlib", "zstd", "columns"]
+"""`columns` are compressed by zstd as well, where the system has it."""
 MAX_PAYLOAD = 64 << 20
 """Longer frames are neither written nor believed."""
 MAX_TABLE = 8 << 20
@@ -219,6 +223,9 @@ def _payload(
 ) -> tuple[int, list[Bytes]]:
     first, last = time_range(events)
     head = EVENTS_HEADER.pack(first, last, window, len(events), len(args), len(source)) + source
+    if compression == "columns":
+        header, content, compressed, _ = columns.encode(np.ascontiguousarray(events), bytes(args))
+        return COLUMNS | (ZSTD if compressed else 0), [head + header, content]
     raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
     if compression:
         flag, packed = _compress(compression, raw, args)
@@ -304,8 +311,9 @@ def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
 
 
 def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytearray] | None:
-    """Events and arguments of an events payload, in memory of their own; `None` if it is not what its header says."""
-    decoded = decode_events_header(payload)
+    """Events and arguments of an events payload, in memory of their own, with ids of who wrote it; `None` if it is not what its
+    header says. Columns have a decoder of their own, `decode_columns`."""
+    decoded = None if flags & COLUMNS else decode_events_header(payload)
     if decoded is None:
         return None
     header, at = decoded
@@ -320,6 +328,21 @@ def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, byte
     split = header.count * EVENT_DTYPE.itemsize
     events: Block = np.frombuffer(bytearray(body[:split]), EVENT_DTYPE)
     return header, events, bytearray(body[split:])
+
+
+def decode_columns(
+    payload: bytes, flags: int, decoder: columns.ColumnDecoder
+) -> tuple[EventsHeader, Block, bytes] | None:
+    """The same of a payload whose flags have `COLUMNS`, with ids of this process."""
+    decoded = decode_events_header(payload)
+    if decoded is None:
+        return None
+    header, at = decoded
+    try:
+        events, args = decoder.decode(header.count, memoryview(payload)[at:], bool(flags & ZSTD))
+    except FormatError:
+        return None
+    return header, events, args
 
 
 def time_range(events: Block) -> tuple[int, int]:

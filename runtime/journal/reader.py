@@ -12,10 +12,11 @@ import msgspec
 
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal import records as records
+from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.ledger import Ledger
@@ -70,6 +71,7 @@ class JournalReader:
         self.path = Path(path)
         self.metadata = {}
         self._ids = ids or IdMap()
+        self._columns = ColumnDecoder()
         self._frames = FrameReader(self.path)
         first = self._frames.peek()
         if first is not None and first[0] == fmt.FrameType.RUN:
@@ -151,14 +153,20 @@ class JournalReader:
         return item
 
     def _batch(self, flags: int, payload: bytes) -> EventBatch | None:
-        decoded = fmt.decode_events(payload, flags)
-        if decoded is None:
-            self._frames.count_undecodable()
-            return None
-        header, events, args = decoded
-        self._ids.localise(events, args)
+        if flags & fmt.COLUMNS:
+            found = fmt.decode_columns(payload, flags, self._columns)
+            if found is not None:
+                return self._read_only(*found)
+        elif (decoded := fmt.decode_events(payload, flags)) is not None:
+            header, events, args = decoded
+            self._ids.localise(events, args)
+            return self._read_only(header, events, bytes(args))
+        self._frames.count_undecodable()
+        return None
+
+    def _read_only(self, header: fmt.EventsHeader, events: Block, args: bytes) -> EventBatch:
         events.flags.writeable = False
-        return EventBatch(header.source, header.window, events, bytes(args))
+        return EventBatch(header.source, header.window, events, args)
 
 
 def _other_window(item: JournalItem, window: int) -> bool:

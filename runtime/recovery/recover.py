@@ -138,7 +138,7 @@ def recover(
             f"already recovered: {target}. The data in memory that it was made from has been freed, so recovering again "
             "could only lose events"
         )
-    writer = JournalWriter(temporary_name(target), max_bytes=1 << 62)
+    writer = JournalWriter(temporary_name(target), max_bytes=1 << 62, compression="columns")
     reader = None if journal is None else JournalReader(journal, ids)
     try:
         run = _run(place, reader, note)

@@ -83,7 +83,6 @@ CASES: dict[str, tuple[Factory, ReadBack | None, bool]] = {
     "memory": (lambda directory: MemoryExporter(), memory_spans, False),
     "console": (lambda directory: ConsoleExporter(io.StringIO(), interval=0), None, False),
     "journal": (lambda directory: JournalExporter(), journal_spans, True),
-    "journal-compressed": (lambda directory: JournalExporter(directory / "x", compress=True), journal_spans, True),
     "chrome": (lambda directory: ChromeTraceExporter(directory / "trace.json"), json_spans, True),
     "chrome-object": (
         lambda directory: ChromeTraceExporter(directory / "trace.json.gz", form="object", dialect="tensorboard"),

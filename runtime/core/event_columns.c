@@ -1,0 +1,445 @@
+/* Events as columns of differences, in planes of bytes. docs/event-columns.md describes them.
+ *
+ * What is encoded together, a frame, stands alone: its table has the names and tracks that its events use, and events have their places in that table.
+ * Encoding needs no GIL and takes no lock; one thread at a time encodes. */
+#include "event_columns.h"
+#include "output.h"
+#include "zstd.h"
+#include <stdlib.h>
+
+enum { /* of a frame, in this order */
+       COLUMN_KIND,
+       COLUMN_FLAGS,
+       COLUMN_CATEGORY,
+       COLUMN_NAME,
+       COLUMN_TRACK,
+       COLUMN_STEP,
+       COLUMN_GAP,
+       COLUMN_SELF,
+       COLUMN_CHILD,
+       COLUMN_ID,
+       COLUMN_PARENT,
+       COLUMN_VALUE,
+       COLUMN_KEY,
+       COLUMN_LENGTH,
+       COLUMN_SOURCE,
+       COLUMNS
+};
+#define WIDEST 8 /* bytes of a value in a column */
+
+static inline uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (uint64_t)((int64_t)difference >> 63); }
+static inline uint64_t unzigzag(uint64_t value) { return value >> 1 ^ (0 - (value & 1)); }
+static inline bool is_inline(const Event *e) { return e->flags & FLAG_ARG_INLINE; }
+static inline uint32_t heap_len(const Event *e) { return is_inline(e) ? 0 : e->args_len; }
+
+/* Bytes that grow. */
+typedef struct {
+    uint8_t *bytes;
+    size_t len, room;
+    bool failed;
+} Buffer;
+
+static uint8_t *buffer_add(Buffer *b, size_t more) {
+    if (b->len + more > b->room) {
+        size_t room = (b->len + more) * 3 / 2 + 4096;
+        uint8_t *bytes = realloc(b->bytes, room);
+        if (!bytes) {
+            b->failed = true;
+            return NULL;
+        }
+        b->bytes = bytes, b->room = room;
+    }
+    b->len += more;
+    return b->bytes + b->len - more;
+}
+
+static void buffer_put(Buffer *b, const void *bytes, size_t len) {
+    uint8_t *to = buffer_add(b, len);
+    if (to && len) memcpy(to, bytes, len);
+}
+
+/* Places in a frame's table, by the ids of this process. */
+typedef struct {
+    uint32_t *place; /* 1 + the place of an id, 0 = none; as long as the process's table can be */
+    uint32_t *ids;   /* in the order of their places */
+    uint32_t count, room;
+    bool failed; /* no memory */
+} Places;
+
+static bool places_ready(Places *p, size_t most) {
+    if (!p->place) p->place = calloc(most, sizeof *p->place); /* pages that are not touched take no memory */
+    return p->place != NULL;
+}
+
+static inline uint32_t place_of(Places *p, uint32_t id) {
+    if (p->place[id]) return p->place[id] - 1;
+    if (p->count == p->room) {
+        uint32_t room = p->room * 2 + 256, *ids = realloc(p->ids, room * sizeof *ids);
+        if (!ids) return p->failed = true, 0;
+        p->ids = ids, p->room = room;
+    }
+    p->ids[p->count] = id;
+    return p->place[id] = ++p->count, p->count - 1;
+}
+
+static void places_clear(Places *p) {
+    for (uint32_t i = 0; i < p->count; i++) p->place[p->ids[i]] = 0;
+    p->count = 0;
+    p->failed = false;
+}
+
+static Places texts, tracks;
+static uint64_t *scratch; /* one column */
+static size_t scratch_room;
+static Buffer frame;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the above; taken without the GIL */
+
+void columns_fork(int phase) { fork_lock(&lock, phase); }
+
+static inline uint32_t text_place(uint32_t id) { return place_of(&texts, id < MAX_STRINGS ? id : 0); }
+static inline uint32_t track_place(uint32_t id) { return place_of(&tracks, id <= MAX_TRACKS ? id : 0); }
+
+/* msgpack, as far as tables need it. */
+static void put_number(Buffer *b, int64_t value) {
+    uint8_t bytes[9] = {0xd3};
+    if (value >= 0 && value < 128) {
+        buffer_put(b, (uint8_t[]){(uint8_t)value}, 1);
+        return;
+    }
+    for (int i = 0; i < 8; i++) bytes[1 + i] = (uint8_t)((uint64_t)value >> (56 - 8 * i));
+    buffer_put(b, bytes, 9);
+}
+
+static void put_head(Buffer *b, uint8_t type, size_t len) {
+    uint8_t bytes[5] = {type, (uint8_t)(len >> 24), (uint8_t)(len >> 16), (uint8_t)(len >> 8), (uint8_t)len};
+    buffer_put(b, bytes, 5);
+}
+static void put_array(Buffer *b, size_t len) {
+    if (len < 16) buffer_put(b, (uint8_t[]){(uint8_t)(0x90 | len)}, 1);
+    else put_head(b, 0xdd, len);
+}
+static void put_text(Buffer *b, const char *text, size_t len) {
+    if (len < 32) buffer_put(b, (uint8_t[]){(uint8_t)(0xa0 | len)}, 1);
+    else put_head(b, 0xdb, len);
+    buffer_put(b, text, len);
+}
+
+/* [names, tracks]: a track is [kind, pid, tid, 1 + place of its parent or 0, place of its name]. */
+static void put_table(void) {
+    Buffer *b = &frame;
+    for (uint32_t i = 0; i < tracks.count; i++) { /* it grows meanwhile: parents come after those that they have */
+        const Track *t = track_get(tracks.ids[i]);
+        text_place(t->name);
+        if (t->parent) track_place(t->parent);
+    }
+    put_array(b, 2);
+    put_array(b, texts.count);
+    for (uint32_t i = 0; i < texts.count; i++) {
+        const String *s = strings_get(texts.ids[i]);
+        put_text(b, s->text, s->len);
+    }
+    put_array(b, tracks.count);
+    for (uint32_t i = 0; i < tracks.count; i++) {
+        const Track *t = track_get(tracks.ids[i]);
+        put_array(b, 5);
+        put_number(b, t->kind);
+        put_number(b, t->pid);
+        put_number(b, t->tid);
+        put_number(b, t->parent ? track_place(t->parent) + 1 : 0);
+        put_number(b, text_place(t->name));
+    }
+}
+
+/* The arguments of an event behind those of the events before it, their keys as places; false if they are none. */
+static bool put_arguments(const Event *e, const char *args, size_t args_len) {
+    uint32_t len = heap_len(e);
+    Arguments from = arguments_of(e, args, args_len);
+    if (!len || !from.good) return !len;
+    uint8_t *copy = buffer_add(&frame, len);
+    if (!copy) return true;
+    memcpy(copy, from.at, len);
+    ArgItem item;
+    const char *value, *begin = from.at;
+    while (argument_next(&from, &item, &value)) {
+        uint32_t place = text_place(item.key);
+        memcpy(copy + (value - sizeof item - begin), &place, sizeof place);
+    }
+    return true;
+}
+
+static bool scratch_ready(size_t count) {
+    if (count <= scratch_room) return true;
+    uint64_t *room = realloc(scratch, count * sizeof *scratch);
+    if (room) scratch = room, scratch_room = count;
+    return room != NULL;
+}
+
+static void put_column(size_t count) {
+    uint64_t all = 0;
+    for (size_t i = 0; i < count; i++) all |= scratch[i];
+    uint8_t width = 0;
+    while (width < WIDEST && all >> (8 * width)) width++;
+    buffer_put(&frame, &width, 1);
+    for (uint8_t plane = 0; plane < width; plane++) {
+        uint8_t *to = buffer_add(&frame, count);
+        for (size_t i = 0; to && i < count; i++) to[i] = (uint8_t)(scratch[i] >> (8 * plane));
+    }
+}
+
+#define COLUMN(expression)                                                                                                   \
+    do {                                                                                                                     \
+        for (size_t i = 0; i < count; i++) {                                                                                 \
+            const Event *e = &events[i];                                                                                     \
+            (void)e;                                                                                                         \
+            scratch[i] = (uint64_t)(expression);                                                                             \
+        }                                                                                                                    \
+        put_column(count);                                                                                             \
+    } while (0)
+#define DIFFERENCES(expression)                                                                                              \
+    do {                                                                                                                     \
+        uint64_t before = 0;                                                                                                 \
+        for (size_t i = 0; i < count; i++) {                                                                                 \
+            const Event *e = &events[i];                                                                                     \
+            uint64_t value = (uint64_t)(expression);                                                                         \
+            scratch[i] = zigzag(value - before);                                                                             \
+            before = value;                                                                                                  \
+        }                                                                                                                    \
+        put_column(count);                                                                                             \
+    } while (0)
+
+static inline bool is_span(const Event *e) { return e->kind == KIND_SPAN; }
+static inline uint64_t own_time(const Event *e) { return (uint64_t)(is_span(e) ? e->self : e->dur); }
+
+/* Columns, arguments, table: how long each is. `cut` counts events whose arguments are left out because they are none. */
+static bool put_frame(const Event *events, size_t count, const char *args, size_t args_len, FrameParts *parts) {
+    frame.len = 0;
+    frame.failed = false;
+    if (!places_ready(&texts, MAX_STRINGS) || !places_ready(&tracks, MAX_TRACKS + 1)) return false;
+    if (!scratch_ready(count)) return false;
+    COLUMN(e->kind);
+    COLUMN(e->flags);
+    COLUMN(text_place(e->category));
+    COLUMN(text_place(e->name));
+    COLUMN(track_place(e->track));
+    DIFFERENCES((int64_t)e->step);
+    uint64_t end = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint64_t ends = (uint64_t)events[i].ts + (uint64_t)events[i].dur;
+        scratch[i] = zigzag(ends - end - own_time(&events[i]));
+        end = ends;
+    }
+    put_column(count);
+    COLUMN(zigzag(own_time(e)));
+    COLUMN(zigzag(is_span(e) ? (uint64_t)e->dur - (uint64_t)e->self : 0));
+    DIFFERENCES(e->id);
+    DIFFERENCES(e->parent);
+    COLUMN(is_span(e) ? 0 : (uint64_t)e->self);
+    COLUMN(is_inline(e) ? text_place(e->args_at) + 1 : 0);
+    COLUMN(is_inline(e) || arguments_of(e, args, args_len).good ? e->args_len : 0);
+    *parts = (FrameParts){.columns = frame.len};
+    for (size_t i = 0; i < count; i++) parts->cut += !put_arguments(&events[i], args, args_len);
+    parts->heap = frame.len - parts->columns;
+    put_table();
+    parts->table = frame.len - parts->columns - parts->heap;
+    bool whole = !frame.failed && !texts.failed && !tracks.failed;
+    places_clear(&texts);
+    places_clear(&tracks);
+    return whole;
+}
+
+/* What a frame is decoded from: only what lies in its bytes is believed. */
+typedef struct {
+    const uint8_t *at, *end;
+    uint64_t *column; /* room for one */
+    bool good;
+} Input;
+
+static const uint8_t *input_take(Input *in, size_t len) {
+    if ((size_t)(in->end - in->at) < len) in->good = false;
+    if (!in->good) return NULL;
+    in->at += len;
+    return in->at - len;
+}
+
+static void take_column(Input *in, size_t count) {
+    const uint8_t *width = input_take(in, 1);
+    if (width && *width > WIDEST) in->good = false;
+    if (!in->good) return;
+    memset(in->column, 0, count * sizeof *in->column);
+    for (uint8_t plane = 0; plane < *width; plane++) {
+        const uint8_t *from = input_take(in, count);
+        for (size_t i = 0; from && i < count; i++) in->column[i] |= (uint64_t)from[i] << (8 * plane);
+    }
+}
+
+#define EACH(statement)                                                                                                      \
+    do {                                                                                                                     \
+        take_column(in, count);                                                                                              \
+        for (size_t i = 0; in->good && i < count; i++) {                                                                     \
+            Event *e = &events[i];                                                                                           \
+            (void)e;                                                                                                         \
+            uint64_t value = in->column[i];                                                                                  \
+            statement;                                                                                                       \
+        }                                                                                                                    \
+    } while (0)
+#define EACH_DIFFERENCE(member)                                                                                              \
+    do {                                                                                                                     \
+        uint64_t sum = 0;                                                                                                    \
+        EACH(sum += unzigzag(value); e->member = sum);                                                                       \
+    } while (0)
+
+static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
+    if (place < ids->count) return ids->ids[place];
+    in->good = false;
+    return 0;
+}
+
+/* Categories stay places: few texts are one, and only those become categories of this process. */
+static void take_columns(Input *in, Event *events, size_t count, const FrameIds *names, const FrameIds *rows) {
+    EACH(e->kind = (uint8_t)value);
+    EACH(e->flags = (uint8_t)value);
+    EACH({
+        e->category = (uint16_t)value;
+        in->good &= value <= UINT16_MAX && value < names->count;
+    });
+    EACH(e->name = known(in, names, value));
+    EACH(e->track = known(in, rows, value));
+    EACH_DIFFERENCE(step);
+    EACH(e->ts = (int64_t)unzigzag(value));
+    EACH(e->self = (int64_t)unzigzag(value));
+    EACH(e->dur = (int64_t)unzigzag(value));
+    uint64_t end = 0;
+    for (size_t i = 0; in->good && i < count; i++) {
+        Event *e = &events[i];
+        end += (uint64_t)e->ts + (uint64_t)e->self;
+        e->dur = (int64_t)((uint64_t)e->dur + (uint64_t)e->self);
+        e->ts = (int64_t)(end - (uint64_t)e->dur);
+    }
+    EACH_DIFFERENCE(id);
+    EACH_DIFFERENCE(parent);
+    EACH(if (!is_span(e)) e->self = (int64_t)value);
+    EACH(if (is_inline(e)) e->args_at = known(in, names, value - 1));
+    EACH(e->args_len = (uint32_t)value);
+}
+
+/* Gives each event its arguments, in the order of the events, and the keys their ids; how many events lose theirs, which are
+ * none. */
+static uint64_t take_arguments(Input *in, Event *events, size_t count, char *args, size_t args_len, const FrameIds *names) {
+    uint64_t at = 0, cut = 0;
+    for (size_t i = 0; in->good && i < count; i++) {
+        Event *e = &events[i];
+        if (is_inline(e)) continue;
+        e->args_at = (uint32_t)at;
+        at += e->args_len;
+        Arguments from = arguments_of(e, args, args_len);
+        if (at > args_len || !from.good) in->good = false;
+        ArgItem item;
+        const char *value;
+        while (in->good && argument_next(&from, &item, &value)) {
+            if (item.key >= names->count) {
+                from.good = false;
+                break;
+            }
+            memcpy(args + (value - sizeof item - args), &names->ids[item.key], sizeof item.key);
+        }
+        if (!from.good) e->args_len = 0, cut++;
+    }
+    in->good &= at == args_len;
+    return cut;
+}
+
+PyObject *columns_py_encode(PyObject *self, PyObject *args) {
+    Py_buffer events, heap;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*", &events, &heap)) return NULL;
+    if (events.len % (Py_ssize_t)sizeof(Event) || heap.len > UINT32_MAX) {
+        PyErr_SetString(PyExc_ValueError, "encode_columns() takes whole events, and 4 GiB of arguments at most");
+    } else {
+        FrameParts parts;
+        bool whole;
+        Py_BEGIN_ALLOW_THREADS
+        pthread_mutex_lock(&lock);
+        whole = put_frame(events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len, &parts);
+        Py_END_ALLOW_THREADS
+        if (whole)
+            result = Py_BuildValue("(y#nnK)", (char *)frame.bytes, (Py_ssize_t)frame.len, (Py_ssize_t)parts.heap,
+                                   (Py_ssize_t)parts.table, (unsigned long long)parts.cut);
+        else PyErr_NoMemory();
+        pthread_mutex_unlock(&lock);
+    }
+    PyBuffer_Release(&events);
+    PyBuffer_Release(&heap);
+    return result;
+}
+
+PyObject *columns_py_decode(PyObject *self, PyObject *args) {
+    Py_buffer columns, heap, names, rows;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(args, "y*ny*y*y*", &columns, &count, &heap, &names, &rows)) return NULL;
+    PyObject *events = NULL, *own_heap = NULL, *result = NULL;
+    bool possible = count >= 0 && count <= columns.len; /* of 14 columns at least one is not empty: kinds are not 0 */
+    if (possible && (events = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(Event))) &&
+        (own_heap = PyBytes_FromStringAndSize(heap.buf, heap.len))) {
+        FrameIds known_names = {names.buf, (size_t)names.len / 4}, known_rows = {rows.buf, (size_t)rows.len / 4};
+        Input in = {columns.buf, (const uint8_t *)columns.buf + columns.len, malloc((size_t)count * 8 + 8), true};
+        Event *to = (Event *)PyBytes_AS_STRING(events);
+        uint64_t cut = 0;
+        Py_BEGIN_ALLOW_THREADS
+        memset(to, 0, (size_t)count * sizeof *to);
+        in.good = in.column != NULL;
+        take_columns(&in, to, (size_t)count, &known_names, &known_rows);
+        cut = take_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
+        free(in.column);
+        Py_END_ALLOW_THREADS
+        if (in.good && in.at == in.end) result = Py_BuildValue("(OOK)", events, own_heap, (unsigned long long)cut);
+    }
+    if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "columns are not what their header says");
+    Py_XDECREF(events);
+    Py_XDECREF(own_heap);
+    PyBuffer_Release(&columns);
+    PyBuffer_Release(&heap);
+    PyBuffer_Release(&names);
+    PyBuffer_Release(&rows);
+    return result;
+}
+
+PyObject *zstd_py_compress(PyObject *self, PyObject *object) {
+    Py_buffer from;
+    if (!zstd_available()) Py_RETURN_NONE;
+    if (PyObject_GetBuffer(object, &from, PyBUF_SIMPLE) < 0) return NULL;
+    size_t room = zstd_bound((size_t)from.len), size = 0;
+    PyObject *to = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room);
+    if (to) {
+        Py_BEGIN_ALLOW_THREADS
+        pthread_mutex_lock(&lock);
+        size = zstd_compress(PyBytes_AS_STRING(to), room, from.buf, (size_t)from.len);
+        pthread_mutex_unlock(&lock);
+        Py_END_ALLOW_THREADS
+        if (!size) {
+            Py_CLEAR(to);
+            PyErr_NoMemory();
+        } else _PyBytes_Resize(&to, (Py_ssize_t)size);
+    }
+    PyBuffer_Release(&from);
+    return to;
+}
+
+PyObject *zstd_py_decompress(PyObject *self, PyObject *args) {
+    Py_buffer from;
+    Py_ssize_t len;
+    if (!PyArg_ParseTuple(args, "y*n", &from, &len)) return NULL;
+    PyObject *to = PyBytes_FromStringAndSize(NULL, len);
+    bool whole = false;
+    if (to) {
+        Py_BEGIN_ALLOW_THREADS
+        whole = zstd_decompress(PyBytes_AS_STRING(to), (size_t)len, from.buf, (size_t)from.len);
+        Py_END_ALLOW_THREADS
+    }
+    if (to && !whole) {
+        Py_CLEAR(to);
+        PyErr_SetString(PyExc_ValueError, zstd_available() ? "a frame is damaged: zstd cannot read it"
+                                                           : "libzstd.so.1 is missing: install libzstd1");
+    }
+    PyBuffer_Release(&from);
+    return to;
+}

@@ -1,0 +1,120 @@
+"""Events as columns of differences, which take a tenth of their bytes in memory or less. `docs/event-columns.md` describes the bytes.
+
+Nothing here touches a file.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import EVENT_DTYPE, Block
+
+MAX_CONTENT_BYTES = 64 << 20
+"""Bytes of columns, arguments and table; more are not believed."""
+MOST_DEPTH = 16
+"""Tracks inside of each other: a task in a thread in a process is 3."""
+HEADER = struct.Struct("<III")
+"""Bytes of the content before it was compressed; of these, bytes of the arguments, and of the table."""
+
+
+class _Table(msgspec.Struct, frozen=True, array_like=True):
+    names: list[str]
+    tracks: list[tuple[int, int, int, int, int]]
+    """Kind, pid, tid, 1 + place of the parent or 0, place of the name."""
+
+
+_decode_table = msgspec.msgpack.Decoder(_Table)
+
+
+def encode(events: Block, args: bytes) -> tuple[bytes, bytes, bool, int]:
+    """Encodes events, with all that is needed to read them.
+
+    Args:
+        events: a contiguous block.
+        args: the heap of their arguments.
+
+    Returns:
+        The header; the content; whether that is compressed, which it is where the system has libzstd; and how many events are
+        written without their arguments, which lie outside of the heap.
+    """
+    content, arguments_bytes, table_bytes, cut = _core.encode_columns(events, args)
+    packed = _core.compress(content)
+    header = HEADER.pack(len(content), arguments_bytes, table_bytes)
+    return header, content if packed is None else packed, packed is not None, cut
+
+
+class ColumnDecoder:
+    """Decodes events of one recording. Names and tracks become those of this process; a track that several calls meet is one."""
+
+    def __init__(self) -> None:
+        self._tracks: dict[tuple[int, int, int, str, int], int] = {}
+
+    def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
+        """Decodes what `encode` made: header and content, one after the other.
+
+        Args:
+            count: how many events there are.
+
+        Returns:
+            The events, and the heap of their arguments.
+
+        Raises:
+            FormatError: if it is damaged.
+        """
+        if len(stored) < HEADER.size:
+            raise FormatError("columns of events end before their header does")
+        content_bytes, arguments_bytes, table_bytes = HEADER.unpack_from(stored)
+        if content_bytes > MAX_CONTENT_BYTES or arguments_bytes + table_bytes > content_bytes:
+            raise FormatError("the header of columns of events contradicts itself")
+        body = stored[HEADER.size :]
+        try:
+            content = _core.decompress(body, content_bytes) if compressed else bytes(body)
+            if len(content) != content_bytes:
+                raise FormatError("columns of events are not as long as their header says")
+            table_at = content_bytes - table_bytes
+            arguments_at = table_at - arguments_bytes
+            table = _decode_table.decode(content[table_at:])
+            names = np.array([strings.intern(name) for name in table.names], np.uint32)
+            packed, args, _ = _core.decode_columns(
+                content[:arguments_at], count, content[arguments_at:table_at], names, self._track_ids(table)
+            )
+        except (ValueError, IndexError, msgspec.DecodeError) as error:
+            raise FormatError(f"columns of events are damaged: {error}") from error
+        events: Block = np.frombuffer(bytearray(packed), EVENT_DTYPE)
+        _name_categories(events, table.names)
+        return events, args
+
+    def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
+        """Ids of this process for the tracks of a table, in their order."""
+        found = np.zeros(len(table.tracks), np.uint32)
+
+        def add(place: int, depth: int) -> int:
+            kind, pid, tid, parent, name = table.tracks[place]
+            if not kind or found[place]:
+                return int(found[place])
+            if depth > MOST_DEPTH:
+                raise FormatError(f"tracks of events are inside of each other, more than {MOST_DEPTH} deep")
+            above = add(parent - 1, depth + 1) if parent else 0
+            key = kind, pid, tid, table.names[name], above
+            if key not in self._tracks:
+                self._tracks[key] = tracks.read(tracks.TrackKind(kind), pid, tid, table.names[name], above)
+            found[place] = self._tracks[key]
+            return self._tracks[key]
+
+        for place in range(len(found)):
+            add(place, 0)
+        return found
+
+
+def _name_categories(events: Block, names: list[str]) -> None:
+    """Puts categories of this process in the place of places in the table."""
+    used = np.unique(events["category"])
+    ids = np.zeros(int(used[-1]) + 1 if len(used) else 0, np.uint16)
+    ids[used] = [strings.category(names[place]) for place in used.tolist()]
+    events["category"] = ids[events["category"]]

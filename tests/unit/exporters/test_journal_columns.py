@@ -1,0 +1,202 @@
+"""Events as columns: they give back what was written, to a reader of the page as well, and believe nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.journal import columns
+from tests.unit.exporters import columns_reader
+
+NAMES = ["forward", "läuft", "x" * 300, ""]
+WORD = st.integers(0, (1 << 64) - 1)
+TRACK = tracks.new(tracks.TrackKind.THREAD, 77, 78, "a thread", tracks.process())
+
+
+@st.composite
+def events(draw: st.DrawFn) -> dict[str, Any]:
+    """The fields of an event, whatever they may be, and its arguments."""
+    inline = draw(st.booleans())
+    return {
+        "kind": draw(st.sampled_from([int(kind) for kind in Kind])),
+        "flags": (draw(st.integers(0, 255)) & ~int(Flag.ARG_INLINE)) | inline,
+        "name": strings.intern(draw(st.sampled_from(NAMES))),
+        "category": strings.category(draw(st.sampled_from(["cpu_op", "gc"]))),
+        "track": draw(st.sampled_from([tracks.process(), TRACK])),
+        "step": draw(st.integers(-(1 << 31), (1 << 31) - 1)),
+        **{field: draw(WORD) for field in ("ts", "dur", "self_dur", "id", "parent")},
+        "inline": inline,
+        "argument": draw(st.integers(0, (1 << 32) - 1)),
+        "arguments": draw(
+            st.dictionaries(st.sampled_from(NAMES[:2]), st.integers(0, 9) | st.text(max_size=9), max_size=2)
+        ),
+    }
+
+
+def batch_of(rows: list[dict[str, Any]]) -> EventBatch:
+    """A batch of such events. Arguments lie in the heap in the reverse order of the events."""
+    block = empty_block(len(rows))
+    heap = b""
+    for row, fields in reversed(list(zip(block, rows, strict=True))):
+        for name in ("kind", "flags", "name", "category", "track", "step"):
+            row[name] = fields[name]
+        for name in ("ts", "dur", "self_dur"):
+            row[name] = np.uint64(fields[name]).astype(np.int64)
+        row["id"], row["parent"] = fields["id"], fields["parent"]
+        if fields["inline"]:
+            row["args_at"], row["args_len"] = strings.intern("key"), fields["argument"]
+        else:
+            packed = _core.encode_arguments(fields["arguments"])
+            row["args_at"], row["args_len"] = len(heap), len(packed)
+            heap += packed
+    return EventBatch("recorder", 3, block, heap)
+
+
+def arguments_of(batch: EventBatch, row: Any) -> Any:
+    """The arguments of an event, by name."""
+    if row["flags"] & int(Flag.ARG_INLINE):
+        return strings.text(int(row["args_at"])), int(row["args_len"])
+    return dict(_core.decode_arguments(batch.args, int(row["args_at"]), int(row["args_len"])))
+
+
+def encoded(batch: EventBatch) -> tuple[bytes, bool, int]:
+    """Header and content of a batch, whether it is compressed, and events whose arguments were left out."""
+    header, content, compressed, cut = columns.encode(batch.events, batch.args)
+    return header + content, compressed, cut
+
+
+def decoded(count: int, frame: bytes, compressed: bool) -> EventBatch:
+    """The same read again."""
+    return EventBatch("recorder", 3, *columns.ColumnDecoder().decode(count, memoryview(frame), compressed))
+
+
+def compare(before: EventBatch, after: EventBatch) -> None:
+    """All fields but where arguments lie; tracks by what they are."""
+    for name in ("kind", "flags", "name", "category", "step", "ts", "dur", "self_dur", "id", "parent"):
+        np.testing.assert_array_equal(after.events[name], before.events[name], name)
+    for one, other in zip(before.events, after.events, strict=True):
+        assert arguments_of(before, one) == arguments_of(after, other)
+        mine, theirs = tracks.get(int(one["track"])), tracks.get(int(other["track"]))
+        assert mine and theirs
+        assert (mine.kind, mine.pid, mine.tid, mine.name) == (theirs.kind, theirs.pid, theirs.tid, theirs.name)
+
+
+@given(st.lists(events(), min_size=1, max_size=20))
+def test_what_is_written_is_read(rows: list[dict[str, Any]]) -> None:
+    """Whatever the fields are."""
+    batch = batch_of(rows)
+    frame, compressed, cut = encoded(batch)
+    assert cut == 0
+    compare(batch, decoded(len(batch), frame, compressed))
+
+
+@given(st.lists(events(), min_size=1, max_size=8))
+@settings(max_examples=25)
+def test_the_page_says_how_to_read_it(rows: list[dict[str, Any]]) -> None:
+    """A reader that was written from docs/event-columns.md agrees on every field."""
+    batch = batch_of(rows)
+    frame, compressed, _ = encoded(batch)
+    for row, found in zip(batch.events, columns_reader.events_of(len(batch), frame, compressed), strict=True):
+        for name in ("kind", "flags", "step", "ts", "dur", "id", "parent"):
+            assert found[name] == int(row[name]), name
+        assert found["rest"] == int(row["self_dur"])
+        assert found["name"] == strings.text(int(row["name"]))
+        assert found["category"] == strings.text(int(row["category"]))
+        track = tracks.get(int(row["track"]))
+        assert track and found["track"] == [track.kind, track.pid, track.tid]
+        if row["flags"] & int(Flag.ARG_INLINE):
+            assert found["arguments"] == [("key", "u", struct.pack("<Q", int(row["args_len"])))]
+        else:
+            assert [key for key, _, _ in found["arguments"]] == list(arguments_of(batch, row))
+
+
+def spans(count: int) -> Block:
+    """Spans one after the other, each of 1 us."""
+    block = empty_block(count)
+    block["kind"], block["ts"], block["dur"] = Kind.SPAN, np.arange(count) * 1_500, 1_000
+    block["self_dur"], block["id"], block["name"] = 1_000, np.arange(count) + 1, strings.intern("work")
+    block["track"] = tracks.process()
+    return block
+
+
+def test_what_repeats_takes_next_to_nothing() -> None:
+    """Regular times and ids are hardly there."""
+    frame, _, _ = encoded(EventBatch("recorder", 0, spans(20_000), b""))
+    assert len(frame) < 20_000 // 4
+
+
+def test_content_that_is_not_compressed_is_read() -> None:
+    """As it is written where the system has no libzstd."""
+    batch = EventBatch("recorder", 0, spans(20), b"")
+    content, arguments, table, _ = _core.encode_columns(batch.events, batch.args)
+    compare(batch, decoded(20, columns.HEADER.pack(len(content), arguments, table) + content, False))
+
+
+def test_arguments_that_are_none_are_left_out() -> None:
+    """Those outside of the heap when they are written, those that make no sense when they are read: the events stay."""
+    block = spans(3)
+    block["args_at"], block["args_len"] = [0, 4, 0], [9, 1 << 20, 0]
+    frame, compressed, cut = encoded(EventBatch("recorder", 0, block, b"\xff" * 9))
+    read = decoded(3, frame, compressed)
+    assert cut == 1
+    assert read.events["args_len"].tolist() == [0, 0, 0]
+    assert read.events["ts"].tolist() == block["ts"].tolist()
+
+
+@given(st.binary(max_size=400), st.integers(0, 70), st.integers(0, 200), st.integers(0, 60), st.booleans())
+def test_nothing_in_a_forged_frame_is_believed(
+    content: bytes, count: int, arguments: int, table: int, compressed: bool
+) -> None:
+    """It is refused, or read as events that lie within what is there."""
+    with contextlib.suppress(FormatError):
+        assert len(decoded(count, columns.HEADER.pack(len(content), arguments, table) + content, compressed)) == count
+
+
+@given(st.data())
+def test_a_forged_column_is_refused_or_read(data: st.DataObject) -> None:
+    """Content whose table is right, with bytes of columns and arguments that are not."""
+    block = spans(6)
+    packed = _core.encode_arguments({"batch": 7})
+    block["args_len"] = len(packed)
+    content, arguments, table, _ = _core.encode_columns(block, packed)
+    forged = bytearray(content)
+    for _ in range(data.draw(st.integers(1, 4))):
+        forged[data.draw(st.integers(0, len(forged) - table - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(FormatError):
+        batch = decoded(6, columns.HEADER.pack(len(forged), arguments, table) + bytes(forged), False)
+        for row in batch.events:
+            if not row["flags"] & int(Flag.ARG_INLINE):
+                assert int(row["args_at"]) + int(row["args_len"]) <= len(batch.args)
+
+
+def test_tracks_that_are_inside_of_each_other_without_an_end_are_refused() -> None:
+    """As a forged table may have them."""
+    content, _, table, _ = _core.encode_columns(spans(1), b"")
+    forged = msgspec.msgpack.encode([["work", ""], [[1, 1, 1, 1, 0]]])
+    whole = content[: len(content) - table] + forged
+    with pytest.raises(FormatError, match="inside of each other"):
+        decoded(1, columns.HEADER.pack(len(whole), 0, len(forged)) + whole, False)
+
+
+def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
+    """With the rows above them; the same in the next frame."""
+    block = spans(1)
+    block["track"] = TRACK
+    frame, compressed, _ = encoded(EventBatch("recorder", 0, block, b""))
+    decoder = columns.ColumnDecoder()
+    first, second = (decoder.decode(1, memoryview(frame), compressed)[0] for _ in range(2))
+    assert first["track"] == second["track"]
+    row = tracks.get(int(first["track"][0]))
+    assert row and row.id != TRACK and (row.pid, row.tid, row.name) == (77, 78, "a thread")
+    above = tracks.get(row.parent)
+    assert above and above.kind == tracks.TrackKind.PROCESS
