@@ -67,6 +67,13 @@ def in_files(place: Path, count: Callable[[Path], int]) -> int:
     return sum(count(path) for path in place.rglob("*") if path.is_file() and path.name != "filler")
 
 
+def scattered(regular: EventBatch) -> EventBatch:
+    """The same with ids at random, of which a journal needs every byte."""
+    events = regular.events.copy()
+    events["id"] = np.random.default_rng(1).integers(1, 1 << 63, len(events))
+    return msgspec.structs.replace(regular, events=events)
+
+
 def leave_bytes(place: Path, size: int) -> None:
     """Fills a disk but for so many bytes."""
     about = os.statvfs(place)
@@ -79,12 +86,18 @@ async def test_what_reached_a_full_disk_is_exported(tmp_path: Path, name: str) -
     """Of a batch that was written in part, that part counts as exported, and the rest as dropped."""
     make, count = CASES[name]
     with disks.small_disk(tmp_path / "disk", 5 << 20) as disk:
-        if "gz" in name or "pftrace" in name:  # little room is enough for all events
+        if name not in (
+            "t.json",
+            "closed.json",
+            "t.kineto.json",
+            "t{window}.json",
+            "tb",
+        ):  # little room is enough for all events
             leave_bytes(disk, (64 if "gz" in name else 1000) << 10)
         exporter = make(disk / name)
         async with running(exporter, disk, 1 << 30) as outlet:
             for window in range(2):
-                outlet.offer(batch(window, EVENTS))
+                outlet.offer(scattered(batch(window, EVENTS)))
                 outlet.close_window(closed(window))
         found = in_files(disk, count)
     ledger: OutputLedger = outlet.statistics().ledger
