@@ -197,12 +197,12 @@ def read_proc(path: str, /) -> str:
     """A small file, its first 64 KiB; empty if it cannot be read. For one thread at a time."""
 
 # events as columns
-def encode_columns(events: ReadableBuffer, arguments: bytes, /) -> tuple[bytes, int, int, int]:
+def encode_columns(events: Any, arguments: bytes, /) -> tuple[bytes, int, int, int]:
     """Columns, arguments and table of events (docs/event-columns.md); how many of the bytes are arguments, and how many the table;
     and how many events are written without their arguments, which lie outside of those that were given."""
 
 def decode_columns(
-    columns: bytes, count: int, arguments: bytes, names: ReadableBuffer, tracks: ReadableBuffer, /
+    columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, /
 ) -> tuple[bytes, bytes, int]:
     """Events, their arguments, and how many events lost theirs, which make no sense. Categories are places in the table.
 

@@ -124,7 +124,7 @@ static void put_text(Buffer *b, const char *text, size_t len) {
     buffer_put(b, text, len);
 }
 
-/* [names, tracks]: a track is [kind, pid, tid, 1 + place of its parent or 0, place of its name]. */
+/* [names, tracks]: a track is [id, kind, pid, tid, id of its parent or 0, place of its name]. */
 static void put_table(void) {
     Buffer *b = &frame;
     for (uint32_t i = 0; i < tracks.count; i++) { /* it grows meanwhile: parents come after those that they have */
@@ -141,11 +141,12 @@ static void put_table(void) {
     put_array(b, tracks.count);
     for (uint32_t i = 0; i < tracks.count; i++) {
         const Track *t = track_get(tracks.ids[i]);
-        put_array(b, 5);
+        put_array(b, 6);
+        put_number(b, tracks.ids[i]);
         put_number(b, t->kind);
         put_number(b, t->pid);
         put_number(b, t->tid);
-        put_number(b, t->parent ? track_place(t->parent) + 1 : 0);
+        put_number(b, t->parent);
         put_number(b, text_place(t->name));
     }
 }

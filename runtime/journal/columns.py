@@ -6,27 +6,53 @@ Nothing here touches a file.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime import _core, strings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EVENT_DTYPE, Block
 
 MAX_CONTENT_BYTES = 64 << 20
 """Bytes of columns, arguments and table; more are not believed."""
-MOST_DEPTH = 16
-"""Tracks inside of each other: a task in a thread in a process is 3."""
 HEADER = struct.Struct("<III")
 """Bytes of the content before it was compressed; of these, bytes of the arguments, and of the table."""
 
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One track, as `tracks.Track` has it."""
+
+    id: Id
+    kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    pid: Int64
+    tid: Int64
+    parent: Id
+    name: str
+
+
 class _Table(msgspec.Struct, frozen=True, array_like=True):
     names: list[str]
-    tracks: list[tuple[int, int, int, int, int]]
-    """Kind, pid, tid, 1 + place of the parent or 0, place of the name."""
+    tracks: list[tuple[Id, int, Int64, Int64, Id, int]]
+    """Id, kind, pid, tid, id of the parent or 0, place of the name. Ids are the writer's."""
+
+
+class TrackMap(Protocol):
+    """Tracks of a recording, and what they are in this process."""
+
+    def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
+        """Learns of tracks; those that it knows already do not change."""
+
+    def track(self, theirs: int, /) -> int:
+        """The id in this process; 0 if the track is not known."""
+        ...
 
 
 _decode_table = msgspec.msgpack.Decoder(_Table)
@@ -50,10 +76,14 @@ def encode(events: Block, args: bytes) -> tuple[bytes, bytes, bool, int]:
 
 
 class ColumnDecoder:
-    """Decodes events of one recording. Names and tracks become those of this process; a track that several calls meet is one."""
+    """Decodes events of one recording.
 
-    def __init__(self) -> None:
-        self._tracks: dict[tuple[int, int, int, str, int], int] = {}
+    Args:
+        tracks: what the tracks of the recording are in this process.
+    """
+
+    def __init__(self, tracks: TrackMap) -> None:
+        self._tracks = tracks
 
     def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
         """Decodes what `encode` made: header and content, one after the other.
@@ -92,24 +122,13 @@ class ColumnDecoder:
 
     def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
         """Ids of this process for the tracks of a table, in their order."""
-        found = np.zeros(len(table.tracks), np.uint32)
-
-        def add(place: int, depth: int) -> int:
-            kind, pid, tid, parent, name = table.tracks[place]
-            if not kind or found[place]:
-                return int(found[place])
-            if depth > MOST_DEPTH:
-                raise FormatError(f"tracks of events are inside of each other, more than {MOST_DEPTH} deep")
-            above = add(parent - 1, depth + 1) if parent else 0
-            key = kind, pid, tid, table.names[name], above
-            if key not in self._tracks:
-                self._tracks[key] = tracks.read(tracks.TrackKind(kind), pid, tid, table.names[name], above)
-            found[place] = self._tracks[key]
-            return self._tracks[key]
-
-        for place in range(len(found)):
-            add(place, 0)
-        return found
+        # Those to which others belong are older.
+        self._tracks.add_tracks(
+            TrackRecord(number, kind, pid, tid, parent, table.names[name])
+            for number, kind, pid, tid, parent, name in sorted(table.tracks)
+            if number
+        )
+        return np.array([self._tracks.track(row[0]) for row in table.tracks], np.uint32)
 
 
 def _name_categories(events: Block, names: list[str]) -> None:

@@ -124,6 +124,11 @@ class IdMap:
                 self._taken[identity] = len(_known.of(identity))
             self._tracks.set(record.id, ours)
 
+    def track(self, theirs: int) -> int:
+        """Our id of one of their tracks; 0 if it is not known."""
+        ours = self._tracks.get(theirs)
+        return 0 if ours == _UNKNOWN else ours
+
     def name(self, theirs: int) -> int:
         """Our id of one of their names; 0 if its text was never seen."""
         ours = self._names.get(theirs)

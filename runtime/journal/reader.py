@@ -71,7 +71,7 @@ class JournalReader:
         self.path = Path(path)
         self.metadata = {}
         self._ids = ids or IdMap()
-        self._columns = ColumnDecoder()
+        self._columns = ColumnDecoder(self._ids)
         self._frames = FrameReader(self.path)
         first = self._frames.peek()
         if first is not None and first[0] == fmt.FrameType.RUN:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.control.ranks import valid_rank, valid_world_size
 from stepscope.runtime.encoding import msgpack_bytes
+from stepscope.runtime.journal.columns import Id as Id
+from stepscope.runtime.journal.columns import Int64 as Int64
+from stepscope.runtime.journal.columns import TrackRecord as TrackRecord
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.plain import plain
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Step, Window
 
-Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 _STEP_BYTES = 24
 
 
@@ -45,17 +46,6 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         source = f"the run {self.name[:80]!r} (process {self.pid})"
         msgspec.structs.force_setattr(self, "rank", valid_rank(self.rank, source))
         msgspec.structs.force_setattr(self, "world_size", valid_world_size(self.world_size, source))
-
-
-class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One track, as `tracks.Track` has it."""
-
-    id: Id
-    kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
-    pid: Int64
-    tid: Int64
-    parent: Id
-    name: str
 
 
 class MetadataRecord(msgspec.Struct, frozen=True):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
+
 from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
 
 
 def span_block(*spans: tuple[int, int], first_id: int = 1, self_ns: int | None = None) -> Block:
@@ -36,3 +39,11 @@ def gap_block(ts: int, end: int, dropped: int) -> Block:
     block = empty_block(1)
     block["ts"], block["dur"], block["id"], block["kind"] = ts, end - ts, dropped, Kind.GAP
     return block
+
+
+def scattered(batch: EventBatch) -> EventBatch:
+    """The same batch with ids at random: a journal needs every byte of them, 16 an event."""
+    events, random = batch.events.copy(), np.random.default_rng(1)
+    for field in ("id", "parent"):
+        events[field] = random.integers(1, 1 << 63, len(events))
+    return msgspec.structs.replace(batch, events=events)

@@ -25,6 +25,7 @@ from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.window import Step, Window
 from tests.support import disks
 from tests.support.basics import poll
+from tests.support.blocks import scattered
 from tests.support.journals import events_of, read_journal
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -97,7 +98,7 @@ async def test_the_size_limit_is_kept_and_told(tmp_path: Path) -> None:
     exporter = JournalExporter(tmp_path / "journal", max_bytes=1 << 22)
     await exporter.open(run_in(tmp_path))
     for _ in range(400):
-        await exporter.export(batch_of(spans(LARGE)))
+        await exporter.export(scattered(batch_of(spans(LARGE))))
     await exporter.close_window(window_of(0, batch_of(spans(LARGE))))
     await exporter.export(batch_of(spans(["small"]), window=1))
     await exporter.aclose()
@@ -168,7 +169,7 @@ async def fill(small_disk: Path, ballast_bytes: int) -> None:
     written = 0
     with refused(OutputError, "No space left on device", "journal"):
         for _ in range(1000):
-            await exporter.export(batch_of(spans(LARGE)))
+            await exporter.export(scattered(batch_of(spans(LARGE))))
             written += 1
     ballast.unlink()
     await exporter.export(batch_of(spans(["after"])))
@@ -224,7 +225,7 @@ async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
     # A pipe takes the place of the file: a write of more than it holds waits until somebody reads.
     os.dup2(write_end, descriptor)
     os.close(write_end)
-    outlet.offer(batch_of(spans(["x"] * 5000)))
+    outlet.offer(scattered(batch_of(spans(["x"] * 20_000))))
     outlet.finish()
     taken = 0
     with anyio.fail_after(30):
@@ -234,7 +235,7 @@ async def test_a_slow_disk_holds_up_the_journal_only(tmp_path: Path) -> None:
                 taken += len(os.read(read_end, 1 << 16))
     taken += len(os.read(read_end, 1 << 16))  # what the pipe still held
     assert taken > 4 * (1 << 16)
-    assert outlet.ledger(0).exported == 5000
+    assert outlet.ledger(0).exported == 20_000
     os.close(read_end)
 
 

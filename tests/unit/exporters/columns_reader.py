@@ -35,7 +35,8 @@ def wrapped(value: int) -> int:
 
 def sums(column: list[int]) -> list[int]:
     """Undoes differences."""
-    total, found = 0, []
+    total = 0
+    found: list[int] = []
     for value in column:
         total += signed(value)
         found.append(total)
@@ -44,7 +45,8 @@ def sums(column: list[int]) -> list[int]:
 
 def arguments_of(data: bytes, names: list[str]) -> list[tuple[str, str, bytes]]:
     """Key, type and value of each argument."""
-    found, at = [], 0
+    at = 0
+    found: list[tuple[str, str, bytes]] = []
     while at < len(data):
         key, length, kind, _ = struct.unpack_from("<IHcB", data, at)
         found.append((names[key], kind.decode(), data[at + 8 : at + 8 + length]))
@@ -84,7 +86,7 @@ def events_of(count: int, frame: bytes, compressed: bool) -> list[dict[str, Any]
                 "flags": flags,
                 "category": names[category],
                 "name": names[name],
-                "track": tracks[track][:3],
+                "track": tracks[track][:4],
                 "step": steps[i],
                 "ts": wrapped(end - own - child),
                 "dur": wrapped(own + child),

@@ -6,9 +6,7 @@ import contextlib
 import struct
 from typing import Any
 
-import msgspec
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +14,7 @@ from stepscope.runtime import _core, strings, tracks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import columns
+from stepscope.runtime.journal.ids import IdMap
 from tests.unit.exporters import columns_reader
 
 NAMES = ["forward", "läuft", "x" * 300, ""]
@@ -77,7 +76,7 @@ def encoded(batch: EventBatch) -> tuple[bytes, bool, int]:
 
 def decoded(count: int, frame: bytes, compressed: bool) -> EventBatch:
     """The same read again."""
-    return EventBatch("recorder", 3, *columns.ColumnDecoder().decode(count, memoryview(frame), compressed))
+    return EventBatch("recorder", 3, *columns.ColumnDecoder(IdMap()).decode(count, memoryview(frame), compressed))
 
 
 def compare(before: EventBatch, after: EventBatch) -> None:
@@ -113,7 +112,7 @@ def test_the_page_says_how_to_read_it(rows: list[dict[str, Any]]) -> None:
         assert found["name"] == strings.text(int(row["name"]))
         assert found["category"] == strings.text(int(row["category"]))
         track = tracks.get(int(row["track"]))
-        assert track and found["track"] == [track.kind, track.pid, track.tid]
+        assert track and found["track"] == [track.id, track.kind, track.pid, track.tid]
         if row["flags"] & int(Flag.ARG_INLINE):
             assert found["arguments"] == [("key", "u", struct.pack("<Q", int(row["args_len"])))]
         else:
@@ -179,21 +178,12 @@ def test_a_forged_column_is_refused_or_read(data: st.DataObject) -> None:
                 assert int(row["args_at"]) + int(row["args_len"]) <= len(batch.args)
 
 
-def test_tracks_that_are_inside_of_each_other_without_an_end_are_refused() -> None:
-    """As a forged table may have them."""
-    content, _, table, _ = _core.encode_columns(spans(1), b"")
-    forged = msgspec.msgpack.encode([["work", ""], [[1, 1, 1, 1, 0]]])
-    whole = content[: len(content) - table] + forged
-    with pytest.raises(FormatError, match="inside of each other"):
-        decoded(1, columns.HEADER.pack(len(whole), 0, len(forged)) + whole, False)
-
-
 def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
     """With the rows above them; the same in the next frame."""
     block = spans(1)
     block["track"] = TRACK
     frame, compressed, _ = encoded(EventBatch("recorder", 0, block, b""))
-    decoder = columns.ColumnDecoder()
+    decoder = columns.ColumnDecoder(IdMap(reuse=False))
     first, second = (decoder.decode(1, memoryview(frame), compressed)[0] for _ in range(2))
     assert first["track"] == second["track"]
     row = tracks.get(int(first["track"][0]))
