@@ -128,6 +128,8 @@ class Pipeline:
         self._actions = actions
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._waiting_work: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """Coroutine functions of backends that came before there were tasks to run them in."""
         self._closing, self._ended = anyio.Event(), anyio.Event()
         self._advancing_until = 0.0
         self._scope = anyio.CancelScope()
@@ -150,6 +152,9 @@ class Pipeline:
                 self._tasks.start_soon(self.backlog.run, passed, name="stepscope backlog")
                 if self.overseer.budget is not None:
                     self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
+                for work in self._waiting_work:
+                    self._tasks.start_soon(work)
+                self._waiting_work.clear()
                 await self._closing.wait()
         self._ended.set()
 
@@ -440,7 +445,9 @@ class Pipeline:
             self.fanout.discard_window(index)
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if self._tasks is not None:
+        if self._tasks is None:
+            self._waiting_work.append(work)
+        else:
             self._tasks.start_soon(work)
 
     async def _run_work(self, message: Spawn) -> None:

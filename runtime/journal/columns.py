@@ -133,7 +133,8 @@ class ColumnDecoder:
 
 def _name_categories(events: Block, names: list[str]) -> None:
     """Puts categories of this process in the place of places in the table."""
-    used = np.unique(events["category"])
-    ids = np.zeros(int(used[-1]) + 1 if len(used) else 0, np.uint16)
-    ids[used] = [strings.category(names[place]) for place in used.tolist()]
-    events["category"] = ids[events["category"]]
+    places: NDArray[np.uint16] = events["category"]
+    used: list[int] = np.unique(places).tolist()
+    ids = np.zeros(max(used, default=-1) + 1, np.uint16)
+    ids[used] = [strings.category(names[place]) for place in used]
+    events["category"] = ids[places]
