@@ -61,12 +61,20 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
     tasks = sum(len(summary.tasks) + len(summary.callbacks) for summary in summaries)
     if steps < FEWEST_STEPS and not tasks:
         why = _refusal(steps, summaries)
-        return Answer(path=path, verdict=NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust)
+        return Answer(
+            path=path, verdict=_of_devices(ranks) or NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust
+        )
     job = Job(summaries)
     rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
     findings = without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
     verdict = findings[0].title if findings else _nothing(job.main, steps)
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+
+
+def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:
+    """What can be said of devices where there are too few steps; empty without devices."""
+    idlest = max((device for rank in ranks for device in rank.devices), key=lambda device: device.idle, default=None)
+    return "" if idlest is None else f"{idlest.name} idles {idlest.idle:.0%} of the time."
 
 
 def _nothing(rank: RankSummary, steps: int) -> str:
@@ -212,8 +220,12 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
     """What the data do not say. Of torch only if the program uses it, of steps only if it has some."""
     said: list[str] = []
+    numbers = [(summary, set(summary.judged_steps["step"].tolist())) for summary in summaries if len(summary.facts) > 1]
+    if len(numbers) > 1 and len(set.intersection(*(steps for _, steps in numbers))) < FEWEST_STEPS:
+        which = ", ".join(f"{summary.name} {min(steps)} to {max(steps)}" for summary, steps in numbers[:4] if steps)
+        said.append(f"which rank others wait for (the ranks have few steps of the same numbers: {which})")
     stepping = [summary for summary in summaries if len(summary.facts) > 1]
-    if not any(summary.samples for summary in summaries):
+    if not any(summary.samples or summary.has_python for summary in summaries):
         said.append("lines of code (no stack samples)")
     if any(not np.isfinite(summary.judged_steps["cpu_ns"]).any() for summary in stepping):
         said.append("processor time and memory of steps (no signals)")

@@ -67,7 +67,7 @@ class Share(msgspec.Struct, frozen=True):
 
     name: str
     ns: float
-    """The median over the steps that are judged, scaled so that all parts add up to the step."""
+    """ns of a median step: the part's share of the shortest 95 % of the steps that are judged. All parts add up to the step."""
     share: float
 
 

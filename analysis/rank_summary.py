@@ -118,7 +118,8 @@ class RankSummary:
         """Batches of workers of which the slowest item is known."""
         self.suspended: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
         self.not_finite: dict[str, int] = {}
-        """Counters that had a value that is NaN or infinite, and when they first had one."""
+        """Counters whose values are NaN or infinite, for the most part, from some time on; and that time."""
+        self._finite_again: Counter[str] = Counter()
         self.queue: list[float] = []
         """Batches that were ready at each fetch."""
         self.thread_cpu: dict[str, list[tuple[int, float]]] = {}
@@ -164,6 +165,7 @@ class RankSummary:
             self._gather(EventBatch(batch.source, batch.window, events, batch.args))
             self.events += len(events)
         self.facts: Facts = finished(rank, builders)
+        self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
         self.notes = rank.notes
         """What was left out, and why."""
         if impossible:
@@ -174,6 +176,11 @@ class RankSummary:
         ]
         self.judged_steps: Facts = judged_steps_of(self.facts)
         self.devices: tuple[DeviceAnswer, ...] = answers(devices[number] for number in sorted(devices))
+
+    @property
+    def has_python(self) -> bool:
+        """Whether Python functions were recorded, as torch's `with_stack` does."""
+        return any(row.category == "python_function" for row in self.rows)
 
     @property
     def step_ns(self) -> float:
@@ -210,8 +217,11 @@ class RankSummary:
             if len(chosen):
                 handle(batch, events[chosen])
         counters = events[kinds == Kind.COUNTER]
+        counters = counters[~np.isin(counters["category"], self._readings)]
         odd = ~np.isfinite(counters["value"]) | (counters["flags"] & int(Flag.NO_NUMBER) != 0)
-        self._note_not_finite(counters[odd & ~np.isin(counters["category"], self._readings)])
+        self._note_not_finite(counters[odd])
+        if self.not_finite:
+            self._note_finite_again(counters[~odd], counters[odd])
         waits = events[(kinds == Kind.SPAN) & (events["name"] == self._suspended)]
         if len(waits):
             self.suspended.append((waits["ts"].copy(), waits["dur"].copy(), waits["track"].copy()))
@@ -220,6 +230,13 @@ class RankSummary:
         names, first = np.unique(counters["name"], return_index=True)
         for name, ts in zip(names.tolist(), counters["ts"][first].tolist(), strict=True):
             self.not_finite.setdefault(strings.text(name), ts)
+
+    def _note_finite_again(self, finite: Block, odd: Block) -> None:
+        """Counts, for each, finite values since its first that is not, less those that are not."""
+        for name, first in self.not_finite.items():
+            number = strings.intern(name)
+            more = int(((finite["name"] == number) & (finite["ts"] > first)).sum())
+            self._finite_again[name] += more - int((odd["name"] == number).sum())
 
     def _sample(self, batch: EventBatch, events: Block) -> None:
         for event in events[: MOST_SAMPLES - len(self.samples)]:

@@ -27,6 +27,8 @@ MOST_TASK_NAMES = 3
 MOST_PARTS = 12
 _NARROWEST = 20
 _LABEL = 7
+LEAST = 0.005
+"""Share of a step below which a part has no line of its own: it would be shown as 0 %."""
 _REST = "the rest"
 PLACE = re.compile(r"\((/[^:\n]+):(\d+)\)")
 
@@ -151,13 +153,12 @@ def finding_lines(finding: Finding, *, first: bool) -> Iterator[Line]:
 
 def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
     """The parts of a step, the longest first, each on a line with its bar; the last line has what is left."""
-    found = sorted((share for share in shares if share.share >= 0.005), key=lambda share: -share.ns)
+    found = sorted((share for share in shares if share.share >= LEAST), key=lambda share: -share.ns)
     if len(found) > rows:
-        rest = found[rows - 1 :]
-        found = [
-            *found[: rows - 1],
-            Share(_REST, sum(each.ns for each in rest), sum(each.share for each in rest)),
-        ]
+        found = found[: rows - 1]
+    left = [share for share in shares if share not in found]
+    rest = Share(_REST, sum(each.ns for each in left), sum(each.share for each in left))
+    found += [rest] if rest.share >= LEAST else []
     widest = max((columns(printable(each.name)) for each in found), default=0)
     longest = max((each.ns for each in found), default=1.0)
     for each in found:

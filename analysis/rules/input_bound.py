@@ -25,6 +25,35 @@ def item_of(facts: dict[str, Any]) -> Place | None:
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
+def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
+    """What to try, and what it would gain: as many workers as keep up, or as have processors of their own.
+
+    Args:
+        batch_ns: ns that one takes to make a batch.
+        rest: ns of a step without waiting for data.
+        whole: ns of a step.
+    """
+    needed = ceil(batch_ns / max(rest, 1))
+    _, _, processors = demand(job)
+    most = min(MOST_WORKERS, max(int(processors) - 1, 1) if processors else MOST_WORKERS)
+    workers = min(needed, most)
+    step = max(rest, batch_ns / workers, 1.0)
+    cheaper = "make items cheaper, or prepare them once before the training"
+    if step > (1 - FINDING) * whole:
+        return cheaper, f"up to {human_time(whole - rest)} of each step"
+    action = f"DataLoader(..., num_workers={workers})"
+    gain = (
+        f"a step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
+    )
+    if workers < needed:
+        few = f"there are {processors:g} processors" if workers < MOST_WORKERS else f"{MOST_WORKERS} workers are many"
+        return (
+            f"{cheaper}; and {action}",
+            f"with {human_count(workers, 'worker')} {gain}; {few}, and {needed} would be needed to keep up",
+        )
+    return action, gain
+
+
 def check(job: Job) -> list[Finding]:
     """Finds steps that spend much of their time in `DataLoader.__next__`.
 
@@ -65,21 +94,12 @@ def check(job: Job) -> list[Finding]:
             evidence[0] += "; it works in the training process (num_workers=0)"
         if place is not None:
             evidence.append(f"{place.share:.0%} of that is in {place}")
-    needed = ceil(batch_ns / max(rest, 1))
-    _, _, processors = demand(job)
-    action = (
-        f"DataLoader(..., num_workers={needed})"
-        if needed <= MOST_WORKERS
-        else "make items cheaper, or prepare them once before the training"
-    )
+    action, gain = more_workers(batch_ns, rest, whole, job)
     collating = sum(in_collate(sample, facts) for sample in samples)
     if not workers and place is not None and collating > MAJORITY * len(samples):
         kind = "slow-collate"
         evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
         action = f"make {place.function} cheaper, or let workers run it: {action}"
-    gain = f"a step would take about {human_time(rest)}, {whole / max(rest, 1):.1f} times as fast, if the storage is quick enough"
-    if processors and needed + 1 > processors:
-        gain += f"; that needs {needed + 1} processors and there are {processors:g}, so make items cheaper first"
     return [
         Finding(
             id=kind,

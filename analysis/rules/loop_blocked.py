@@ -59,9 +59,9 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
     if names:
         delays = [last - first for first, last, _ in ready]
-        evidence.append(f"other tasks were ready meanwhile and had to wait, in sum and at most: {', '.join(names)}")
+        evidence.append(f"other tasks may have been ready meanwhile, in sum and at most: {', '.join(names)}")
         evidence.append(
-            f"a task that was ready waited for its turn for {human_time(max(delays))} at most, and for "
+            f"a task that may have been ready had its turn after {human_time(max(delays))} at most, and after "
             f"{human_time(float(np.quantile(delays, 0.95)))} or less in 95 of 100 times"
         )
     if place is not None and place.share:

@@ -7,6 +7,14 @@ import numpy as np
 from stepscope.analysis.findings import EventReference, Finding
 from stepscope.analysis.job import Job, Rule
 
+LEARNT_FROM = ("loss", "grad", "norm", "weight", "param")
+"""Parts of names of counters without which nothing is learnt."""
+
+
+def learns_nothing(name: str) -> str:
+    """What follows if it is a value that the training learns from."""
+    return ": the training learns nothing" if any(part in name.lower() for part in LEARNT_FROM) else ""
+
 
 def check(job: Job) -> list[Finding]:
     """Finds counters that were given NaN or infinity."""
@@ -18,9 +26,10 @@ def check(job: Job) -> list[Finding]:
             found.append(
                 Finding(
                     id="not-finite",
-                    title=f"{name!r} is NaN or infinite from step {step} on: the training learns nothing.",
+                    title=f"{name!r} is NaN or infinite from step {step} on{learns_nothing(name)}.",
                     evidence=(f"step {step} is the first with such a value",),
                     action="a lower learning rate, gradient clipping, or torch.autograd.set_detect_anomaly(True) around that step",
+                    gain="the run is not in vain",
                     certainty="certain",
                     steps=(step,),
                     events=(EventReference(name, ts, 0, rank.rank),),
@@ -33,7 +42,7 @@ RULE = Rule(
     id="not-finite",
     needs="a counter of the loss or of another value; `stepscope run` looks at a parameter on the CPU",
     finds="the first step with a value that is NaN or infinite",
-    threshold="one such value",
-    wrong_if="the value is finite again in the next step",
+    threshold="one such value, and more of them than finite ones after it",
+    wrong_if="the value is finite again in later steps",
     check=check,
 )

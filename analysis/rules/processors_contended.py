@@ -71,6 +71,7 @@ def _shared(rank: RankSummary, cost: float, own: float, processors: float) -> Fi
         cost_ns=cost * rank.step_ns,
         evidence=(f"the job itself could use {own:.1f} of {processors:g} processors; all other findings still hold",),
         action="measure again on a machine that nothing else uses, or find out what else runs there",
+        gain=f"up to {cost:.0%} of each step",
         certainty="likely",
     )
 
