@@ -13,8 +13,8 @@ from stepscope.runtime.meter import event_costs
 from stepscope.runtime.overhead import JUDGED_NS
 from stepscope.runtime.table import human_count
 
-EVENT_BYTES: Final = 64
-"""What an event takes in the raw data, arguments not included (docs/journal-format.md)."""
+EVENT_BYTES: Final = 8
+"""Bytes that an event takes in the raw data, about, arguments not included (docs/event-columns.md)."""
 
 Detail = tuple[bool, bool, bool, bool]
 

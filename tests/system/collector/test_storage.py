@@ -19,6 +19,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.journal.discard import discard, free, places
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.launch import run_to_end
@@ -34,8 +35,10 @@ import subprocess
 import sys
 from pathlib import Path
 import stepscope as sc
+from stepscope.runtime.journal.writer import JournalWriter
 path, windows, spans = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 exporter = sc.exporters.JournalExporter(path)
+exporter._writer = JournalWriter(path)  # as in a stream: not as columns
 options = sc.Options(journal=False)
 schedule = sc.schedule(wait=0, warmup=0, active=2)
 with sc.trace(output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=options) as profiler:
@@ -180,6 +183,7 @@ def test_a_window_without_an_end_gives_up_its_oldest(tmp_path: Path) -> None:
     store = Store(CollectorSettings(directory=tmp_path))
     path = store.path(STREAM)
     exporter = sc.exporters.JournalExporter(path)
+    exporter._writer = JournalWriter(path)  # pyright: ignore[reportPrivateUsage] - as in a stream: not as columns
     options = sc.Options(journal=False, drain_interval=0.01)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
         for _ in range(40):
