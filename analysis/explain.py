@@ -220,8 +220,10 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
     """What the data do not say. Of torch only if the program uses it, of steps only if it has some."""
     said: list[str] = []
-    numbers = [(summary, set(summary.judged_steps["step"].tolist())) for summary in summaries if len(summary.facts) > 1]
-    if len(numbers) > 1 and len(set.intersection(*(steps for _, steps in numbers))) < FEWEST_STEPS:
+    numbers: list[tuple[RankSummary, set[int]]] = [
+        (summary, set(summary.judged_steps["step"].tolist())) for summary in summaries if len(summary.facts) > 1
+    ]
+    if len(numbers) > 1 and len(numbers[0][1].intersection(*(steps for _, steps in numbers))) < FEWEST_STEPS:
         which = ", ".join(f"{summary.name} {min(steps)} to {max(steps)}" for summary, steps in numbers[:4] if steps)
         said.append(f"which rank others wait for (the ranks have few steps of the same numbers: {which})")
     stepping = [summary for summary in summaries if len(summary.facts) > 1]
