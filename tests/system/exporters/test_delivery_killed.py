@@ -50,7 +50,7 @@ the collector that it kills then, if any."""
 
 SPANS = 12000
 LARGE = 1 << 30
-SMALL = 1 << 19
+SMALL = 1 << 16
 """Bytes of a journal that holds a part of the spans only."""
 
 
