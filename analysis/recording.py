@@ -260,6 +260,7 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
             steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
         made.append(builder.finish(steps[-1].end_ns if steps else None, number))
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
+    facts = _without_cut_steps(rank, facts)
     rank.startup_ns, rank.shutdown_ns = 0, 0
     if not len(facts):
         return facts  # type: ignore[no-any-return]
@@ -270,3 +271,16 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
         rank.startup_ns = max(int(facts["begin"][0]) - first.start_ns, 0)
         rank.shutdown_ns = max(last.end_ns - int(facts["end"][-1]), 0)
     return facts  # type: ignore[no-any-return]
+
+
+def _without_cut_steps(rank: Rank, facts: Any) -> Any:
+    """Leaves out steps behind which others are missing, as where a recording is damaged: they would have the time of those."""
+    if len(facts) < 2:
+        return facts
+    before, after = facts[:-1], facts[1:]
+    missing = np.maximum(after["step"] - before["step"] - 1, 0)
+    missing[(after["window"] != before["window"]) | (after["begin"] > before["end"])] = 0
+    if missing.any():
+        note = f"{human_count(int(missing.sum()), 'step')} missing, and each step before them left out"
+        rank.notes += (note,) if note not in rank.notes else ()
+    return facts[np.concatenate((missing == 0, [True]))]

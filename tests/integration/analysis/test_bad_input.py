@@ -22,6 +22,8 @@ from hypothesis import strategies as st
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Answer
 from stepscope.analysis.page.render import report_html
+from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.recording import load
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime import _core, queue_lengths, strings, tracks
 from stepscope.runtime.errors import FormatError
@@ -144,11 +146,15 @@ def test_a_damaged_journal(tmp_path: Path) -> None:
     """Frames that do not fit their checksum are left out, and it is said."""
     run = write(tmp_path / "run", *np.array_split(steps_of(120), 6))
     data = bytearray((run / "journal").read_bytes())
-    middle = frame_borders(bytes(data))[-4] + 100
+    middle = frame_borders(bytes(data))[-6] + 100
     data[middle] ^= 0xFF
     (run / "journal").write_bytes(data)
     answer = answered(run)
     assert 60 < count_of(answer) < 120 and "damaged" in answer.trust and "lost frames: 1" in answer.trust
+    (note,) = [note for note in RankSummary(load(run).ranks[0]).notes if "missing" in note]
+    assert note.startswith("20 steps missing")
+    statistics = answer.ranks[0].statistics
+    assert statistics is not None and statistics.slowest_ns < 20 * MS  # no step has the time of those that are missing
 
 
 def test_ranks_that_are_not_alike(tmp_path: Path) -> None:
