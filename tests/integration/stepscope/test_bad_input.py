@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Callable
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_a_disk_that_fills_up_costs_the_outputs_on_it_only(small_disk: Path, tmp
     ) as profiler:
         for _ in range(8):
             for _ in range(4000):
-                sc.instant("tick")
+                sc.instant("tick", key=secrets.token_hex(64))  # of which a journal needs every byte
             profiler.step()
             profiler.flush()
     accounts = outputs(profiler.statistics())
