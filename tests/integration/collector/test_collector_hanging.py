@@ -119,7 +119,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
             made.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1)))
             assert said(made) == protocol.Ack(1)
         assert ask(download, ALLOWED).status == 200
-        assert collector.get("/v1/job", ALLOWED)["storage"]["problem"] == ""
+        until(lambda: collector.get("/v1/job", ALLOWED)["storage"]["problem"] == "")
         for made in (one, two, *waiting):
             made.close()
         told = collector.stop()[1]
