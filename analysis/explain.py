@@ -72,7 +72,7 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
 
 
 def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:
-    """What can be said of devices where there are too few steps; empty without devices."""
+    """The verdict of a run with too few steps, by the device that idles most; empty without devices."""
     idlest = max((device for rank in ranks for device in rank.devices), key=lambda device: device.idle, default=None)
     return "" if idlest is None else f"{idlest.name} idles {idlest.idle:.0%} of the time."
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.evidence import intervals, longest, place_of_calls
-from stepscope.analysis.findings import EventReference, Place
+from stepscope.analysis.findings import EventReference, Finding, Place
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import Call, durations
 from stepscope.analysis.sampled_stacks import only_in
@@ -28,6 +28,8 @@ from stepscope.runtime.table import human_time
 
 MOST_COMPARED = 64
 """Slow steps whose distances are compared, and distances that are tried as a period."""
+MOST_STEPS = 8
+"""Slow steps that a finding names."""
 MOST_NUMBERS = 5
 """Slow steps that are named in a sentence."""
 MUCH_WRITTEN = 1 << 20
@@ -90,6 +92,28 @@ class SlowSteps:
             f"steps {named}{more}: each takes {self.each} longer than the median of {human_time(self.median)}",
             self.cause(),
             *written,
+        )
+
+    def finding(self, kind: str, title: str, action: str) -> Finding:
+        """The finding of a rule about them.
+
+        Args:
+            kind: the rule's id.
+            action: what to try; the function where the program is comes before it.
+        """
+        places = self.places()
+        return Finding(
+            id=kind,
+            title=title,
+            cost=self.cost,
+            cost_ns=self.cost_ns,
+            evidence=self.evidence(),
+            action=f"{places[0].function}: {action}" if places else action,
+            gain=f"up to {self.cost:.0%} of the run",
+            certainty="certain" if places else "likely",
+            steps=tuple(self.numbers[:MOST_STEPS]),
+            events=self.calls,
+            places=places,
         )
 
 

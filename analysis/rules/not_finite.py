@@ -12,7 +12,7 @@ LEARNT_FROM = ("loss", "grad", "norm", "weight", "param")
 
 
 def learns_nothing(name: str) -> str:
-    """What follows if it is a value that the training learns from."""
+    """The end of the title: the consequence for a value that the training learns from, else nothing."""
     return ": the training learns nothing" if any(part in name.lower() for part in LEARNT_FROM) else ""
 
 

@@ -7,8 +7,6 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.single_slow_steps import slow_steps_of
 from stepscope.analysis.thresholds import PERIODIC, PERIODS_SLOW, SLOW_STEP, SLOW_STEPS_COST
 
-MOST_STEPS = 8
-
 
 def check(job: Job) -> list[Finding]:
     """Finds slow steps at equal distances, and what covers their extra time."""
@@ -16,22 +14,8 @@ def check(job: Job) -> list[Finding]:
     if slow is None or not slow.period:
         return []
     action = "do it less often, or on another thread or process while training goes on"
-    places = slow.places()
-    return [
-        Finding(
-            id="periodic-stall",
-            title=f"Every {slow.period} steps one takes {slow.each} longer: {slow.cost:.0%} of the time.",
-            cost=slow.cost,
-            cost_ns=slow.cost_ns,
-            evidence=slow.evidence(),
-            action=f"{places[0].function}: {action}" if places else action,
-            gain=f"up to {slow.cost:.0%} of the run",
-            certainty="certain" if places else "likely",
-            steps=tuple(slow.numbers[:MOST_STEPS]),
-            events=slow.calls,
-            places=places,
-        )
-    ]
+    title = f"Every {slow.period} steps one takes {slow.each} longer: {slow.cost:.0%} of the time."
+    return [slow.finding("periodic-stall", title, action)]
 
 
 RULE = Rule(

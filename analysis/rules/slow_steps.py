@@ -8,8 +8,6 @@ from stepscope.analysis.single_slow_steps import slow_steps_of
 from stepscope.analysis.thresholds import COVERED, SLOW_STEP, SLOW_STEPS_COST
 from stepscope.runtime.table import human_count
 
-MOST_STEPS = 8
-
 
 def check(job: Job) -> list[Finding]:
     """Finds steps that take several times the median, if they are few, cost much, and it is known what differs in them."""
@@ -17,22 +15,8 @@ def check(job: Job) -> list[Finding]:
     if slow is None or slow.period:
         return []
     action = "move what these steps do out of the loop, or do it less often"
-    places = slow.places()
-    return [
-        Finding(
-            id="slow-steps",
-            title=f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time: {slow.each} each.",
-            cost=slow.cost,
-            cost_ns=slow.cost_ns,
-            evidence=slow.evidence(),
-            action=f"{places[0].function}: {action}" if places else action,
-            gain=f"up to {slow.cost:.0%} of the run",
-            certainty="certain" if places else "likely",
-            steps=tuple(slow.numbers[:MOST_STEPS]),
-            events=slow.calls,
-            places=places,
-        )
-    ]
+    title = f"{human_count(len(slow.numbers), 'slow step')} cost {slow.cost:.0%} of the time: {slow.each} each."
+    return [slow.finding("slow-steps", title, action)]
 
 
 RULE = Rule(

@@ -354,7 +354,7 @@ def test_forced_writes_are_spans(tmp_path: Path) -> None:
     assert (found.facts()["phases"][:3, Phase.FORCED_WRITE] > 0).all()
 
 
-def test_what_tensorboard_is_given_counts_as_logging(tmp_path: Path) -> None:
+def test_summary_writer_calls_are_logging(tmp_path: Path) -> None:
     """With the function of the program that calls, also by way of a library's."""
     writer: Any = require("torch.utils.tensorboard").SummaryWriter
     before = writer.add_histogram
