@@ -133,6 +133,8 @@ class KinetoWorker:
     def _finish(self, trace: FinishedTrace) -> None:
         path: Path | None = None
         released = False
+        if self._keeper is not None:
+            trace.result.keep()  # before it is saved, so that the keeper can save it again
         try:
             path = make_scratch_file("stepscope-kineto-", ".json")
             if not self._save(trace, path):
@@ -177,10 +179,14 @@ class KinetoWorker:
         return saving.result()
 
     def _let_go(self, trace: FinishedTrace) -> None:
-        if self._keeper is None:
+        try:
+            if self._keeper is not None:
+                self._keeper(trace)
+        except Exception as error:
+            self.problems[f"the keeper of torch's recordings raised {type(error).__name__}: {error}"] += 1
             trace.result.release()
-        else:
-            self._keeper(trace)
+        finally:
+            trace.result.release()
 
     def _deliver(self, file: KinetoFile, trace: FinishedTrace, flops: dict[int, int]) -> None:
         if set_by := set_between(trace.anchors[0], trace.anchors[-1]):

@@ -357,16 +357,20 @@ PyObject *columns_py_encode(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "encode_columns() takes whole events, and 4 GiB of arguments at most");
     } else {
         FrameParts parts;
+        Buffer made;
         bool whole;
         Py_BEGIN_ALLOW_THREADS
         pthread_mutex_lock(&lock);
         whole = put_frame(events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len, &parts);
+        made = frame; /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
+        frame = (Buffer){0};
+        pthread_mutex_unlock(&lock);
         Py_END_ALLOW_THREADS
         if (whole)
-            result = Py_BuildValue("(y#nnK)", (char *)frame.bytes, (Py_ssize_t)frame.len, (Py_ssize_t)parts.heap,
+            result = Py_BuildValue("(y#nnK)", (char *)made.bytes, (Py_ssize_t)made.len, (Py_ssize_t)parts.heap,
                                    (Py_ssize_t)parts.table, (unsigned long long)parts.cut);
         else PyErr_NoMemory();
-        pthread_mutex_unlock(&lock);
+        free(made.bytes);
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&heap);
