@@ -1,4 +1,4 @@
-"""What devices did between their first and their last event, and what the host did while they idled."""
+"""What devices did in steps, and what the host did while they idled."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, 
 from stepscope.analysis.thresholds import FINDING
 from stepscope.runtime import strings, tracks
 from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.intervals import Interval
 from stepscope.runtime.step_facts import (
     DEVICE_CLASS,
     MOST_INTERVALS,
@@ -121,6 +122,7 @@ class DeviceBuilder:
         self._host: dict[tuple[int, int], _Pieces] = {}
         self._kernels: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._runs: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._copies: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._stepping: set[int] = set()
         self._loose = 0
 
@@ -147,8 +149,8 @@ class DeviceBuilder:
                 continue
             device = self._device(track)
             self._add(self._busy, (device, number), begin[chosen], end[chosen])
-            if number != Device.COPY:
-                self._count(device, spans["name"][chosen], spans["dur"][chosen])
+            sums = self._copies if number == Device.COPY else self._kernels
+            self._count(sums[device], self._runs[device], spans["name"][chosen], spans["dur"][chosen])
 
     def _keep(self, spans: Block, classes: Any) -> None:
         self._room -= len(spans)
@@ -190,20 +192,24 @@ class DeviceBuilder:
                     kept[each] = [_union_of(pieces)]
             self._loose = 0
 
-    def _count(self, device: int, names: Any, took: Any) -> None:
+    def _count(self, ns: Counter[str], runs: Counter[str], names: Any, took: Any) -> None:
         unique, inverse = np.unique(names, return_inverse=True)
         counts = np.bincount(inverse)
         sums = np.zeros(len(unique), np.int64)
         np.add.at(sums, inverse, took)
-        for name, ns, count in zip(map(strings.text, unique.tolist()), sums.tolist(), counts.tolist(), strict=True):
-            self._kernels[device][name] += ns
-            self._runs[device][name] += count
+        for name, total, count in zip(map(strings.text, unique.tolist()), sums.tolist(), counts.tolist(), strict=True):
+            ns[name] += total
+            runs[name] += count
 
-    def finish(self) -> list[DeviceUse]:
-        """One for each device, up to `MOST_DEVICES`."""
+    def finish(self, steps: Interval | None = None) -> list[DeviceUse]:
+        """What each device did, up to `MOST_DEVICES`.
+
+        Args:
+            steps: the time, in ns, that is judged; by default that from each device's first to its last event.
+        """
         host = self._activities()
         devices = sorted({device for device, _ in self._busy})
-        return [self._use(device, host) for device in devices[:MOST_DEVICES]]
+        return [self._use(device, host, steps) for device in devices[:MOST_DEVICES]]
 
     def _threads(self) -> set[int]:
         """The threads that step or launch kernels. Others are left out: they may wait for hours."""
@@ -225,20 +231,20 @@ class DeviceBuilder:
                 found[activity] = _union_of(pieces)
         return found
 
-    def _use(self, device: int, host: dict[int, tuple[Times, Times]]) -> DeviceUse:
+    def _use(self, device: int, host: dict[int, tuple[Times, Times]], steps: Interval | None) -> DeviceUse:
         parts = {number: _union_of(pieces) for (owner, number), pieces in self._busy.items() if owner == device}
-        first = min(int(begin[0]) for begin, _ in parts.values())
-        last = max(int(end[-1]) for _, end in parts.values())
+        first, last = steps or (
+            min(int(begin[0]) for begin, _ in parts.values()),
+            max(int(end[-1]) for _, end in parts.values()),
+        )
         busy = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         alone: Counter[int] = Counter()
         for number in Device:
             if number in parts:
-                alone[number], busy = _join(busy, parts[number])
+                alone[number], busy = _join(busy, _clipped(parts[number], first, last))
         taken, meanwhile = busy, Counter[int]()
-        for activity, (begin, end) in host.items():
-            inside = (end > first) & (begin < last)
-            clipped = np.maximum(begin[inside], first), np.minimum(end[inside], last)
-            meanwhile[activity], taken = _join(taken, clipped)
+        for activity, intervals in host.items():
+            meanwhile[activity], taken = _join(taken, _clipped(intervals, first, last))
         found = tracks.get(device)
         return DeviceUse(
             found.name if found is not None and found.name else "device",
@@ -247,6 +253,7 @@ class DeviceBuilder:
             meanwhile,
             self._names(first, last, busy),
             self._kernels[device],
+            self._copies[device],
             self._runs[device],
         )
 
@@ -284,12 +291,13 @@ class DeviceUse(msgspec.Struct):
     names: Counter[tuple[int, str]]
     kernels: Counter[str]
     """ns of each."""
+    copies: Counter[str]
     runs: Counter[str]
 
     def add(self, other: DeviceUse) -> None:
         """Adds another window."""
         self.total += other.total
-        for name in ("alone", "meanwhile", "names", "kernels", "runs"):
+        for name in ("alone", "meanwhile", "names", "kernels", "copies", "runs"):
             getattr(self, name).update(getattr(other, name))
 
     def answer(self) -> DeviceAnswer:
@@ -300,8 +308,6 @@ class DeviceUse(msgspec.Struct):
         spent.sort(key=lambda each: -each[0])
         if rest := idle - sum(ns for ns, _, _ in spent):
             spent.append((rest, UNRECORDED, ()))
-        summed = self.kernels.total() or 1
-        kernels = sorted(self.kernels.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
         return DeviceAnswer(
             name=self.name,
             total_ns=self.total,
@@ -311,9 +317,16 @@ class DeviceUse(msgspec.Struct):
             communication_ns=self.alone[Device.COMMUNICATION],
             copy_ns=self.alone[Device.COPY],
             meanwhile=tuple(HostActivity(name, ns, ns / (idle or 1), names) for ns, name, names in spent),
-            kernels=tuple(KernelTime(name, ns, self.runs[name], ns / summed) for name, ns in kernels),
+            kernels=self._times(self.kernels),
             kernel_names=len(self.kernels),
+            copies=self._times(self.copies),
         )
+
+    def _times(self, sums: Counter[str]) -> tuple[KernelTime, ...]:
+        """Those with the most time."""
+        total = sums.total() or 1
+        most = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MOST_KERNELS]
+        return tuple(KernelTime(name, ns, self.runs[name], ns / total) for name, ns in most)
 
     def _mostly(self, activity: int) -> tuple[NameShare, ...]:
         found = sorted(
@@ -323,11 +336,15 @@ class DeviceUse(msgspec.Struct):
         return tuple(NameShare(name, ns, ns / total) for ns, name in found[:MOST_NAMES])
 
 
-def answers(builders: Iterable[DeviceBuilder]) -> tuple[DeviceAnswer, ...]:
-    """What each device of a process did, summed over windows, in the order of the devices' names."""
+def answers(windows: Iterable[tuple[DeviceBuilder, Interval | None]]) -> tuple[DeviceAnswer, ...]:
+    """What each device of a process did, summed over windows, in the order of the devices' names.
+
+    Args:
+        windows: each with the time, in ns, that is judged; `None`: all.
+    """
     found: dict[str, DeviceUse] = {}
-    for builder in builders:
-        for use in builder.finish():
+    for builder, steps in windows:
+        for use in builder.finish(steps):
             if use.name in found:
                 found[use.name].add(use)
             else:
@@ -370,6 +387,12 @@ def meanwhile_of(device: DeviceAnswer) -> str:
 
 def _union_of(pieces: _Pieces) -> tuple[Times, Times]:
     return union(np.concatenate([begin for begin, _ in pieces]), np.concatenate([end for _, end in pieces]))
+
+
+def _clipped(intervals: tuple[Times, Times], first: int, last: int) -> tuple[Times, Times]:
+    begin, end = intervals
+    inside = (end > first) & (begin < last)
+    return np.maximum(begin[inside], first), np.minimum(end[inside], last)
 
 
 def _join(one: tuple[Times, Times], other: tuple[Times, Times]) -> tuple[int, tuple[Times, Times]]:

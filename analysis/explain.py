@@ -8,18 +8,18 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from stepscope.analysis.devices import NAMES, Activity
+from stepscope.analysis.devices import MOST_NAME, NAMES, Activity
 from stepscope.analysis.event_loop import loops_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
-from stepscope.analysis.thresholds import COVERED, FEWEST_STEPS, FINDING
+from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_STEPS, FINDING
 from stepscope.runtime.step_facts import Phase, class_of
 from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 from stepscope.runtime.step_statistics import statistics_of
-from stepscope.runtime.table import human_count
+from stepscope.runtime.table import human_count, printable, shorten
 
 MOST_TASK_NAMES = 8
 """Names of tasks in an answer."""
@@ -84,6 +84,8 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     took = float(durations(rank.judged_steps).sum())
     spans = float(rank.phase(Phase.SPAN).sum()) / took
     uncovered = float(rank.uncovered().sum()) / took
+    if busy := _busy_device(rank):
+        return busy
     if spans + uncovered < MOSTLY:
         return NOTHING
     named = sorted(
@@ -98,6 +100,17 @@ def _nothing(rank: RankSummary, steps: int) -> str:
     said += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(said)}{where}."
+
+
+def _busy_device(rank: RankSummary) -> str:
+    """What is said of a device that is what the steps wait for; empty if there is none."""
+    device = max(rank.devices, key=lambda device: device.computation_ns / (device.total_ns or 1), default=None)
+    if device is None or device.computation_ns < DEVICE_BUSY * device.total_ns:
+        return ""
+    share = f"{device.computation_ns / device.total_ns:.0%} of the time"
+    kernel = device.kernels[0] if device.kernels else None
+    most = f", {kernel.share:.0%} of it in {shorten(printable(kernel.name), MOST_NAME)}" if kernel else ""
+    return f"Nothing stands out: {device.name} computes {share}{most}. Quicker kernels make the steps quicker."
 
 
 ENVIRONMENT = {"machine-shared"}

@@ -102,7 +102,10 @@ class HostActivity(msgspec.Struct, frozen=True):
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device did from its first to its last event. Times are in ns, over all its streams, and summed over windows."""
+    """What a device did in the steps that are judged; without steps, from its first to its last event.
+
+    Times are in ns, over all its streams, and summed over windows.
+    """
 
     name: str
     total_ns: int
@@ -123,6 +126,8 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The kernels with the most time."""
     kernel_names: int
     """How many names of kernels there are in all."""
+    copies: tuple[KernelTime, ...] = ()
+    """Kinds of copies, the ones with the most time first."""
 
     @property
     def idle(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import compress
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
+from stepscope.runtime.intervals import Interval
 from stepscope.runtime.places import in_library
 from stepscope.runtime.step_facts import MOST_READ, SIGNAL, Facts, Phase
 from stepscope.runtime.step_parts import durations as durations
@@ -175,7 +176,19 @@ class RankSummary:
             for name, category, count, total, self_, _, _, p50, _, _ in table.rows()
         ]
         self.judged_steps: Facts = judged_steps_of(self.facts)
-        self.devices: tuple[DeviceAnswer, ...] = answers(devices[number] for number in sorted(devices))
+        self.devices: tuple[DeviceAnswer, ...] = answers(
+            (devices[number], steps) for number, steps in self._judged_times(sorted(devices))
+        )
+
+    def _judged_times(self, windows: list[int]) -> Iterator[tuple[int, Interval | None]]:
+        """From when to when each window has steps that are judged; where none has any, all of its time is."""
+        judged = self.judged_steps
+        for window in windows:
+            steps = judged[judged["window"] == window]
+            if len(steps):
+                yield window, (int(steps["begin"].min()), int(steps["end"].max()))
+            elif not len(judged):
+                yield window, None
 
     @property
     def has_python(self) -> bool:

@@ -56,6 +56,8 @@ GROWTH_PER_100_STEPS = 0.03
 """Share of the process's memory by which it grows in 100 steps, to be a finding."""
 GROWTH_BYTES = 64 << 20
 """Less than this in the whole run is no growth."""
+RECORDED_BYTES = 256
+"""What recording may hold in memory for each event until a window ends: torch's engine was seen to hold 155."""
 LATE_GROWTH = 0.15
 """Share of the growth that the last third of the run must have: a cache that fills grows at first."""
 
@@ -97,6 +99,10 @@ WRITTEN_BYTES = 64 << 10
 
 DEVICE_IDLE = 0.30
 """Share of the time in which a device does nothing."""
+DEVICE_BUSY = 0.85
+"""Share of the time in which a device computes, from which on the steps take as long as its kernels."""
+OPTIMIZER_LAUNCHES = 0.20
+"""Share of the step that an optimizer takes, to be named where a device idles."""
 
 BLOCKED_NS = 50_000_000
 """A callback of an event loop that takes longer blocks it."""

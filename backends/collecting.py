@@ -23,6 +23,8 @@ class Delivery(msgspec.Struct, frozen=True):
     """What was stated with it, after its events."""
     promised: int | None
     """The highest watermark stated before: no event may begin earlier than this."""
+    launched_before: int | None = None
+    """What was stated of when its events were launched."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -65,7 +67,14 @@ class CollectingSink:
         self.advances = 0
         self.closed = False
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
+    def deliver(
+        self,
+        events: Block,
+        args: bytes = b"",
+        *,
+        watermark: int | None = None,
+        launched_before: int | None = None,
+    ) -> int:
         """Keeps a block. Raises `ClosedError` after `close`."""
         with self._changed:
             if self.closed:
@@ -73,7 +82,7 @@ class CollectingSink:
             if not self._accept(events.nbytes + len(args)):
                 self.refused += len(events)
                 events, args = empty_block(), b""
-            self._keep(events, args, watermark)
+            self._keep(events, args, watermark, launched_before)
         return len(events)
 
     def watermark(self, at: int) -> None:
@@ -81,8 +90,10 @@ class CollectingSink:
         with self._changed:
             self._keep(empty_block(), b"", at)
 
-    def _keep(self, events: Block, args: bytes, watermark: int | None) -> None:
-        self.deliveries.append(Delivery(clock.now(), events, args, watermark, self.passed))
+    def _keep(
+        self, events: Block, args: bytes, watermark: int | None, launched_before: int | None = None
+    ) -> None:
+        self.deliveries.append(Delivery(clock.now(), events, args, watermark, self.passed, launched_before))
         if watermark is not None and (self.passed is None or watermark > self.passed):
             self.passed = watermark
         self._changed.notify_all()

@@ -62,7 +62,8 @@ class KinetoConverter:
         """Events of a kind that is not known."""
 
     def convert(self, events: list[KinetoEvent]) -> tuple[Block, bytes]:
-        """Returns the events as a block with its heap of arguments; parents and self times are missing still."""
+        """Returns the events as a block with its heap of arguments. Tracks are places in `tracks.rows()` until all was read; parents
+        and self times are missing still."""
         records, heap = bytearray(), bytearray()
         for event in events:
             if event.ph == "M":

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.backends.kineto_file import MOST_EVENT, KinetoEvent, KinetoFile
 from stepscope.backends.kineto_tracks import KinetoTracks
@@ -204,21 +202,11 @@ def _pieces(text: str) -> tuple[list[tuple[int, int]], int, bool]:
 
 
 class SavedTracks(KinetoTracks):
-    """Rows of a trace that was read. They are known when all was read: some versions of kineto name them last."""
+    """Rows of a trace that was read."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._places: dict[tuple[int | str, int | str], int] = {}
-        self._made: dict[tuple[int | str, int | str], int] = {}
         self._parents: dict[int | str, int] = {}
-
-    def of(self, pid: int | str, tid: int | str) -> int:
-        """The place of the row in `rows`."""
-        return self._places.setdefault((pid, tid), len(self._places))
-
-    def rows(self) -> NDArray[np.uint32]:
-        """Tracks by their place; the same ones at each call."""
-        return np.fromiter((self._row(*key) for key in self._places), np.uint32, len(self._places))
 
     def is_device(self, pid: int | str) -> bool:
         """Whether this is no process, but a device."""
@@ -229,18 +217,13 @@ class SavedTracks(KinetoTracks):
         """Number of the process that was recorded; 0 if nothing says it."""
         return next((pid for pid, label in self._labels.items() if label == "CPU" and isinstance(pid, int)), 0)
 
-    def _row(self, pid: int | str, tid: int | str) -> int:
-        known = self._made.get((pid, tid))
-        if known is None:
-            process, thread = (
-                number if isinstance(number, int) and abs(number) < 1 << 63 else 0 for number in (pid, tid)
-            )
-            device = self.is_device(pid)
-            if pid not in self._parents:
-                label = self._labels.get(pid, "CPU")
-                name = self._programs.get(pid) if label == "CPU" else label
-                self._parents[pid] = tracks.read(TrackKind.PROCESS, process, 0, name or f"process {pid}")
-            name = self._names.get((pid, tid)) or f"{'stream' if device else 'thread'} {tid}"
-            kind = TrackKind.STREAM if device else TrackKind.THREAD
-            known = self._made[pid, tid] = tracks.read(kind, process, thread, name, self._parents[pid])
-        return known
+    def _make(self, pid: int | str, tid: int | str) -> int:
+        process, thread = (number if isinstance(number, int) and abs(number) < 1 << 63 else 0 for number in (pid, tid))
+        device = self.is_device(pid)
+        if pid not in self._parents:
+            label = self._labels.get(pid, "CPU")
+            name = self._programs.get(pid) if label == "CPU" else label
+            self._parents[pid] = tracks.read(TrackKind.PROCESS, process, 0, name or f"process {pid}")
+        name = self._names.get((pid, tid)) or f"{'stream' if device else 'thread'} {tid}"
+        kind = TrackKind.STREAM if device else TrackKind.THREAD
+        return tracks.read(kind, process, thread, name, self._parents[pid])

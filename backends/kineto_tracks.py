@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+from numpy.typing import NDArray
+
 from stepscope.backends.kineto_file import KinetoEvent, arguments
 from stepscope.runtime import tracks
 from stepscope.runtime.tracks import TrackKind
 
 
 class KinetoTracks:
-    """Remembers the tracks of one backend, so that a thread or stream has one row over all windows."""
+    """Remembers the tracks of one backend, so that a thread or stream has one row over all windows.
+
+    Some versions of kineto describe rows after their events: an event has the place of its row until a file was read.
+    """
 
     def __init__(self) -> None:
-        self._tracks: dict[tuple[int | str, int | str], int] = {}
+        self._places: dict[tuple[int | str, int | str], int] = {}
+        self._made: list[int] = []
         self._names: dict[tuple[int | str, int | str], str] = {}
         self._labels: dict[int | str, str] = {}
         self._programs: dict[int | str, str] = {}
@@ -22,7 +29,7 @@ class KinetoTracks:
         self._processes: dict[int, int] = {}
 
     def describe(self, event: KinetoEvent) -> None:
-        """Takes a metadata event; kineto writes those of a track before its events."""
+        """Takes a metadata event."""
         if event.name == "thread_name":
             self._names[event.pid, event.tid] = str(arguments(event).get("name", "")).strip()
         elif event.name == "process_name":
@@ -31,14 +38,21 @@ class KinetoTracks:
             self._labels[event.pid] = str(arguments(event).get("labels", ""))
 
     def of(self, pid: int | str, tid: int | str) -> int:
-        """The track of this pair: that of the recorder if it is a thread that it knows."""
-        found = self._tracks.get((pid, tid))
-        if found is None:
-            found = self._tracks[pid, tid] = self._make(pid, tid)
-        return found
+        """The place of this pair's track in `rows`."""
+        return self._places.setdefault((pid, tid), len(self._places))
+
+    def rows(self) -> NDArray[np.uint32]:
+        """Tracks by their place, now that all was described; the same ones at each call."""
+        for pid, tid in list(self._places)[len(self._made) :]:
+            self._made.append(self._make(pid, tid))
+        return np.array(self._made, np.uint32)
+
+    def of_device(self, rows: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """Whether each track is a stream of a device."""
+        return np.isin(rows, [row for row in np.unique(rows).tolist() if _is_stream(row)])
 
     def _make(self, pid: int | str, tid: int | str) -> int:
-        """`tid` may be a text for rows that are no threads; they get a row by that name."""
+        """The recorder's own track if it is a thread that it knows. `tid` may be a text for rows that are no threads; they get a row by that name."""
         name = self._names.get((pid, tid), "")
         number = tid if isinstance(tid, int) else 0
         if isinstance(pid, str):
@@ -66,3 +80,8 @@ class KinetoTracks:
                 self._threads[track.pid, track.tid] = track.id
             elif track.kind is TrackKind.PROCESS:
                 self._processes[track.pid] = track.id
+
+
+def _is_stream(row: int) -> bool:
+    track = tracks.get(row)
+    return track is not None and track.kind is TrackKind.STREAM

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 import msgspec
+import numpy as np
 
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
@@ -20,6 +21,7 @@ from stepscope.backends.scratch import make_scratch_file, remove_scratch
 from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import Block, join_blocks
+from stepscope.runtime.intervals import ends
 from stepscope.runtime.native_threads import SimpleQueue
 from stepscope.runtime.nesting import cut_frames
 from stepscope.runtime.sink import Sink
@@ -215,12 +217,13 @@ class KinetoWorker:
             self._drop(file.skipped, "source", trace)
         if not self._abandoned:
             self._check_clock(mapping, converter.markers, trace.brackets)
-        self._send(parts)
+        self._send(parts, trace.until)
 
-    def _send(self, parts: list[tuple[Block, bytes]]) -> None:
+    def _send(self, parts: list[tuple[Block, bytes]], until: int) -> None:
         if not parts:
             return
         whole = join_blocks(events for events, _ in parts)
+        whole["track"] = self._tracks.rows()[whole["track"]]
         cut_frames(whole)
         nest(whole)
         start = at = 0
@@ -231,8 +234,18 @@ class KinetoWorker:
             heap += args
             at += len(events)
             if at - start >= BLOCK or at == len(whole):
-                self._sink.deliver(whole[start:at], bytes(heap))
+                self._deliver_block(whole[start:at], bytes(heap), until)
                 start, heap = at, bytearray()
+
+    def _deliver_block(self, events: Block, args: bytes, until: int) -> None:
+        """Delivers what a device did after the end of the recording, which it was launched in, as such."""
+        late = np.flatnonzero(ends(events) > until)
+        behind = late[self._tracks.of_device(events["track"][late])]
+        if len(behind):
+            self._sink.deliver(events[behind], args, launched_before=until)
+            events = np.delete(events, behind)
+        if len(events):
+            self._sink.deliver(events, args)
 
     def _check_clock(self, mapping: ClockMapping, markers: list[int], brackets: tuple[tuple[int, int], ...]) -> None:
         error = mapping.error_ns

@@ -153,5 +153,6 @@ class ChromeFilesBackend:
             sink.dropped(file.skipped, "source", at)
         if blocks:
             whole = join_blocks(blocks)
+            whole["track"] = self._tracks.rows()[whole["track"]]
             nest(whole)
             sink.deliver(whole, bytes(heap))

@@ -20,6 +20,8 @@ class Delivery(msgspec.Struct, frozen=True):
     source: str
     events: Block
     args: bytes
+    launched_before: int | None = None
+    """The block belongs to the window that ends at this time, or that it lies in, whenever the device did what is in it."""
 
     @property
     def nbytes(self) -> int:

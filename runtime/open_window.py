@@ -6,6 +6,7 @@ from collections import Counter, deque
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.runtime import strings
 from stepscope.runtime.events import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
@@ -98,6 +99,15 @@ class OpenWindow:
         simple = start < end and int(ts.min()) >= start and int((ts + np.maximum(events["dur"], 0)).max()) < end
         # A step stays one span, whatever pauses are in it: viewers count steps.
         mine = events.copy() if simple or source == STEPS else clip(events, intervals)
+        return self._count(source, mine, mine["ts"])
+
+    def take_launched(self, source: str, events: Block, before: int) -> Block:
+        """The events, whole, of a device that worked off after `before` what was launched until then; counts them. Those that
+        began later are of the step that this time ends."""
+        mine = events.copy()
+        return self._count(source, mine, np.minimum(mine["ts"], before - 1))
+
+    def _count(self, source: str, mine: Block, launched: NDArray[np.int64]) -> Block:
         if not len(mine):
             return mine
         gaps = mine["kind"] == Kind.GAP
@@ -112,7 +122,7 @@ class OpenWindow:
         self.events += 0 if source == STEPS else int(((mine["kind"] != Kind.STEP) & loud).sum())
         if self._rows is not None and source != STEPS:
             self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
-        mine["step"] = self.marks.steps_at(mine["ts"])
+        mine["step"] = self.marks.steps_at(launched)
         self._latest = max(self._latest, int(mine["ts"][loud].max(initial=self._latest)))
         if self.table is not None:
             self.table.update(mine)

@@ -299,7 +299,7 @@ class Pipeline:
     def _handle(self, message: Message) -> None:
         match message:
             case Delivery():
-                self._route(message.source, message.events, message.args)
+                self._route(message.source, message.events, message.args, message.launched_before)
             case Watermark():
                 self._windows.watermark(message.source, message.at)
             case Dropped():
@@ -374,12 +374,15 @@ class Pipeline:
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overseer.cost_event(cost, self.routed_to, self._track), b"")
 
-    def _route(self, source: str, events: Block, args: bytes) -> None:
+    def _route(self, source: str, events: Block, args: bytes, launched_before: int | None = None) -> None:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
             if source == RECORDER:  # what is kept costs as much as what is saved
                 self.overseer.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
-        self._give(self._windows.route(source, events, args))
+        if launched_before is None:
+            self._give(self._windows.route(source, events, args))
+        else:
+            self._give(self._windows.route_launched(source, events, args, launched_before))
 
     def _give(self, batches: list[EventBatch]) -> None:
         for batch in batches:

@@ -24,10 +24,24 @@ class BackendReport(Documented, frozen=True, kw_only=True):
 class Sink(Protocol):
     """Takes events from one backend. Every method may be called from any thread and never blocks."""
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
+    def deliver(
+        self,
+        events: Block,
+        args: bytes = b"",
+        *,
+        watermark: int | None = None,
+        launched_before: int | None = None,
+    ) -> int:
         """Hands over a block, in our clock. Its memory belongs to the runtime from now on.
 
         Names, categories, keys and tracks are ids of the process's tables. `args_at` points into `args`.
+
+        Args:
+            events: the block.
+            args: the heap of their arguments.
+            watermark: as if `watermark` were called afterwards.
+            launched_before: for what a device does behind its host: all of the block was launched before this time (ns, our
+                clock), and belongs to the window that then was recorded, whole, although it ran on after that.
 
         Returns:
             How many of the events were taken. Where the inbox had no room for all, what goes first by

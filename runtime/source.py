@@ -54,14 +54,22 @@ class InboxSink:
         self._max = options.inbox_bytes
         self._shedding = Shedding.of(options)
 
-    def deliver(self, events: Block, args: bytes = b"", *, watermark: int | None = None) -> int:
+    def deliver(
+        self,
+        events: Block,
+        args: bytes = b"",
+        *,
+        watermark: int | None = None,
+        launched_before: int | None = None,
+    ) -> int:
         check_block(events, self._source)
         if not isinstance(args, bytes):
             raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, {got(args)}")
         until = None if watermark is None else self._time("watermark", watermark)
+        launched = None if launched_before is None else self._time("launched_before", launched_before)
         kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
         # It may still not fit: other threads put into the same inbox.
-        delivery = Delivery(self._source, kept, heap)
+        delivery = Delivery(self._source, kept, heap, launched)
         if len(kept) and not self._inbox.put(delivery, delivery.nbytes):
             kept = kept[:0]
         lost = len(events) - len(kept)

@@ -233,6 +233,23 @@ class Windows:
         self._account(source, events[events["kind"] != Kind.GAP])
         return batches
 
+    def route_launched(self, source: str, events: Block, args: bytes, before: int) -> list[EventBatch]:
+        """Gives a block, whole, to the window in which the host launched what a device did: the one that ends at `before`, or
+        that this time lies in."""
+        self._seen[source] += len(events)
+        for window in self._open:
+            start, end = window.interval
+            if start < before <= end:
+                self._accepted[source] += len(events)
+                mine = window.take_launched(source, events, before)
+                return self._release(window, EventBatch(source, window.index, mine, args))
+        if any(closed.interval[0] < before <= closed.interval[1] for closed in self._closed):
+            self._late[source] += len(events)
+            self._dropped.setdefault(source, Counter())["late"] += len(events)
+        else:
+            self._outside[source] += len(events)
+        return []
+
     def _arrived(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
         """Counts what came, without marks of other profilers, and gives the spans of the steps that have ended."""
         batches: list[EventBatch] = []

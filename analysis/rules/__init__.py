@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepscope.analysis.job import Rule
 from stepscope.analysis.rules import (
     communication_exposed,
+    copies_exposed,
     device_idle,
     forced_writes,
     garbage_collection,
@@ -46,6 +47,7 @@ RULES: tuple[Rule, ...] = (
     not_finite.RULE,
     device_idle.RULE,
     communication_exposed.RULE,
+    copies_exposed.RULE,
     loop_blocked.RULE,
     tasks_never_end.RULE,
     queue_grows.RULE,

@@ -9,8 +9,8 @@ from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.thresholds import DEVICE_IDLE
-from stepscope.runtime.step_facts import Device
+from stepscope.analysis.thresholds import DEVICE_IDLE, OPTIMIZER_LAUNCHES
+from stepscope.runtime.step_facts import Device, Phase
 from stepscope.runtime.table import human_time
 
 FEWER_KERNELS = (
@@ -45,6 +45,10 @@ def check(job: Job) -> list[Finding]:
     if device is not None and device.meanwhile:
         evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
+    optimizer = float(np.median(use.steps["phases"][:, Phase.OPTIMIZER] / use.took))
+    if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row("aten::_fused_", "aten::_foreach_"):
+        evidence.append(f"the optimizer, which works on one parameter after the other, takes {human_time(optimizer * step)}")
+        action = f"an optimizer with fused=True or foreach=True; {FEWER_KERNELS}"
     if len(uses) > 1:
         evidence.append(f"by rank it is {uses[0].idle:.0%} to {uses[-1].idle:.0%}")
     return [

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS, LATE_GROWTH
+from stepscope.analysis.thresholds import FEWEST_STEPS, GROWTH_BYTES, GROWTH_PER_100_STEPS, LATE_GROWTH, RECORDED_BYTES
 
 
 def check(job: Job) -> list[Finding]:
@@ -25,6 +25,8 @@ def check(job: Job) -> list[Finding]:
         monotonic = float(np.median(thirds[0])) < float(np.median(thirds[1])) < float(np.median(thirds[2]))
         quarters = [float(np.mean(part)) for part in np.array_split(values[half:], 4)]
         late = float(np.median(np.diff(np.array(quarters))))
+        if slope <= RECORDED_BYTES * rank.events / max(len(rank.facts), 1):
+            continue  # as much as recording may hold
         if not monotonic or growth < GROWTH_BYTES or slope * 100 < GROWTH_PER_100_STEPS * values[0] or late <= 0:
             continue
         # What grows at first and then no more is a cache that fills.
@@ -52,7 +54,7 @@ RULE = Rule(
     needs="resident memory at each step",
     finds="memory that the loop keeps",
     threshold=f"{GROWTH_PER_100_STEPS:.0%} of the memory in 100 steps and {GROWTH_BYTES >> 20} MiB in the run, in each third of it, and "
-    f"{LATE_GROWTH:.0%} of that in the last",
+    f"{LATE_GROWTH:.0%} of that in the last, and more than {RECORDED_BYTES} bytes for each recorded event",
     wrong_if="it is level in a run that is ten times as long",
     check=check,
 )

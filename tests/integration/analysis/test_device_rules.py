@@ -9,7 +9,7 @@ import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.findings import Finding
 from stepscope.backends.simulated import SimulatedDevice
-from tests.support.torch_trace import loop, rows, save
+from tests.support.torch_trace import kernel, loop, rows, save, span
 
 
 def record(directory: Path, devices: list[SimulatedDevice], steps: int = 30) -> Path:
@@ -49,6 +49,7 @@ def test_devices_that_are_busy(tmp_path: Path) -> None:
     ]
     path = record(tmp_path / "run", devices)
     assert "device-idle" not in findings(path)
+    assert "Quicker kernels" not in explain(path).verdict, "no device alone is what the steps wait for"
     assert len(explain(path).ranks[0].devices) == 6
 
 
@@ -61,6 +62,42 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     assert "device-idle" not in found
     hidden = findings(save(tmp_path / "b.json", [*rows(), *loop(collective=1e-3, kernel_us=750)]))
     assert "communication-exposed" not in hidden
+
+
+def copying(pinned: bool, copy_us: float = 400.0) -> list[dict[str, object]]:
+    """Steps that begin with a copy to the device, beside which half of the kernel runs if the memory is pinned."""
+    events = loop()
+    name = f"Memcpy HtoD ({'Pinned' if pinned else 'Pageable'} -> Device)"
+    return [*events, *(kernel(name, 1_000.0 * n + 400, copy_us, category="gpu_memcpy") for n in range(30))]
+
+
+def test_a_device_that_the_steps_wait_for(tmp_path: Path) -> None:
+    """A device that computes all the time is said, with its longest kernel."""
+    events = [event for event in loop(kernel_us=930.0) if event["cat"] != "python_function"]
+    verdict = explain(save(tmp_path / "a.json", [*rows(), *events])).verdict
+    assert verdict.startswith("Nothing stands out: GPU 0 computes 93% of the time, 100% of it in gemm."), verdict
+
+
+def test_copies_that_nothing_hides(tmp_path: Path) -> None:
+    """What to do depends on the memory; copies beside a kernel cost nothing."""
+    for pinned, word in ((True, "stream of its own"), (False, "pin_memory")):
+        found = findings(save(tmp_path / f"{pinned}.json", [*rows(), *copying(pinned)]))["copies-exposed"]
+        assert found.cost_ns == 400_000 and 0.39 < (found.cost or 0) < 0.41
+        assert word in (found.action or "") and any("in 30 transfers" in evidence for evidence in found.evidence)
+    hidden = [*rows(), *copying(False), *(kernel("gemm", 1_000.0 * n + 380, 450.0, stream=8) for n in range(30))]
+    assert "copies-exposed" not in findings(save(tmp_path / "hidden.json", hidden))
+
+
+def test_an_optimizer_that_launches_for_each_parameter(tmp_path: Path) -> None:
+    """It is named where the device idles, if it is neither fused nor works on many at once."""
+    slow = [span("user_annotation", "Optimizer.step#AdamW.step", 1_000.0 * n + 895, 90) for n in range(30)]
+    events = [event for event in loop() if event["name"] != "aten::mm"]
+    events += [span("user_annotation", "Optimizer.step#AdamW.step", 1_000.0 * n + 400, 400) for n in range(30)]
+    idle = findings(save(tmp_path / "a.json", [*rows(), *events]))["device-idle"]
+    assert "fused=True" in (idle.action or "") and any("one parameter after the other" in each for each in idle.evidence)
+    events.append(span("cpu_op", "aten::_fused_adamw_", 30_000.0, 1))
+    assert "fused=True" not in (findings(save(tmp_path / "b.json", [*rows(), *events]))["device-idle"].action or "")
+    assert "fused=True" not in (findings(save(tmp_path / "c.json", [*rows(), *loop(), *slow]))["device-idle"].action or "")
 
 
 def test_no_rank_speaks_for_all(tmp_path: Path) -> None:

@@ -32,15 +32,17 @@ SAME_RATE = ClockMapping(WALL, OURS)
 def convert(path: Path, slice_bytes: int = 1 << 19) -> tuple[Block, list[dict[str, Any]]]:
     """A file's events with their arguments."""
     file = KinetoFile(path, slice_bytes)
+    rows = KinetoTracks()
     converter: KinetoConverter | None = None
     blocks: list[Block] = []
     args: list[dict[str, Any]] = []
     for events in file.slices():
-        converter = converter or KinetoConverter(KinetoTracks(), file.base_ns, SAME_RATE, {})
+        converter = converter or KinetoConverter(rows, file.base_ns, SAME_RATE, {})
         block, heap = converter.convert(events)
         blocks.append(block)
         args += decoded(block, heap)
     whole = join_blocks(blocks)
+    whole["track"] = rows.rows()[whole["track"]]
     nest(whole)
     return whole, args
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
+import threading
 from typing import Any
 
 import numpy as np
@@ -190,3 +192,28 @@ def test_tracks_of_a_recording_are_tracks_of_their_own() -> None:
     assert row and row.id != TRACK and (row.pid, row.tid, row.name) == (77, 78, "a thread")
     above = tracks.get(row.parent)
     assert above and above.kind == tracks.TrackKind.PROCESS
+
+
+def test_a_program_forks_while_events_are_encoded() -> None:
+    """A fork waits for the encoder, which must not wait for the interpreter's lock meanwhile."""
+    block = empty_block(20_000)
+    block["kind"], block["dur"], block["track"] = int(Kind.SPAN), 1, tracks.process()
+    over = threading.Event()
+
+    def encode() -> None:
+        while not over.is_set():
+            columns.encode(block, b"")
+
+    threads = [threading.Thread(target=encode) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(100):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            assert os.waitpid(pid, 0) == (pid, 0)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()

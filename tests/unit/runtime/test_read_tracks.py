@@ -34,6 +34,12 @@ def read(thread: Track, *, reuse: bool, name: str) -> None:
     ids.add_tracks([process, TrackRecord(2, int(TrackKind.THREAD), os.getpid(), thread.tid, 1, name)])
 
 
+def kineto_track(thread: int) -> int:
+    found = KinetoTracks()
+    place = found.of(os.getpid(), thread)
+    return int(found.rows()[place])
+
+
 def test_backends_draw_where_the_recorder_does() -> None:
     """Whatever of this process was read meanwhile, by whichever kind of reader."""
     mine = recorded()
@@ -41,9 +47,9 @@ def test_backends_draw_where_the_recorder_does() -> None:
         before = tracks.since(1)[-1].id
         read(mine, reuse=reuse, name="another name")
         assert tracks.since(before + 1)
-        assert KinetoTracks().of(os.getpid(), mine.tid) == mine.id
+        assert kineto_track(mine.tid) == mine.id
         assert MindSporeTracks().thread(mine.tid) == mine.id
-    made = KinetoTracks().of(os.getpid(), 1 << 29)
+    made = kineto_track(1 << 29)
     parent = tracks.get(made)
     assert parent is not None and parent.parent == tracks.process()
 
@@ -54,7 +60,7 @@ def test_a_number_that_the_system_gives_again_is_the_newer_thread() -> None:
     older = tracks.new(TrackKind.THREAD, os.getpid(), number + (1 << 28), "older", tracks.process())
     newer = tracks.new(TrackKind.THREAD, os.getpid(), number + (1 << 28), "newer", tracks.process())
     assert older != newer
-    assert KinetoTracks().of(os.getpid(), number + (1 << 28)) == newer
+    assert kineto_track(number + (1 << 28)) == newer
     assert MindSporeTracks().thread(number + (1 << 28)) == newer
 
 

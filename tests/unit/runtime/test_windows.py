@@ -54,6 +54,29 @@ def test_events_belong_to_the_window_and_step_of_their_timestamp() -> None:
     assert state.statistics().outside == {RECORDER: 1}
 
 
+def test_what_a_device_was_launched_for_belongs_to_that_window() -> None:
+    """Whole, in the step that ended, also where the next window has begun; what comes too late is late."""
+    state = windows()
+    state.add_source("device")
+    state.open(StepMark(100, 3, 1))
+    state.route(RECORDER, mark_block(SERIAL, (150, 4)), b"")
+    close(state, 200)
+    state.open(StepMark(200, 5, 1))
+    batches = state.route_launched("device", span_block((190, 230), (260, 300)), b"", 200)
+    events = events_of(batches, "device")
+    assert {batch.window for batch in batches} == {0}
+    assert events["ts"].tolist() == [190, 260] and events["dur"].tolist() == [40, 40]
+    assert events["step"].tolist() == [4, 4] and not events["flags"].any()
+    state.watermark("device", 200)
+    ((index, _),) = finish(state, 200)
+    assert index == 0
+    assert state.route_launched("device", span_block((210, 220)), b"", 200) == []
+    assert state.route_launched("device", span_block((50, 60)), b"", 40) == []
+    found = state.statistics()
+    assert (found.seen["device"], found.accepted["device"]) == (4, 2)
+    assert (found.late["device"], found.outside["device"], found.dropped["device"]) == (1, 1, {"late": 1})
+
+
 def test_a_window_waits_for_every_source() -> None:
     """It closes when the slowest watermark has passed its end, and not before."""
     state = windows()
