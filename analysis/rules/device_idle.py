@@ -7,15 +7,17 @@ import numpy as np
 from stepscope.analysis.device_times import device_times
 from stepscope.analysis.devices import NAMES, Activity, meanwhile_of
 from stepscope.analysis.evidence import steps_with_most
-from stepscope.analysis.findings import Finding
+from stepscope.analysis.findings import DeviceAnswer, Finding
 from stepscope.analysis.job import Job, Rule
-from stepscope.analysis.thresholds import DEVICE_IDLE, OPTIMIZER_LAUNCHES
+from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING, OPTIMIZER_LAUNCHES
 from stepscope.runtime.step_facts import Device, Phase
 from stepscope.runtime.table import human_time
 
 FEWER_KERNELS = (
     "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"
 )
+BATCHED_OPTIMIZERS = ("aten::_fused_", "aten::_foreach_add_", "aten::_foreach_addc")
+"""Operators of optimizers that work on many parameters at once."""
 ACTIONS = {
     NAMES[Activity.SYNCHRONISING]: "wait for the device less often: .item(), .cpu(), printing a tensor, synchronize()",
     NAMES[Activity.DATA]: "a quicker loader: more workers (num_workers), prefetch_factor, less work for each item",
@@ -31,11 +33,14 @@ ACTIONS = {
 def check(job: Job) -> list[Finding]:
     """Checks the median rank, which stands for all; the evidence has the range over the ranks."""
     uses = sorted(device_times(job), key=lambda use: use.idle)
-    if not uses or (use := uses[(len(uses) - 1) // 2]).idle < DEVICE_IDLE:
+    if not uses:
+        return []
+    use = uses[(len(uses) - 1) // 2]
+    device = max(use.rank.devices, key=lambda device: device.idle, default=None)
+    if use.idle < DEVICE_IDLE and not _one_cause(device):
         return []
     step = float(np.median(use.took))
     several = len(use.rank.devices) > 1
-    device = max(use.rank.devices, key=lambda device: device.idle, default=None)
     copies = use.ns(Device.COPY)
     evidence = [
         f"kernels take {human_time(use.ns(Device.COMPUTE, Device.COMMUNICATION))} of a step of {human_time(step)}"
@@ -46,7 +51,7 @@ def check(job: Job) -> list[Finding]:
         evidence.append(f"while it idles, the host is in: {meanwhile_of(device)}")
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
     optimizer = float(np.median(use.steps["phases"][:, Phase.OPTIMIZER] / use.took))
-    if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row("aten::_fused_", "aten::_foreach_"):
+    if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row(*BATCHED_OPTIMIZERS):
         evidence.append(f"the optimizer, which works on one parameter after the other, takes {human_time(optimizer * step)}")
         action = f"an optimizer with fused=True or foreach=True; {FEWER_KERNELS}"
     if len(uses) > 1:
@@ -66,11 +71,19 @@ def check(job: Job) -> list[Finding]:
     ]
 
 
+def _one_cause(device: DeviceAnswer | None) -> bool:
+    """Whether the device idles for `FINDING` of the time while the host does one thing that can be mended by itself."""
+    if device is None or not device.meanwhile:
+        return False
+    first = device.meanwhile[0]
+    return first.name in ACTIONS and first.ns >= FINDING * device.total_ns
+
+
 RULE = Rule(
     id="device-idle",
     needs="kernels of devices (kineto mode)",
     finds="devices on which nothing runs, and what the host does meanwhile",
-    threshold=f"{DEVICE_IDLE:.0%} of the step on the median rank",
+    threshold=f"{DEVICE_IDLE:.0%} of the step on the median rank; {FINDING:.0%} in which the host does one thing, such as calls of the device's runtime",
     wrong_if="the device's own counters say that it is busy",
     check=check,
 )
