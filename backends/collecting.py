@@ -90,9 +90,7 @@ class CollectingSink:
         with self._changed:
             self._keep(empty_block(), b"", at)
 
-    def _keep(
-        self, events: Block, args: bytes, watermark: int | None, launched_before: int | None = None
-    ) -> None:
+    def _keep(self, events: Block, args: bytes, watermark: int | None, launched_before: int | None = None) -> None:
         self.deliveries.append(Delivery(clock.now(), events, args, watermark, self.passed, launched_before))
         if watermark is not None and (self.passed is None or watermark > self.passed):
             self.passed = watermark

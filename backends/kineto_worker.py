@@ -217,9 +217,9 @@ class KinetoWorker:
             self._drop(file.skipped, "source", trace)
         if not self._abandoned:
             self._check_clock(mapping, converter.markers, trace.brackets)
-        self._send(parts, trace.until)
+        self._send(parts, trace)
 
-    def _send(self, parts: list[tuple[Block, bytes]], until: int) -> None:
+    def _send(self, parts: list[tuple[Block, bytes]], trace: FinishedTrace) -> None:
         if not parts:
             return
         whole = join_blocks(events for events, _ in parts)
@@ -234,11 +234,14 @@ class KinetoWorker:
             heap += args
             at += len(events)
             if at - start >= BLOCK or at == len(whole):
-                self._deliver_block(whole[start:at], bytes(heap), until)
+                self._deliver_block(whole[start:at], bytes(heap), trace)
                 start, heap = at, bytearray()
 
-    def _deliver_block(self, events: Block, args: bytes, until: int) -> None:
-        """Delivers what a device did after the end of the recording, which it was launched in, as such."""
+    def _deliver_block(self, events: Block, args: bytes, trace: FinishedTrace) -> None:
+        """Delivers what a device did after the end of the recording, which it was launched in, as such. Where there is a device,
+        kineto also has calls and kernels of before the recording, which are nobody's."""
+        events = events[ends(events) >= trace.since]
+        until = trace.until
         late = np.flatnonzero(ends(events) > until)
         behind = late[self._tracks.of_device(events["track"][late])]
         if len(behind):

@@ -52,7 +52,9 @@ def check(job: Job) -> list[Finding]:
         action = ACTIONS.get(device.meanwhile[0].name, FEWER_KERNELS)
     optimizer = float(np.median(use.steps["phases"][:, Phase.OPTIMIZER] / use.took))
     if optimizer >= OPTIMIZER_LAUNCHES and not use.rank.row(*BATCHED_OPTIMIZERS):
-        evidence.append(f"the optimizer, which works on one parameter after the other, takes {human_time(optimizer * step)}")
+        evidence.append(
+            f"the optimizer, which works on one parameter after the other, takes {human_time(optimizer * step)}"
+        )
         action = f"an optimizer with fused=True or foreach=True; {FEWER_KERNELS}"
     if len(uses) > 1:
         evidence.append(f"by rank it is {uses[0].idle:.0%} to {uses[-1].idle:.0%}")

@@ -94,10 +94,14 @@ def test_an_optimizer_that_launches_for_each_parameter(tmp_path: Path) -> None:
     events = [event for event in loop() if event["name"] != "aten::mm"]
     events += [span("user_annotation", "Optimizer.step#AdamW.step", 1_000.0 * n + 400, 400) for n in range(30)]
     idle = findings(save(tmp_path / "a.json", [*rows(), *events]))["device-idle"]
-    assert "fused=True" in (idle.action or "") and any("one parameter after the other" in each for each in idle.evidence)
+    assert "fused=True" in (idle.action or "") and any(
+        "one parameter after the other" in each for each in idle.evidence
+    )
     events.append(span("cpu_op", "aten::_fused_adamw_", 30_000.0, 1))
     assert "fused=True" not in (findings(save(tmp_path / "b.json", [*rows(), *events]))["device-idle"].action or "")
-    assert "fused=True" not in (findings(save(tmp_path / "c.json", [*rows(), *loop(), *slow]))["device-idle"].action or "")
+    assert "fused=True" not in (
+        findings(save(tmp_path / "c.json", [*rows(), *loop(), *slow]))["device-idle"].action or ""
+    )
 
 
 def test_no_rank_speaks_for_all(tmp_path: Path) -> None:

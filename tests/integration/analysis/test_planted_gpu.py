@@ -10,7 +10,7 @@ SAID = {
     "none": ("GPU 0 computes", "Quicker kernels"),
     "beside": ("GPU 0 computes",),
     "slow-items": ("Text.__getitem__",),
-    "norms": ("gradient_norms",),
+    "norms": ("aten::item",),
     "pageable": ("Pageable -> Device", "pin_memory=True"),
     "emptied": ("cudaFree", "cudaMalloc"),
     "for-each-parameter": ("one parameter after the other", "fused=True"),

@@ -63,7 +63,9 @@ def test_any_layout_is_read(layout: str, tmp_path: Path) -> None:
     assert launched["step"].tolist() == list(range(30)) and (launched["dur"] == 20_000).all()
     answer = explain(path)
     (device,) = answer.ranks[0].devices
-    assert device.name == "GPU 0" and device.computation_ns == device.busy_ns == 25 * 200_000, "the first steps are not judged"
+    assert device.name == "GPU 0" and device.computation_ns == device.busy_ns == 25 * 200_000, (
+        "the first steps are not judged"
+    )
     assert device.total_ns == 24 * 1_000_000 + 990_000 == device.busy_ns + device.idle_ns
     assert answer.findings[0].id == "device-idle" and "none dropped" in answer.trust
 

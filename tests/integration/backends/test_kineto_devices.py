@@ -90,7 +90,9 @@ async def test_each_run_of_the_device_is_delivered_once(export: dict[str, Any]) 
                 assert (delivery.launched_before is None) == (ends <= until)
                 behind += ends > until
                 name = strings.name_of(event)[:200]
-                ours[category, name, said["stream"], said["correlation"], int(event["ts"]) - base, int(event["dur"])] += 1
+                ours[
+                    category, name, said["stream"], said["correlation"], int(event["ts"]) - base, int(event["dur"])
+                ] += 1
     assert ours == runs_of_torch(export)
     assert behind > 900, "nearly all of the last step ran after its end"
     assert len({stream for _, _, stream, *_ in ours}) == 2

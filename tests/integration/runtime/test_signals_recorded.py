@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import json
+import mmap
 import os
 import signal
 import subprocess
@@ -93,7 +94,8 @@ def test_each_step_begins_with_readings(tmp_path: Path) -> None:
             work(0.01)
             if step == 3:
                 (tmp_path / "written").write_bytes(os.urandom(1 << 20))
-                held = np.ones(4 << 20)
+                held = np.frombuffer(mmap.mmap(-1, 32 << 20), np.uint8)  # pages that nobody has used before
+                held[:] = 1
             found.profiler.step()
     marks = {row.ts for row in found.rows if row.kind is Kind.STEP}
     readings = found.of(SIGNAL)

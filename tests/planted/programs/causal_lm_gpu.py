@@ -34,7 +34,9 @@ class Layer(nn.Module):
 
     def forward(self, x):
         batch, length, width = x.shape
-        q, k, v = self.all(self.before(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            self.all(self.before(x)).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         return x + self.wide(self.between(x))
