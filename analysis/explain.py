@@ -32,17 +32,20 @@ MOSTLY = 0.5
 """Share of a step in code of which only the program knows what it is for, from which on it is told where that is."""
 
 
-def explain(run: str | os.PathLike[str] | Recording) -> Answer:
+def explain(run: str | os.PathLike[str] | Recording, window: int | None = None) -> Answer:
     """Says what is slow in a run, why, and what to try.
 
     Args:
         run: a path, as for `stepscope.load`, or what that has returned.
+        window: number of the only one that is read and judged; default: all.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
-        FormatError: if there is no recording.
+        FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
     recording = run if isinstance(run, Recording) else load(run)
+    if window is not None:
+        recording.select(window)
     return judge(recording, [RankSummary(rank) for rank in recording.ranks])
 
 

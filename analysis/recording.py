@@ -18,7 +18,7 @@ from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
 from stepscope.runtime import strings
 from stepscope.runtime.arguments import path_argument
-from stepscope.runtime.errors import FormatError
+from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.event_columns import columns_of_events
 from stepscope.runtime.events import Block, EventBatch, join_blocks
 from stepscope.runtime.flight.saved import WINDOWS
@@ -73,6 +73,7 @@ class Rank:
         self.recovered = found.path.name.endswith(RECOVERED)
         self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
+        self._only: int | None = None
 
     def __repr__(self) -> str:
         which = "" if self.rank is None else f" {self.rank}"
@@ -85,12 +86,18 @@ class Rank:
             return "ended in order"
         return f"did not end in order, {'and was recovered' if self.recovered else 'or still runs'}"
 
+    def select(self, window: int) -> None:
+        """Leaves all windows but this one out from now on; their events are not read."""
+        self._only, self._facts = window, None
+        self.windows = {number: one for number, one in self.windows.items() if number == window}
+
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events in the order in which they were written.
 
         Args:
-            window: number of the one that is wanted; default: all.
+            window: number of the one that is wanted; default: all, or the one that was selected.
         """
+        window = self._only if window is None else window
         for path in self.paths:
             with JournalReader(path) as reader:
                 for item in reader.items(window):
@@ -166,6 +173,18 @@ class Recording:
     def __repr__(self) -> str:
         return f"<Recording {str(self.path)!r}: {len(self.ranks)} processes>"
 
+    def select(self, window: int) -> None:
+        """Leaves all windows but this one out from now on, in every process.
+
+        Raises:
+            NoWindowError: if no process has it.
+        """
+        numbers = sorted({number for rank in self.ranks for number in rank.windows})
+        if window not in numbers:
+            raise NoWindowError(f"{self.path} has no window {window}; {_which(numbers)}")
+        for rank in self.ranks:
+            rank.select(window)
+
     def _repr_html_(self) -> str:
         """A table of the processes, which notebooks show. Events are not read for it."""
         from stepscope.analysis.page.render import tables_html
@@ -180,6 +199,12 @@ class Recording:
             counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
             rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
+
+
+def _which(numbers: list[int]) -> str:
+    if not numbers:
+        return "none of its windows has ended"
+    return f"it has {human_count(len(numbers), 'window')}, from {numbers[0]} to {numbers[-1]}"
 
 
 def load(path: str | os.PathLike[str]) -> Recording:

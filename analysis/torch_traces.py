@@ -147,7 +147,7 @@ class TraceRank(Rank):
         self.ended = True
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}
         """Without times and steps until the events were read."""
-        self._facts = None
+        self._facts = self._only = None
 
     def batches(self, window: int | None = None) -> Iterator[EventBatch]:
         """Batches of events, steps first, others in the order of the file.
@@ -155,6 +155,7 @@ class TraceRank(Rank):
         Args:
             window: number of the one that is wanted; default: all.
         """
+        window = self._only if window is None else window
         for number in range(len(self._traces)):
             if window is None or window == number:
                 yield from self._read(number)

@@ -28,17 +28,20 @@ _DIRECTORY = Path(__file__).parent
 _CODE = re.compile("`([^`]+)`")
 
 
-def report_html(path: str | os.PathLike[str]) -> str:
+def report_html(path: str | os.PathLike[str], window: int | None = None) -> str:
     """The report of a run as a page that needs no other file and asks nobody for anything.
 
     Args:
         path: as for `stepscope.load`.
+        window: number of the only one that is read and judged; default: all.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
-        FormatError: if there is no recording.
+        FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
     recording = load(path)
+    if window is not None:
+        recording.select(window)
     summaries = [RankSummary(rank) for rank in recording.ranks]
     return render(content_of(recording, summaries, judge(recording, summaries)))
 

@@ -13,10 +13,11 @@ EXAMPLES = """\
 examples:
   stepscope explain runs/exp1            one screen
   stepscope explain runs/ddp             the directory that holds rank0, rank1, ...
+  stepscope explain runs/exp1 --window 3 one window of a long run; `stepscope windows runs/exp1` lists them
   stepscope explain runs/exp1 --json     for programs
   stepscope explain host.pt.trace.json   what torch.profiler has saved
 
-exit codes: 0 explained, 1 failed, 2 wrong usage
+exit codes: 0 explained, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
@@ -37,6 +38,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
         "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those",
     )
+    parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
     parser.set_defaults(function=explain, command="explain", parser=parser)
 
@@ -45,7 +47,7 @@ def explain(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from stepscope.analysis.explain import explain as answer_of
 
-    answer = answer_of(arguments.path)
+    answer = answer_of(arguments.path, arguments.window)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
         return 0

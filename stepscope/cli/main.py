@@ -10,14 +10,28 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from stepscope.cli import analyse, arm, collect, convert, deliver, demo, explain, merge, recover, report, run, upload
+from stepscope.cli import (
+    analyse,
+    arm,
+    collect,
+    convert,
+    deliver,
+    demo,
+    explain,
+    merge,
+    recover,
+    report,
+    run,
+    upload,
+    windows,
+)
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.nearest import nearest
 from stepscope.runtime.version import VERSION
 
-COMMANDS = (demo, run, explain, report, arm, recover, convert, analyse, collect, deliver, upload, merge)
+COMMANDS = (demo, run, explain, report, windows, arm, recover, convert, analyse, collect, deliver, upload, merge)
 """Each has `add(commands, common)`, which declares it, and names its function."""
 NAMES = [command.__name__.rpartition(".")[2] for command in COMMANDS]
 
@@ -27,7 +41,7 @@ exit codes:
   1    failed; standard error says why
   2    wrong usage
   3    recover: done, but something is missing that could not be read
-  4    convert, merge: there is no such window
+  4    convert, explain, merge, report: there is no such window
   130  interrupted
 `stepscope run` exits as the script does.
 

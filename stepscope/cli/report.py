@@ -17,7 +17,7 @@ examples:
 
 The page is one file that loads nothing: open it in a browser, or send it to somebody.
 
-exit codes: 0 written, 1 failed, 2 wrong usage
+exit codes: 0 written, 1 failed, 2 wrong usage, 4 there is no such window
 """
 
 
@@ -46,6 +46,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         default=Path("report.html"),
         help="file to write (default: report.html)",
     )
+    parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     parser.set_defaults(function=report, command="report", parser=parser)
 
 
@@ -54,7 +55,7 @@ def report(arguments: argparse.Namespace) -> int:
 
     Raises:
         OSError: if the run cannot be read, or the page not written.
-        FormatError: if there is no recording.
+        FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
     from stepscope.analysis.page.render import report_html
 
@@ -64,7 +65,7 @@ def report(arguments: argparse.Namespace) -> int:
     if target.is_file() and not target.read_bytes()[:64].lstrip().lower().startswith(b"<!doctype html"):
         arguments.parser.error(f"{opening.shown(target)} is there already, and is no page: give -o another name")
     with Progress().during(f"reading {opening.shown(arguments.path)}"):
-        page = report_html(arguments.path)
+        page = report_html(arguments.path, arguments.window)
     with made_directory(target.absolute().parent):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page, encoding="utf-8")

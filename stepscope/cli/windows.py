@@ -1,0 +1,125 @@
+"""`stepscope windows`: lists the windows of a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepscope.runtime.window import Window
+
+if TYPE_CHECKING:
+    from stepscope.analysis.recording import Rank
+
+EXAMPLES = """\
+examples:
+  stepscope windows runs/exp1            when each was, its steps, and how many events it has
+  stepscope windows runs/exp1 --json     for programs
+  stepscope explain runs/exp1 --window 3
+  stepscope convert runs/exp1 third.json --window 3
+
+exit codes: 0 listed, 1 failed, 2 wrong usage
+"""
+HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "")
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One window of one process."""
+
+    process: str
+    window: int
+    begins: str
+    """Local time."""
+    seconds: float
+    first_step: int | None
+    last_step: int | None
+    events: int
+    dropped: int
+    complete: bool
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Declares the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "windows",
+        parents=[common],
+        help="list the windows of a run",
+        description="Lists the windows of a run that have ended. Events are not read, so a long run is listed as soon as a short one.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="PATH", type=Path, help="as for `stepscope explain`")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.set_defaults(function=windows, command="windows", parser=parser)
+
+
+def windows(arguments: argparse.Namespace) -> int:
+    """Runs the command.
+
+    Raises:
+        FileNotFoundError: if there is nothing of that name.
+        FormatError: if there is no recording.
+    """
+    from stepscope.analysis.recording import load
+
+    recording = load(arguments.path)
+    lines: list[Line] = []
+    for rank in recording.ranks:
+        counts = Counter[int]()
+        for batch in rank.batches() if rank.foreign else ():  # only the events of such a trace say when it was
+            counts[batch.window] += len(batch)
+        lines += [_line(rank, rank.windows[number], counts[number]) for number in sorted(rank.windows)]
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(lines)).decode())
+        return 0
+    from rich.console import Console
+
+    Console(file=sys.stdout, highlight=False).print(_table(lines, several=len(recording.ranks) > 1))
+    for note in recording.notes:
+        print(note)
+    return 0
+
+
+def _line(rank: Rank, window: Window, counted: int) -> Line:
+    ledgers = window.ledger.sources.values()
+    steps = window.steps
+    wall_ns = window.start_ns if rank.foreign else window.wall_start_ns
+    return Line(
+        process=rank.name if rank.rank is None else f"rank {rank.rank}",
+        window=window.index,
+        begins=datetime.fromtimestamp(wall_ns / 1e9).isoformat(" ", "milliseconds"),
+        seconds=(window.end_ns - window.start_ns) / 1e9,
+        first_step=steps[0].number if steps else None,
+        last_step=steps[-1].number if steps else None,
+        events=counted or sum(each.accepted for each in ledgers),
+        dropped=sum(sum(each.dropped.values()) for each in ledgers),
+        complete=window.complete,
+    )
+
+
+def _table(lines: list[Line], *, several: bool) -> Any:
+    from rich.table import Table
+
+    if not lines:
+        return "No window has ended."
+    table = Table(box=None, pad_edge=False)
+    for name in (*(("process",) if several else ()), *HEAD):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("process", "begins", "") else "right")
+    for line in lines:
+        steps = "" if line.first_step is None else f"{line.first_step:,} to {line.last_step:,}"
+        cells = (
+            f"{line.window}",
+            line.begins,
+            f"{line.seconds:.3f} s",
+            steps,
+            f"{line.events:,}",
+            f"{line.dropped:,}",
+            "" if line.complete else "incomplete",
+        )
+        table.add_row(*((line.process,) if several else ()), *cells)
+    return table
