@@ -82,14 +82,14 @@ class Flag(IntFlag):
     """The counter was given what is no number: its value is NaN."""
 
 
-def _find_at_once(members: type[Enum]) -> None:
+def find_at_once(members: type[Enum]) -> None:
     """Has members found like other attributes of a class: Python 3.11 calls two functions for each, 3.12 none."""
     for member in members:
         type.__setattr__(members, member.name, member)
 
 
-_find_at_once(Kind)
-_find_at_once(Flag)
+find_at_once(Kind)
+find_at_once(Flag)
 
 
 class EventBatch(Documented, frozen=True, gc=False):

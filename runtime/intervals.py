@@ -14,6 +14,7 @@ Interval = tuple[int, int]
 """`[start, end)` in ns."""
 
 FOREVER = np.iinfo(np.int64).max
+_SPAN, _GAP = int(Kind.SPAN), int(Kind.GAP)
 Mask = NDArray[np.bool_]
 
 
@@ -26,7 +27,7 @@ def ends(events: Block) -> NDArray[np.int64]:
 def has_duration(events: Block) -> Mask:
     """Whether each event is a span or a gap."""
     kind: Any = events["kind"]
-    long: Mask = (kind == Kind.SPAN) | (kind == Kind.GAP)
+    long: Mask = (kind == _SPAN) | (kind == _GAP)
     return long
 
 

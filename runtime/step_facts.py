@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block
+from stepscope.runtime.events import Block, find_at_once
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""
@@ -52,6 +52,9 @@ class Device(IntEnum):
     """Kernels of collectives."""
     COPY = 2
 
+
+find_at_once(Phase)
+find_at_once(Device)
 
 SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptions", "written_bytes")
 """Readings of the thread that steps (its process, of memory), taken when a step begins."""

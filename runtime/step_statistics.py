@@ -208,17 +208,19 @@ class StepTotals:
             self.first = np.concatenate((self.first, facts[:room]))
         self.running.add(facts[max(room, 0) :])
 
-    def merged(self, later: StepTotals) -> StepTotals:
-        """Of both; neither changes."""
+    def merged(self, *later: StepTotals) -> StepTotals:
+        """Of all, which come in the order of their times; none changes."""
         made = StepTotals()
-        for one in (self, later):
+        everyone = (self, *later)
+        made._add(np.concatenate([one.first for one in everyone]))
+        for one in everyone:
             made.startup_ns += one.startup_ns
             made.shutdown_ns += one.shutdown_ns
-            made._add(one.first)
-            made.running.merge(one.running)
-            made.count += one.running.count
-            made.ns += one.running.ns
-        made._last = _newest((*self._last, *later._last))
+            if one.running.count:
+                made.running.merge(one.running)
+                made.count += one.running.count
+                made.ns += one.running.ns
+        made._last = _newest(tuple(facts for one in everyone for facts in one._last))
         return made
 
     @property

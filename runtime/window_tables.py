@@ -14,6 +14,8 @@ from stepscope.runtime.step_facts import StepFactsBuilder
 from stepscope.runtime.step_statistics import StepTotals
 from stepscope.runtime.tracks import TrackKind
 
+MERGED_TOGETHER = 64
+"""Windows that are added to the total at once, if nobody asks before."""
 KEPT_TABLES = 256
 """Windows whose table is kept."""
 
@@ -101,12 +103,14 @@ class WindowTable:
                 self.steps.startup_ns += max(first - start, 0)
                 self.steps.shutdown_ns += max(end - steps_end, 0)
 
-    def merge(self, later: WindowTable) -> None:
-        """Adds a window that is finished. Who reads meanwhile, in another thread, sees the one or the other."""
-        self.spans.merge(later.spans)
-        self.elsewhere.merge(later.elsewhere)
-        self.steps = self.steps.merged(later.steps)
-        self.ns += later.ns
+    def merge(self, *later: WindowTable) -> None:
+        """Adds windows that are finished, in the order of their times. Who reads meanwhile, in another thread, sees the one or
+        the other."""
+        for table in later:
+            self.spans.merge(table.spans)
+            self.elsewhere.merge(table.elsewhere)
+            self.ns += table.ns
+        self.steps = self.steps.merged(*(table.steps for table in later))
 
     def nbytes(self) -> int:
         """Memory that it takes once it is finished."""
@@ -120,8 +124,9 @@ class WindowTables:
         self._most = most_bytes
         self._tables: dict[int, WindowTable] = {}
         self._open: list[WindowTable] = []
-        self.total = WindowTable()
-        """All closed windows."""
+        self._total = WindowTable()
+        self._closed: list[WindowTable] = []
+        """Closed windows that have yet to be added to the total: many at once cost little more than one."""
         self.nbytes = 0
         """What they take."""
 
@@ -139,7 +144,9 @@ class WindowTables:
         """Takes the table of a window that was closed, and lets go of the oldest ones if need be."""
         with _changing:
             self.leave(table)
-            self.total.merge(table)
+            self._closed.append(table)
+            if len(self._closed) >= MERGED_TOGETHER:
+                self._merge_closed()
         self._tables[window] = table
         self.nbytes += table.nbytes()
         while len(self._tables) > KEPT_TABLES or (self.nbytes > self._most and len(self._tables) > 1):
@@ -148,13 +155,18 @@ class WindowTables:
     def so_far(self) -> WindowTable:
         """All windows; of those that are open, what was sorted. For any thread."""
         with _changing:
+            self._merge_closed()
             if not self._open:
-                return self.total
+                return self._total
             found = WindowTable()
-            for table in (self.total, *self._open):
-                found.merge(table)
+            found.merge(self._total, *self._open)
             found.open = len(self._open)
         return found
+
+    def _merge_closed(self) -> None:
+        closed, self._closed = self._closed, []
+        if closed:
+            self._total.merge(*closed)
 
     def get(self, window: int) -> WindowTable | None:
         """The table of a window; `None` if it was let go."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.runtime.control.armed_facts import ARMED
 from stepscope.runtime.detail import DetailFilter
@@ -271,10 +272,10 @@ class Windows:
         own = marks[marks["id"] == self._serial]
         own = own[np.argsort(own["ts"], kind="stable")]
         self.detail.add_marks(own)
-        for window in self._open if len(own) else ():
-            first, end = np.searchsorted(own["ts"], window.interval)
-            if first < end:
-                window.add_marks(own[first:end])
+        if len(own):
+            for window, first, end in places(self._open, own["ts"]):
+                if first < end:
+                    window.add_marks(own[first:end])
 
     def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
         if source == STEPS:
@@ -427,6 +428,13 @@ class Windows:
         )
 
 
+def places(windows: list[OpenWindow], times: NDArray[np.int64]) -> list[tuple[OpenWindow, int, int]]:
+    """Where the times of each window begin and end among times that are in order."""
+    borders = np.array([window.interval for window in windows], np.int64).reshape(-1, 2)
+    found: list[list[int]] = np.searchsorted(times, borders).tolist()
+    return [(window, first, end) for window, (first, end) in zip(windows, found, strict=True)]
+
+
 def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
     """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows.
 
@@ -439,9 +447,8 @@ def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindo
         has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
     ]
     counted = long["kind"] != Kind.GAP
-    for window in windows:
+    for window, first, stop in places(windows, ts):
         start, end = window.interval
-        first, stop = np.searchsorted(ts, (start, end))
         reaching = (long["ts"] < start) & (ends(long) > start)
         before = long[reaching]
         before["id"][(before["kind"] == Kind.GAP) & counted[reaching]] = 0

@@ -14,6 +14,7 @@
 #define KINDS 3                       /* of the keys that further ones share: there is always room for those */
 #define MAX_SKETCH_BYTES (256u << 20) /* buckets of all keys; beyond it values go to the nearest bucket there is */
 #define GRAIN 16                      /* buckets are added this many at a time */
+#define FEW_KEYS 32                   /* tables of no more are merged with the GIL held */
 
 typedef struct {
     uint64_t key, count;              /* key: kind, category, name from the high bits down */
@@ -245,9 +246,10 @@ static PyObject *update(Aggregates *a, PyObject *events) {
     if (PyObject_GetBuffer(events, &view, PyBUF_SIMPLE) < 0) return NULL;
     if (view.len % (Py_ssize_t)sizeof(Event) == 0) {
         lock(a);
-        Py_BEGIN_ALLOW_THREADS
-        table_update(a->table, view.buf, (size_t)view.len / sizeof(Event));
-        Py_END_ALLOW_THREADS
+        size_t n = (size_t)view.len / sizeof(Event);
+        PyThreadState *released = release_for(n);
+        table_update(a->table, view.buf, n);
+        take_back(released);
         PyThread_release_lock(a->lock);
     } else PyErr_Format(PyExc_ValueError, "a block is a multiple of 64 bytes, got %zd bytes", view.len);
     PyBuffer_Release(&view);
@@ -257,7 +259,18 @@ static PyObject *update(Aggregates *a, PyObject *events) {
 static PyObject *merge(Aggregates *a, PyObject *other) {
     if (!PyObject_TypeCheck(other, &AggregatesType))
         return PyErr_Format(PyExc_TypeError, "can merge Aggregates only, got %.200s", Py_TYPE(other)->tp_name);
-    Table *t = snapshot((Aggregates *)other);
+    Aggregates *from = (Aggregates *)other;
+    if (from != a && from->table->used <= FEW_KEYS && PyThread_acquire_lock(a->lock, NOWAIT_LOCK)) {
+        /* With the GIL, which is kept, nobody changes `from` while its lock is free. */
+        bool done = PyThread_acquire_lock(from->lock, NOWAIT_LOCK);
+        if (done) {
+            table_merge(a->table, from->table);
+            PyThread_release_lock(from->lock);
+        }
+        PyThread_release_lock(a->lock);
+        if (done) Py_RETURN_NONE;
+    }
+    Table *t = snapshot(from);
     if (!t) return NULL;
     lock(a);
     Py_BEGIN_ALLOW_THREADS

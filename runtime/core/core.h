@@ -1,7 +1,7 @@
 /* What the parts of the native core share: the event record, strings, rings and stacks.
  *
  * Threads. Recording functions run on any thread; those named `*_object` need the GIL, the others do not
- * and take no lock on their fast path. Draining and encoding run on one consumer thread, GIL released.
+ * and take no lock on their fast path. Draining and encoding run on one consumer thread, GIL released where it is much.
  */
 #ifndef STEPSCOPE_CORE_H
 #define STEPSCOPE_CORE_H
@@ -26,6 +26,14 @@
 #define MAX_EARLY_NAMES (1u << 16) /* names of spans that were entered while nothing was recorded; then, none new */
 #define FIRST_NAME 1024          /* ids below are categories, so that a category fits 16 bits */
 #define STACK_FRAMES 126         /* open spans of one stack that are kept for self time and recovery */
+
+#define SMALL_WORK 1024          /* events: work on no more takes less time than handing the GIL over and back */
+
+/* Lets go of the GIL for work on so many events, if that is worth it. */
+static inline PyThreadState *release_for(size_t events) { return events > SMALL_WORK ? PyEval_SaveThread() : NULL; }
+static inline void take_back(PyThreadState *released) {
+    if (released) PyEval_RestoreThread(released);
+}
 
 /* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events.py: EVENT_DTYPE). */
 typedef struct {

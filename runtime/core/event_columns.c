@@ -357,15 +357,14 @@ PyObject *columns_py_encode(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "encode_columns() takes whole events, and 4 GiB of arguments at most");
     } else {
         FrameParts parts;
-        Buffer made;
-        bool whole;
-        Py_BEGIN_ALLOW_THREADS
+        size_t n = (size_t)events.len / sizeof(Event);
+        PyThreadState *released = release_for(n);
         pthread_mutex_lock(&lock);
-        whole = put_frame(events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len, &parts);
-        made = frame; /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
+        bool whole = put_frame(events.buf, n, heap.buf, (size_t)heap.len, &parts);
+        Buffer made = frame; /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
         frame = (Buffer){0};
         pthread_mutex_unlock(&lock);
-        Py_END_ALLOW_THREADS
+        take_back(released);
         if (whole)
             result = Py_BuildValue("(y#nnK)", (char *)made.bytes, (Py_ssize_t)made.len, (Py_ssize_t)parts.heap,
                                    (Py_ssize_t)parts.table, (unsigned long long)parts.cut);
@@ -415,11 +414,11 @@ PyObject *zstd_py_compress(PyObject *self, PyObject *object) {
     size_t room = zstd_bound((size_t)from.len), size = 0;
     PyObject *to = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room);
     if (to) {
-        Py_BEGIN_ALLOW_THREADS
+        PyThreadState *released = release_for((size_t)from.len / 16);
         pthread_mutex_lock(&lock);
         size = zstd_compress(PyBytes_AS_STRING(to), room, from.buf, (size_t)from.len);
         pthread_mutex_unlock(&lock);
-        Py_END_ALLOW_THREADS
+        take_back(released);
         if (!size) {
             Py_CLEAR(to);
             PyErr_NoMemory();

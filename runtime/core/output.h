@@ -10,17 +10,17 @@ typedef struct {
     PyThreadState *released;
 } Output;
 
-/* Makes room and lets go of the GIL; false with an exception, and the GIL, if that cannot be done. */
+/* Makes room, and lets go of the GIL if much will be written; false with an exception, and the GIL, if that cannot be done. */
 static inline bool output_open(Output *o, size_t room) {
     if (!(o->bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)room))) return false;
     o->at = PyBytes_AS_STRING(o->bytes), o->end = o->at + room;
-    o->released = PyEval_SaveThread();
+    o->released = release_for(room / sizeof(Event));
     return true;
 }
 
 /* Takes the GIL again; what was written, or NULL and an exception. */
 static inline PyObject *output_close(Output *o) {
-    PyEval_RestoreThread(o->released);
+    take_back(o->released);
     if (o->bytes) _PyBytes_Resize(&o->bytes, o->at - PyBytes_AS_STRING(o->bytes));
     return o->bytes;
 }
@@ -28,10 +28,10 @@ static inline PyObject *output_close(Output *o) {
 static inline bool output_grow(Output *o, size_t need) {
     if (!o->bytes) return false;
     size_t used = (size_t)(o->at - PyBytes_AS_STRING(o->bytes)), size = used + used / 2 + need + 4096;
-    PyEval_RestoreThread(o->released);
+    take_back(o->released);
     if (_PyBytes_Resize(&o->bytes, (Py_ssize_t)size) < 0) o->at = o->end = NULL; /* MemoryError stays set */
     else o->at = PyBytes_AS_STRING(o->bytes) + used, o->end = PyBytes_AS_STRING(o->bytes) + size;
-    o->released = PyEval_SaveThread();
+    if (o->released) o->released = PyEval_SaveThread();
     return o->at != NULL;
 }
 

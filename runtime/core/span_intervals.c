@@ -149,10 +149,10 @@ PyObject *intervals_py_of_spans(PyObject *module, PyObject *args) {
                      "a block is a multiple of 64 bytes, and a name has a class and a category: got %zd, %zd, %zd bytes",
                      events.len, classes.len, categories.len);
     } else if ((c = calloc(1, sizeof *c))) {
-        bool enough;
-        Py_BEGIN_ALLOW_THREADS
-        enough = scan(c, events.buf, (size_t)events.len / sizeof(Event), &spans);
-        Py_END_ALLOW_THREADS
+        size_t n = (size_t)events.len / sizeof(Event);
+        PyThreadState *released = release_for(n);
+        bool enough = scan(c, events.buf, n, &spans);
+        take_back(released);
         if (enough)
             found = Py_BuildValue("(y#y#y#y#)", c->intervals ? (char *)c->intervals : "",
                                   (Py_ssize_t)(c->count * sizeof *c->intervals), c->marks ? (char *)c->marks : "",
@@ -333,12 +333,12 @@ PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
                         "intervals have four numbers, stretches begin and end, and each of 256 classes has a slot");
     } else if ((found =
                     PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(3 * (by.last - by.first + 1) * s.count * sizeof(int64_t))))) {
-        bool enough;
         int64_t *out = (int64_t *)PyBytes_AS_STRING(found);
-        Py_BEGIN_ALLOW_THREADS
+        size_t n = (size_t)intervals.len / sizeof(SpanInterval);
+        PyThreadState *released = release_for(n + s.count);
         memset(out, 0, 3 * (by.last - by.first + 1) * s.count * sizeof *out);
-        enough = share(intervals.buf, (size_t)intervals.len / sizeof(SpanInterval), &by, &s, out);
-        Py_END_ALLOW_THREADS
+        bool enough = share(intervals.buf, n, &by, &s, out);
+        take_back(released);
         if (!enough) {
             Py_CLEAR(found);
             PyErr_NoMemory();
