@@ -273,7 +273,7 @@ class OutputFile:
             self._deflate = before
             return False
         try:
-            await self._put(packed + end)
+            await self._put(packed + end, self._at)
             if self._at + len(packed) + len(end) < size:  # less than what ended the file before
                 await self._file.truncate()
         except OSError as error:
@@ -303,18 +303,13 @@ class OutputFile:
         if self.deleted:
             raise deleted_error(self.path, self.events)
 
-    async def _put(self, data: bytes) -> None:
-        if self._end:
-            await self._file.seek(self._at)
-        left = memoryview(data)
-        while left:
-            left = left[await self._file.write(left) :]
+    async def _put(self, data: bytes, at: int) -> None:
+        await asyncio.to_thread(_write_all, self._file.fileno(), data, at)
 
     async def _cut_back(self, error: OSError) -> None:
         try:
             await self._file.truncate(self._at)
-            await self._file.seek(self._at)
-            await self._put(self._end)
+            await self._put(self._end, self._at)
         except OSError as second:
             error.add_note(f"nor could the file be cut back to {self.size} bytes: {second}")
 
@@ -346,3 +341,11 @@ class OutputFile:
         except OSError as error:
             raise output_error(error, path, "rename the finished file to it") from error
         self.path = path
+
+
+def _write_all(descriptor: int, data: bytes, at: int) -> None:
+    """Writes a piece to its place in one go: each call on another thread takes the interpreter's lock from the program."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
