@@ -19,8 +19,8 @@ from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.validation import suggesting
 
 Mode = Literal["auto", "stream", "kineto"]
 

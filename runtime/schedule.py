@@ -11,7 +11,7 @@ import msgspec
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.nearest import suggesting
+from stepscope.runtime.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.runtime.plan import Plan

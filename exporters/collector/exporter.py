@@ -36,9 +36,9 @@ from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.outcome import Kept
 from stepscope.runtime.processes import process_identity
+from stepscope.runtime.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.exporters.collector.link import Link

@@ -23,8 +23,8 @@ from stepscope.runtime.clock import wall_clock
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.run import Run
+from stepscope.runtime.validation import suggesting
 from stepscope.runtime.window import Window
 
 if TYPE_CHECKING:
