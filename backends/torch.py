@@ -20,7 +20,6 @@ from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.validation import suggesting
 
 Mode = Literal["auto", "stream", "kineto"]
 
@@ -38,7 +37,6 @@ class TorchBackend:
 
     thread_bound = True
 
-    @suggesting
     def __init__(
         self,
         mode: Mode = "auto",

@@ -12,6 +12,7 @@ import msgspec
 from stepscope.runtime.documented import Documented, DocumentedMeta
 from stepscope.runtime.validation import find_misfit, unknown_field
 
+
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
     # Says whose keyword is wrong or missing; msgspec names the keyword only.
 

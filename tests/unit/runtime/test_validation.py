@@ -162,7 +162,7 @@ FILES: list[tuple[str, str]] = [
     ('{"options": {"overflow": "blok"}}', "options.overflow is 'blok': Invalid enum value 'blok'; did you mean 'block'?"),
     ('{"enabled": "off"}', "enabled is 'off': Expected `bool`, got `str`"),
     ('{"overhead_budget": 1}', "overhead_budget is 1: Expected `float` < 1.0"),
-    ('{"a` - at `$.control.b": 1}', "Object contains unknown field `a` - at `$.control.b`"),
+    ('{"a` - at `$.control.b": 1}', "control.b: Object contains unknown field `a`"),
 ]  # fmt: skip
 
 
