@@ -207,7 +207,7 @@ def test_some_steps(tmp_path: Path) -> None:
         ([[1]], "step_list[0] is [1]"),
     ]
     for steps, place in wrong:
-        with refused(TypeError, place, "`int`" if isinstance(steps, list) else "`array`"):
+        with refused(TypeError, place):
             profiler.analyse(step_list=steps)
         with refused(TypeError, place):
             Profiler.offline_analyse(tmp_path, step_list=steps)
