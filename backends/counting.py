@@ -11,8 +11,8 @@ from stepscope.runtime import clock, strings, tracks
 from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.nearest import nearest
 from stepscope.runtime.sink import BackendReport
+from stepscope.runtime.validation import did_you_mean
 
 
 class Reading(NamedTuple):
@@ -122,7 +122,7 @@ def chosen(argument: str, given: Iterable[str], known: Iterable[str]) -> tuple[s
     names = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
     for name in names:
         if name not in known:
-            raise ValueError(f"{argument} has {name!r}, which there is not{nearest(str(name), known)}")
+            raise ValueError(f"{argument} has {name!r}, which there is not{did_you_mean(str(name), known)}")
     if not names:
         raise ValueError(f"{argument} is empty; known: {', '.join(sorted(known))}")
     return names

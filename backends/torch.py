@@ -19,7 +19,6 @@ from stepscope.runtime.arguments import switch_argument
 from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.sink import BackendReport, Sink
 
 Mode = Literal["auto", "stream", "kineto"]
@@ -38,7 +37,6 @@ class TorchBackend:
 
     thread_bound = True
 
-    @suggesting
     def __init__(
         self,
         mode: Mode = "auto",

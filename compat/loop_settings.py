@@ -18,12 +18,12 @@ from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.environment import directory_from_environment, options_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule import ScheduleFunction, schedule
+from stepscope.runtime.validation import did_you_mean
 
 ExporterFactory = Callable[[Path], Exporter]
 """Makes an exporter for the directory of one run of one rank. A function of a module, so that it can be pickled."""
@@ -131,7 +131,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         known = cls.__struct_fields__
         for name in arguments:
             if name not in known:
-                raise TypeError(f"unknown setting {name!r}{nearest(name, known)}")
+                raise TypeError(f"unknown setting {name!r}{did_you_mean(name, known)}")
         return cls(**arguments)
 
     def build(

@@ -74,8 +74,8 @@ same, and so does an editor that shows docstrings. This page is made of those te
 compares them.
 
 Settings are values: they are checked when they are made, cannot be changed, and refuse names that they do not know. An
-error names the field, the value, what it should be, and the nearest name or value that would do; the same in a program and
-in JSON. Commands list theirs with `stepscope <command> --help`.
+error names the field, the value and what it should be, and for an unknown name the one that is like it; the same in a program
+and in JSON. Commands list theirs with `stepscope <command> --help`.
 
 | variable of the environment | |
 | --- | --- |

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.exporters.trace_series import OnFull, TraceExporter
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.run import Run
 from stepscope.runtime.trace_note import TraceNote
 
@@ -38,7 +37,6 @@ class PerfettoExporter(TraceExporter):
         ValueError: an argument is not one of these, or the path is a directory.
     """
 
-    @suggesting
     def __init__(
         self,
         path: str | os.PathLike[str],

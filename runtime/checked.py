@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-import re
+import functools
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+import msgspec
 
 from stepscope.runtime.documented import Documented, DocumentedMeta
-from stepscope.runtime.misfit import default_of, find_misfit, struct_fields, unknown_field
-
-_MISSING = re.compile(r"Missing required argument '(\w+)'")
+from stepscope.runtime.validation import find_misfit, unknown_field
 
 
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
-    # Says whose keyword is wrong or missing, and what is the nearest; msgspec names the keyword only.
+    # Says whose keyword is wrong or missing; msgspec names the keyword only.
 
     if not TYPE_CHECKING:  # for type checkers, calls take the fields
         __doc__ = vars(DocumentedMeta)["__doc__"]  # which a text of its own would hide
 
         def __call__(cls, *args, **kwargs):
+            if args:
+                raise TypeError(f"{cls.__name__} takes its fields by name")
             for name in kwargs:
                 if name not in cls.__struct_fields__:
                     raise TypeError(f"{cls.__name__}: {unknown_field(name, cls)}")
             try:
-                return super().__call__(*args, **kwargs)
+                return super().__call__(**kwargs)
             except TypeError as error:
-                if args:  # which settings take none of
-                    raise TypeError(
-                        f"{cls.__name__} takes its fields by name; write {_by_name(cls, args[0])}"
-                    ) from error
-                missing = _MISSING.match(str(error))
-                if missing is None:
+                if not str(error).startswith("Missing required argument"):
                     raise
-                raise TypeError(f"{cls.__name__}: {missing[1]} must be given") from error
+                raise TypeError(f"{cls.__name__}: {error}") from error
 
 
-def _by_name(kind: type, given: object) -> str:
-    """How a value that was given without a name is probably meant."""
-    if isinstance(given, Mapping):
-        return f"{kind.__name__}(**{given!r})"
-    fields = struct_fields(kind)
-    return f"{kind.__name__}({f'{fields[0].name}={given!r}' if fields else ''})"
+@functools.cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a struct with their types. To find these out takes msgspec a millisecond."""
+    return msgspec.structs.fields(kind)
 
 
 S = TypeVar("S")
@@ -78,16 +73,14 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
         """Checks every value.
 
         Raises:
-            ValueError: naming the field, the value, what it should be, and the nearest that would do.
+            ValueError: naming the field, the value and what it should be.
         """
-        for field in struct_fields(type(self)):
+        for field in _fields(type(self)):
             if field.name in self.__unchecked__:
                 continue
-            value: Any = getattr(self, field.name)
-            at = (type(self).__name__, field.name)
-            misfit = find_misfit(value, field.type, default=default_of(field), at=at)
+            misfit = find_misfit(getattr(self, field.name), field.type, f"{type(self).__name__}.{field.name}")
             if misfit is not None:
-                raise ValueError(misfit.in_program())
+                raise ValueError(misfit.text)
 
 
 _GROUPS = {"exporters": "exporters", "backends": "backends", "control": "control", "flight": "triggers"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.callback import CallbackExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.likely import SCHEDULE, by_name, likely_item, not_called, takes_a_step, why_not
+from stepscope.likely import SCHEDULE, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed, forced_writes, sampling, task_runs
 from stepscope.runtime import exit as closing_at_exit
 from stepscope.runtime.arguments import got, switch_argument
@@ -25,7 +24,6 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.metadata import Metadata
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.options import Options
 from stepscope.runtime.output import Output, file_name
 from stepscope.runtime.overhead import OverheadBudget
@@ -63,7 +61,6 @@ _INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader,
 is made later may find no descriptors to import them."""
 
 
-@partial(suggesting, by_name=by_name)
 def trace(
     *,
     schedule: ScheduleFunction | None = None,

@@ -9,10 +9,6 @@ from typing import Any, cast
 
 from stepscope.backends.base import Backend
 from stepscope.exporters.base import Exporter
-from stepscope.runtime.control.settings import Control
-from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.options import Options
-from stepscope.runtime.schedule import PlannedSchedule
 
 _BY_ENDING = {
     ".json": "stepscope.ChromeTraceExporter",
@@ -78,20 +74,6 @@ def why_not(what: str, item: object) -> str:
     lacks = ", ".join(name for name in members if not hasattr(item, name))
     hint = "; a function is given as on_trace_ready" if what == "exporter" and callable(item) else ""
     return f"it lacks {lacks}, see stepscope.{what}s.{contract.__name__}{hint}"
-
-
-def by_name(given: object) -> str:
-    """The named argument of `trace()` that a value without a name is probably meant for; empty if that is unknown."""
-    if isinstance(given, PlannedSchedule):
-        return SCHEDULE
-    for name, kind in (("options", Options), ("keep_last", FlightRecorder), ("control", Control)):
-        if isinstance(given, kind):
-            return f"{name}={kind.__name__}(...)"
-    for what in ("exporter", "backend"):
-        likely = likely_item(what, given)
-        if likely != "...":
-            return f"{what}s=[{likely}]"
-    return ""
 
 
 def takes_a_step(schedule: Callable[..., Any]) -> bool:

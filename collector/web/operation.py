@@ -12,7 +12,7 @@ from starlette.responses import Response
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.misfit import find_misfit
+from stepscope.runtime.validation import find_misfit
 
 MOST_DETAIL = 1000
 """Characters of what is said of a parameter that is wrong: it may be as long as an address."""
@@ -107,16 +107,14 @@ def parameters(request: Request, kind: type[T]) -> T:
     """What follows the question mark, checked.
 
     Raises:
-        ProblemError: 400, naming the parameter, its value and the nearest that would do.
+        ProblemError: 400, naming the parameter and its value.
     """
     given = {name: value for name, value in request.query_params.items() if name != "ticket"}
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
         misfit = find_misfit(given, kind, strict=False)
-        raise ProblemError(
-            400, f"a parameter is wrong: {misfit.in_file() if misfit else error}"[:MOST_DETAIL]
-        ) from error
+        raise ProblemError(400, f"a parameter is wrong: {misfit.text if misfit else error}"[:MOST_DETAIL]) from error
 
 
 async def body(request: Request, kind: type[T], most: int = 4096) -> T:

@@ -48,14 +48,9 @@ class Asked(msgspec.Struct, frozen=True):
         if self.start == "next":
             return "" if self.steps > 0 else "start_step 'next' needs steps, which says how many"
         if self.start < 1 or self.last < 1:
-            first = max(self.start, 1)
-            nearest = f"the nearest window is of steps {first} to {max(self.last, first)}"
-            return (
-                f"start_step {self.start} and stop_step {self.last} must be 1 or more, or -1 for no window; {nearest}"
-            )
+            return f"start_step {self.start} and stop_step {self.last} must be 1 or more, or -1 for no window"
         if self.start > self.last:
-            nearest = f"the nearest stop_step is {self.start}"
-            return f"start_step {self.start} is greater than stop_step {self.last}; {nearest}"
+            return f"start_step {self.start} is greater than stop_step {self.last}"
         return ""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, cast
@@ -19,13 +18,12 @@ from stepscope.compat.mindspore.enums import (
     ProfilerActivity,
     ProfilerLevel,
     member,
-    nearest_number,
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, activities_of, boolean, read_options
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 
 log = logging.getLogger("stepscope")
 
@@ -65,8 +63,7 @@ class DynamicProfilerArgs:
     """Start and stop of a window, 1 for the first step, and what it records.
 
     Names of levels, activities and metrics may be given as well as MindSpore's numbers, and every option of `Profiler`.
-    A value that cannot be is replaced by the field's default; that, with the nearest value that can be, and every unknown
-    field, is in `diagnostics` and in the log.
+    A value that cannot be is replaced by the field's default; that, and every unknown field, is in `diagnostics` and in the log.
 
     Args:
         start_step: first step that is recorded; -1: none; `next`: the next that can be, with `steps`.
@@ -158,7 +155,7 @@ class DynamicProfilerArgs:
                 else:
                     kept[name] = value
             else:
-                self._say(f"{name!r} is no field{nearest(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
+                self._say(f"{name!r} is no field{did_you_mean(name, [*FIELDS, *sorted(_FURTHER), *_OWN])}")
         return kept
 
     def _say(self, text: str) -> None:
@@ -290,10 +287,7 @@ def _plain(value: Any) -> Any:
 
 def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        meant = value.strip() if isinstance(value, str) else ""
-        hint = f"; did you mean {meant}?" if meant.removeprefix("-").isdecimal() else ""
-        hint = f"; did you mean {round(value)}?" if isinstance(value, float) and math.isfinite(value) else hint
-        raise TypeError(f"it must be a whole number, got {type(value).__name__}{hint}")
+        raise TypeError(f"it must be a whole number, got {type(value).__name__}")
     if not -(1 << 31) <= value < 1 << 31:
         raise ValueError("it must fit 32 bits")
     return value
@@ -313,14 +307,14 @@ def _mode(value: Any) -> int:
     number = _integer(value)
     if number not in _MODES:
         known = "-1 (none), 0 (at once) and 1 (in the background)"
-        raise ValueError(f"there are {known}; the nearest is {nearest_number(number, _MODES)}")
+        raise ValueError(f"there are {known}")
     return number
 
 
 def _framework(value: int) -> str | None:
     if value not in _FRAMEWORK:
         known = "-1 (none), 0 ('all') and 1 ('time')"
-        raise ValueError(f"there are {known}; the nearest is {nearest_number(value, _FRAMEWORK)}")
+        raise ValueError(f"there are {known}")
     return _FRAMEWORK[value]
 
 
@@ -338,7 +332,7 @@ def _run_id(value: Any) -> str:
 
 def _command(value: Any) -> str:
     if value not in COMMANDS:
-        raise ValueError(f"there is no such command{nearest(str(value), COMMANDS[1:])}")
+        raise ValueError(f"there is no such command{did_you_mean(str(value), COMMANDS[1:])}")
     return str(value)
 
 

@@ -6,12 +6,12 @@ constructor of `Profiler`, one of the file of `DynamicProfilerMonitor`. A member
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
 from stepscope.runtime.arguments import got
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 
 
 class ProfilerLevel(Enum):
@@ -114,7 +114,7 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
         numbers: what numbers mean; none if they mean nothing.
 
     Raises:
-        ValueError: if it is none; names the nearest.
+        ValueError: if it is none; an unknown name comes with the one that is like it.
         TypeError: if it is neither a member nor a text nor a number that may stand for one.
     """
     if isinstance(value, kind):
@@ -123,17 +123,10 @@ def member(kind: type[E], value: object, numbers: Mapping[int, E] | None = None)
         for each in kind:
             if value.lower() in (each.name.lower(), each.value.lower()):
                 return each
-        raise ValueError(f"{value!r} is no {kind.__name__}{nearest(value, (each.name for each in kind))}")
+        raise ValueError(f"{value!r} is no {kind.__name__}{did_you_mean(value, (each.name for each in kind))}")
     if numbers is not None and isinstance(value, int) and not isinstance(value, bool):
         if value not in numbers:
             allowed = ", ".join(f"{number} ({each.name})" for number, each in numbers.items())
-            near = nearest_number(value, numbers)
-            close = f"{near} ({numbers[near].name})"
-            raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}; the nearest is {close}")
+            raise ValueError(f"{value} stands for no {kind.__name__}; there are {allowed}")
         return numbers[value]
     raise TypeError(f"a {kind.__name__} is wanted, {got(value)}")
-
-
-def nearest_number(number: int, known: Iterable[int]) -> int:
-    """The one of the known numbers, of which there is one at least, that is nearest."""
-    return min(known, key=lambda each: abs(each - number))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 
 log = logging.getLogger("stepscope")
 
@@ -35,7 +35,9 @@ def check(late: object, step_position: object, granularity: object) -> None:
 def warn_of_unknown(names: Iterable[str]) -> None:
     """Says of each that it has no effect, and which is meant."""
     for name in names:
-        log.warning("DynamicProfilerMonitor: %r is no argument and has no effect%s", name, nearest(name, _SETTINGS))
+        log.warning(
+            "DynamicProfilerMonitor: %r is no argument and has no effect%s", name, did_you_mean(name, _SETTINGS)
+        )
 
 
 def output_directory(given: str | os.PathLike[str]) -> str | os.PathLike[str]:

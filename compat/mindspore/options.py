@@ -18,10 +18,9 @@ from stepscope.compat.mindspore.enums import (
     ProfilerActivity,
     ProfilerLevel,
     member,
-    nearest_number,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 from stepscope.runtime.warning import warn
 
 NEED_OP_TIME: Final = (
@@ -163,7 +162,7 @@ def read_options(given: Mapping[str, Any], who: str, *, metrics: Mapping[int, Ai
     for name, value in given.items():
         name = _ALIASES.get(name, name)
         if name not in known:
-            meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else nearest(name, known)
+            meant = "; it is an argument of analyse()" if name in _OF_ANALYSE else did_you_mean(name, known)
             warn(f"{who}: {name!r} is no option and has no effect{meant}")
             continue
         try:
@@ -202,12 +201,10 @@ def boolean(value: Any) -> bool:
     """A value that must be a bool; a number or a text is none.
 
     Raises:
-        TypeError: if it is none; names what a text was meant for.
+        TypeError: if it is none.
     """
     if not isinstance(value, bool):
-        meant = value.strip().lower() if isinstance(value, str) else ""
-        hint = f"; did you mean {meant}, without quotes?" if meant in ("true", "false") else ""
-        raise TypeError(f"it must be a bool, got {type(value).__name__}{hint}")
+        raise TypeError(f"it must be a bool, got {type(value).__name__}")
     return value
 
 
@@ -250,7 +247,7 @@ def _budget(value: Any) -> float | None:
 
 def _framework(value: Any) -> str | None:
     if value is not None and value not in ("all", "time"):
-        hint = nearest(value, ("all", "time")) if isinstance(value, str) else ""
+        hint = did_you_mean(value, ("all", "time")) if isinstance(value, str) else ""
         raise ValueError(f"it must be 'all', 'time' or None{hint}")
     return None if value is None else str(value)
 
@@ -276,12 +273,12 @@ def activities_of(value: Any) -> tuple[ProfilerActivity, ...]:
     """
     if isinstance(value, int) and not isinstance(value, bool):
         if value not in ACTIVITIES:
-            known, near = ", ".join(map(str, ACTIVITIES)), nearest_number(value, ACTIVITIES)
-            raise ValueError(f"it must be one of {known}, or a list of ProfilerActivity; the nearest is {near}")
+            known = ", ".join(map(str, ACTIVITIES))
+            raise ValueError(f"it must be one of {known}, or a list of ProfilerActivity")
         return ACTIVITIES[value]
     found = _several(ProfilerActivity)(value)
     if not found:
-        raise ValueError(f"it must name one at least{nearest('', (each.name for each in ProfilerActivity))}")
+        raise ValueError(f"it must name one at least{did_you_mean('', (each.name for each in ProfilerActivity))}")
     return found
 
 

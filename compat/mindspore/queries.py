@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stepscope.compat.mindspore.products.operator_table import OperatorRow
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 
 
 def find_operators(
@@ -27,7 +27,7 @@ def find_operators(
     found = [row for row in rows if name is None or name in (row.type, row.short, row.name)]
     if name is not None and not found:
         known = sorted({row.type for row in rows})
-        raise RuntimeError(f"no operator {name!r} was recorded{nearest(name, known[:50])}")
+        raise RuntimeError(f"no operator {name!r} was recorded{did_you_mean(name, known[:50])}")
     return tuple(
         row
         for row in found

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.misfit import find_misfit
+from stepscope.runtime.validation import find_misfit
 
 MOST_NAMED = 5
 """Steps that a sentence names; it counts the others."""
@@ -19,7 +18,7 @@ def read_step_list(given: Any) -> tuple[int, ...] | None:
         given: any iterable of whole numbers.
 
     Raises:
-        TypeError: if it is something else; names what is wrong in it, and the nearest that is right.
+        TypeError: if it is something else; names what is wrong in it.
     """
     if given is None:
         return None
@@ -27,10 +26,9 @@ def read_step_list(given: Any) -> tuple[int, ...] | None:
         steps: Any = given if isinstance(given, str | bytes) else list(given)
     except TypeError:
         steps = given
-    misfit = find_misfit(steps, list[int])
+    misfit = find_misfit(steps, list[int], "step_list")
     if misfit is not None:
-        item = f"; item {misfit.keys[0]} is {misfit.shown}" if misfit.keys else ""
-        raise TypeError(f"step_list must be a list of whole numbers, {got(given)}{item}{misfit.hint}")
+        raise TypeError(misfit.text)
     return tuple(sorted(set(steps)))
 
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stepscope.runtime.nearest import nearest
 from stepscope.runtime.run import rank_from_environment
+from stepscope.runtime.validation import did_you_mean
 
 DEVICES: Final = ("CPU", "GPU", "Ascend")
 
@@ -50,7 +50,7 @@ def find() -> Target:
         known = {"cpu": "CPU", "gpu": "GPU", "ascend": "Ascend"}
         if said.lower() not in known:
             raise RuntimeError(
-                f"MindSpore's device_target is {said!r}, which no profiler knows{nearest(said, DEVICES)}"
+                f"MindSpore's device_target is {said!r}, which no profiler knows{did_you_mean(said, DEVICES)}"
             )
         device = known[said.lower()]
         mode = "graph" if mindspore.get_context("mode") == mindspore.GRAPH_MODE else "pynative"

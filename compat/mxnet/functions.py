@@ -21,7 +21,6 @@ from stepscope.compat.mxnet.settings import settings_of
 from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
 from stepscope.runtime.arguments import got
 from stepscope.runtime.join import join
-from stepscope.runtime.nearest import nearest_value
 from stepscope.runtime.profiler import Profiler
 
 log = logging.getLogger("stepscope")
@@ -198,7 +197,7 @@ _Mode = Annotated[int, msgspec.Meta(ge=0, le=sum(MODES))]
 def start_if_told(environment: Mapping[str, str]) -> bool:
     """Begins to record if `MXNET_PROFILER_AUTOSTART` is 1, as `MXNET_PROFILER_MODE` says (a sum of `MODES`, 13 by default).
 
-    A value that cannot be followed is an error in the log, with the nearest that could; the default is taken.
+    A value that cannot be followed is an error in the log; the default is taken.
     """
     if not _variable(environment, "MXNET_PROFILER_AUTOSTART", bool, False):
         return False
@@ -216,8 +215,7 @@ def _variable(environment: Mapping[str, str], name: str, kind: Any, default: int
     try:
         return int(msgspec.convert(text, kind, strict=False))
     except msgspec.ValidationError as error:
-        near = nearest_value(text, kind, default, lambda value: f"{value:d}")
-        log.error("%s is %r: %s%s; %d is taken", name, environment[name], error, near, default)
+        log.error("%s is %r: %s; %d is taken", name, environment[name], error, default)
         return default
 
 

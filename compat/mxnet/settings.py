@@ -14,9 +14,9 @@ from stepscope.compat.mxnet.forwarding import Forward
 from stepscope.exporters.base import Exporter
 from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import Options, PositiveFloat
 from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.validation import did_you_mean
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -102,7 +102,7 @@ def settings_of(given: Mapping[str, Any]) -> MXNetSettings:
     values: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            raise MXNetValueError(f"set_config() has no setting {name!r}{nearest(name, known)}")
+            raise MXNetValueError(f"set_config() has no setting {name!r}{did_you_mean(name, known)}")
         values[name] = _value(name, value)
     try:
         settings = MXNetSettings(**values)

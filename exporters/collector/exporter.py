@@ -36,7 +36,6 @@ from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.outcome import Kept
 from stepscope.runtime.processes import process_identity
 
@@ -82,7 +81,6 @@ class CollectorExporter:
     max_frame = protocol.MAX_FRAME
     """Bytes of a frame at most."""
 
-    @suggesting
     def __init__(
         self,
         url: str,

@@ -23,7 +23,6 @@ from stepscope.runtime.clock import wall_clock
 from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
-from stepscope.runtime.nearest import suggesting
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -66,7 +65,6 @@ class OtlpExporter:
         ImportError: the packages of the extra `stepscope[otlp]` are missing.
     """
 
-    @suggesting
     def __init__(
         self,
         endpoint: str | None = None,

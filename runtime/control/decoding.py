@@ -1,4 +1,4 @@
-"""Decoding of what people write: JSON into settings, with the place and the nearest valid name in every complaint."""
+"""Decoding of what people write: JSON into settings, with the place in every complaint."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import msgspec
 
 from stepscope.runtime.encoding import from_exact_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.misfit import Misfit, as_json, find_misfit
-from stepscope.runtime.nearest import nearest as nearest
+from stepscope.runtime.validation import Misfit, find_misfit
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -21,7 +20,7 @@ def decode_json(content: bytes, kind: type[T]) -> T:
     """Decodes a JSON object into settings.
 
     Raises:
-        ControlError: with line, column and reason. An unknown name comes with the nearest that there is.
+        ControlError: with line, column and reason. An unknown name comes with the one that is like it.
     """
     if not content.strip():
         raise ControlError("it is empty: expected a JSON object", line=1, column=1)
@@ -42,14 +41,14 @@ def decode_json(content: bytes, kind: type[T]) -> T:
 
 def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlError:
     try:
-        misfit = find_misfit(msgspec.json.decode(content), kind, as_json)
+        misfit = find_misfit(msgspec.json.decode(content), kind)
     except (msgspec.MsgspecError, RecursionError):
         misfit = None  # there is a fault of syntax as well, behind this one
     if misfit is None:
         misfit = Misfit((), text)
-    keys = misfit.keys or tuple(_named(kind, misfit.reason))
+    keys = misfit.keys or tuple(_named(kind, misfit.text))
     line, column = _place(content, _position_of(content, keys))
-    return ControlError(f"line {line}, column {column}: {misfit.in_file()}", line=line, column=column)
+    return ControlError(f"line {line}, column {column}: {misfit.text}", line=line, column=column)
 
 
 def _named(kind: type[msgspec.Struct], reason: str) -> list[str]:

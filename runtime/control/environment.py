@@ -16,10 +16,9 @@ from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.misfit import as_json, find_misfit
-from stepscope.runtime.nearest import nearest
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.schedule import Schedule
+from stepscope.runtime.validation import did_you_mean, find_misfit
 
 VARIABLE = "STEPSCOPE_OPTIONS"
 SIGNALS_VARIABLE = "STEPSCOPE_SIGNALS"
@@ -97,9 +96,9 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         if not self.options:
             return options
-        misfit = find_misfit(self.options, Options, as_json, at=("options",))
+        misfit = find_misfit(self.options, Options, "options")
         if misfit is not None:
-            raise ValueError(misfit.in_file())
+            raise ValueError(misfit.text)
         return msgspec.convert({**msgspec.structs.asdict(options), **self.options}, Options)
 
 
@@ -119,7 +118,7 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
         raise TypeError(f"fixed must be a list of names, {got(fixed)}; write fixed=[{fixed!r}]")
     for name in fixed:
         if name not in known:
-            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{nearest(name, known)}")
+            raise ValueError(f"fixed names {name!r}, which is no field of {VARIABLE}{did_you_mean(name, known)}")
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
         return None
@@ -170,7 +169,7 @@ def with_signals(options: Options) -> Options:
         chosen = SIGNALS if text == "all" else ()
     unknown = [name for name in chosen if name not in SIGNALS]
     if unknown:
-        hint = nearest(unknown[0], (*SIGNALS, "all", "none"))
+        hint = did_you_mean(unknown[0], (*SIGNALS, "all", "none"))
         raise ControlError(f"{SIGNALS_VARIABLE} cannot be followed: there is no signal {unknown[0]!r}{hint}")
     return msgspec.structs.replace(options, signals=chosen)
 

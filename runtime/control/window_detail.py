@@ -9,8 +9,8 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.decoding import nearest
 from stepscope.runtime.detail import FULL, Detail
+from stepscope.runtime.validation import did_you_mean
 
 MOST_STEPS = 1 << 20
 
@@ -123,7 +123,7 @@ def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
         said: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
 
     Raises:
-        ValueError: naming the part that is wrong, and the nearest that would not be.
+        ValueError: naming the part that is wrong.
     """
     if said is None or isinstance(said, WindowDetail):
         return said
@@ -135,7 +135,7 @@ def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
                 f"detail is {said!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
         if name not in (*_MOST, *SWITCHES):
-            known = nearest(name, (*_MOST, *SWITCHES))
+            known = did_you_mean(name, (*_MOST, *SWITCHES))
             raise ValueError(f"detail is {said!r}: {part.strip()!r} is nothing that a window can have{known}")
         if name in fields:
             raise ValueError(f"detail is {said!r}: it says {name} twice")
@@ -146,7 +146,7 @@ def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
 def _switch(said: str, name: str, value: str) -> bool:
     word = value.lower() or "on"
     if word not in _WORDS:
-        raise ValueError(f"detail is {said!r}: {name} is {value!r}{nearest(word, ('on', 'off'))}")
+        raise ValueError(f"detail is {said!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
     return _WORDS[word]
 
 
@@ -156,6 +156,5 @@ def _number(said: str, name: str, value: str) -> float:
     except ValueError as error:
         raise ValueError(f"detail is {said!r}: {name} is {value!r}; write a number, such as {name}=10") from error
     if not 0 <= number <= _MOST[name]:
-        near = _MOST[name] if number > 0 else 0
-        raise ValueError(f"detail is {said!r}: {name} is {value}; the nearest that it can be is {near}")
+        raise ValueError(f"detail is {said!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
     return number

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from stepscope.cli import descriptors, nats_options
 from stepscope.cli.messages import message
 from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.misfit import default_of, find_misfit, struct_fields
+from stepscope.runtime.validation import find_misfit
 
 if TYPE_CHECKING:
     from stepscope.runtime.checked import Checked
@@ -208,13 +210,13 @@ def _token(file: Path | None) -> str:
 
 def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:
     """Ends with wrong usage, naming the option, if a value is none that the settings take."""
-    for field in struct_fields(kind):
+    for field in msgspec.structs.fields(kind):
         if field.name not in values:
             continue
         option = _OPTIONS.get(field.name) or f"--{field.name.replace('_', '-')}"
-        misfit = find_misfit(values[field.name], field.type, default=default_of(field), at=(option,))
+        misfit = find_misfit(values[field.name], field.type, option)
         if misfit is not None:
-            parser.error(misfit.in_program())
+            parser.error(misfit.text)
 
 
 def _exporter(url: str, token: Path | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from stepscope.exporters import formats as _formats
 from stepscope.runtime.formats import exporter_for, known
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 
 _REGISTERED = (_formats,)
 """Imported for the formats that it registers."""
@@ -39,7 +39,7 @@ def check(given: argparse.Namespace, target: str, more: Iterable[str] = ()) -> N
     """
     names = sorted({*(one.name for one in known()), *more})
     if given.format is not None and given.format not in names:
-        given.parser.error(f"unknown format {given.format!r}{nearest(given.format, names)}")
+        given.parser.error(f"unknown format {given.format!r}{did_you_mean(given.format, names)}")
     try:
         exporter_for(getattr(given, target), given.format)
     except ValueError as error:

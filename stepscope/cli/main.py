@@ -28,7 +28,7 @@ from stepscope.cli import (
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
 from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
-from stepscope.runtime.nearest import nearest
+from stepscope.runtime.validation import did_you_mean
 from stepscope.runtime.version import VERSION
 
 COMMANDS = (demo, run, explain, report, windows, arm, recover, convert, analyse, collect, deliver, upload, merge)
@@ -114,7 +114,7 @@ def _parsed(words: list[str]) -> argparse.Namespace:
     first = words[0]
     if not first.startswith("-") and first not in NAMES:
         is_script = first.endswith(".py") or Path(first).exists()
-        hint = f"; did you mean: stepscope run {first}" if is_script else nearest(first, NAMES)
+        hint = f"; did you mean: stepscope run {first}" if is_script else did_you_mean(first, NAMES)
         top.error(f"there is no command {first!r}{hint}")
     given, unknown = top.parse_known_args(words)
     if unknown:

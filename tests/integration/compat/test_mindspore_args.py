@@ -104,31 +104,31 @@ def test_names_without_a_number(field: str, value: Any, meant: Any) -> None:
 
 @pytest.mark.checklist("A3", "A4", "A5", "A6", "A12", "B17")
 @pytest.mark.parametrize(
-    ("field", "value", "nearest", "taken"),
+    ("field", "value", "reason", "taken"),
     [
-        ("aicore_metrics", 7, "the nearest is 6 (L2Cache)", "-1"),
+        ("aicore_metrics", 7, "6 (L2Cache)", "-1"),
         ("aicore_metrics", "MemryL0", "did you mean 'MemoryL0'?", "-1"),
-        ("profiler_level", 9, "the nearest is 2 (Level2)", "0"),
-        ("profiler_level", -2, "the nearest is 0 (Level0)", "0"),
-        ("activities", 5, "the nearest is 2", "0"),
+        ("profiler_level", 9, "2 (Level2)", "0"),
+        ("profiler_level", -2, "0 (Level0)", "0"),
+        ("activities", 5, "it must be one of 0, 1, 2", "0"),
         ("activities", ["CUP"], "did you mean 'CPU'?", "0"),
         ("activities", [], "known: CPU, GPU, NPU", "0"),
-        ("analyse_mode", 2, "the nearest is 1", "-1"),
-        ("start_step", "5", "did you mean 5?", "-1"),
-        ("stop_step", 6.0, "did you mean 6?", "-1"),
-        ("with_stack", "true", "did you mean true, without quotes?", "False"),
-        ("profile_framework", 7, "the nearest is 1", "None"),
+        ("analyse_mode", 2, "1 (in the background)", "-1"),
+        ("start_step", "5", "it must be a whole number, got str", "-1"),
+        ("stop_step", 6.0, "it must be a whole number, got float", "-1"),
+        ("with_stack", "true", "it must be a bool, got str", "False"),
+        ("profile_framework", 7, "1 ('time')", "None"),
         ("command", "extnd", "did you mean 'extend'?", "''"),
         ("run_id", [1], "it must be a text or a whole number", "''"),
         ("prof_path", 3, "it must be a path as text", "'./'"),
         ("analyse", 1, "it must be a bool, got int", "None"),
     ],
 )
-def test_wrong_values(field: str, value: Any, nearest: str, taken: str) -> None:
-    """Whatever is replaced is said: the field, the value, the nearest that can be, and what is taken."""
+def test_wrong_values(field: str, value: Any, reason: str, taken: str) -> None:
+    """Whatever is replaced is said: the field, the value, what it must be, and what is taken."""
     (text,) = DynamicProfilerArgs(**{field: value}).diagnostics
     assert text.startswith(f"{field} is {value!r}: ")
-    assert nearest in text
+    assert reason in text
     assert text.endswith(f"; {taken} is taken")
 
 

@@ -199,17 +199,17 @@ def test_some_steps(tmp_path: Path) -> None:
     assert output.steps_of(directory) == [0, 2, 4]
     assert [row["Step"] for row in output.rows(directory, "step_trace_time.csv")] == ["0", "2", "4"]
     wrong: list[tuple[Any, str]] = [
-        ("2", "[2]"),
-        (7, "[7]"),
-        ([4, 1.5], "2"),
-        ([True], "1"),
-        (["1"], "1"),
-        ([[1]], "1"),
+        ("2", "step_list is '2'"),
+        (7, "step_list is 7"),
+        ([4, 1.5], "step_list[1] is 1.5"),
+        ([True], "step_list[0] is True"),
+        (["1"], "step_list[0] is '1'"),
+        ([[1]], "step_list[0] is [1]"),
     ]
-    for steps, nearest in wrong:
-        with refused(TypeError, "step_list", repr(steps), nearest):
+    for steps, place in wrong:
+        with refused(TypeError, place):
             profiler.analyse(step_list=steps)
-        with refused(TypeError, "step_list", repr(steps), nearest):
+        with refused(TypeError, place):
             Profiler.offline_analyse(tmp_path, step_list=steps)
     with refused(ValueError, "mode", "'sync'", "'async'", "later"):
         profiler.analyse(mode="later")

@@ -70,13 +70,13 @@ def test_name_place_and_facts_from_the_environment(tmp_path: Path) -> None:
         ("[]", "Expected `object`, got `array`"),
         ('{"strat": true}', "unknown field 'strat'"),
         ('{"scheduel": {}}', "unknown field 'scheduel'; did you mean 'schedule'?"),
-        ('{"enabled": "yes"}', 'enabled: Expected `bool`, got `str` ("yes")'),
-        ('{"keep_last": 0}', "keep_last: Expected `int` >= 1 (0)"),
+        ('{"enabled": "yes"}', "enabled is 'yes': Expected `bool`, got `str`"),
+        ('{"keep_last": 0}', "keep_last is 0: Expected `int` >= 1"),
         ('{"keep_last": 3, "window": {"steps": 1}}', "keep_last and window exclude each other"),
-        ('{"window": {"steps": 0}}', "window.steps: Expected `int` >= 1"),
-        ('{"control": {"pol": 1}}', "unknown field 'pol' in control; did you mean 'poll'?"),
+        ('{"window": {"steps": 0}}', "window.steps is 0: Expected `int` >= 1"),
+        ('{"control": {"pol": 1}}', "control: unknown field 'pol'; did you mean 'poll'?"),
         ('{"schedule": {"active": 0}}', "active must be a whole number, 1 or more, got 0"),
-        ('{"options": {"linger": -1}}', "options.linger: Expected `float` >= 0.0 (-1); the nearest is 0.0"),
+        ('{"options": {"linger": -1}}', "options.linger is -1: Expected `float` >= 0.0"),
     ],
 )
 def test_options_that_cannot_be_followed(tmp_path: Path, options: str, message: str) -> None:

@@ -201,7 +201,6 @@ def test_a_broken_exporter_and_a_full_disk_cost_the_training_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("given", "facts"),
     [
-        ({"schedule_option": {"wiat": 1}}, ["wiat", "'wait'"]),
         ({"schedule_option": {"active": 0}}, ["active", "0"]),
         ({"settings": {"schedule": None}}, ["settings['schedule']", "schedule_option"]),
         ({"settings": {"ranks": [-1]}}, ["ranks", "-1"]),

@@ -69,17 +69,17 @@ def test_the_same_steps_again() -> None:
     assert said == ["start_step 2 is in the past, step 10 begins: steps 10 to 12 are recorded"]
 
 
-LEAST = "must be 1 or more, or -1 for no window; the nearest window is of steps"
+LEAST = "must be 1 or more, or -1 for no window"
 
 
 @pytest.mark.checklist("A29", "A38", "F2", "F4")
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        (Asked(0, 5), f"start_step 0 and stop_step 5 {LEAST} 1 to 5"),
-        (Asked(-2, 5), f"start_step -2 and stop_step 5 {LEAST} 1 to 5"),
-        (Asked(5, 0), f"start_step 5 and stop_step 0 {LEAST} 5 to 5"),
-        (Asked(6, 5), "start_step 6 is greater than stop_step 5; the nearest stop_step is 6"),
+        (Asked(0, 5), f"start_step 0 and stop_step 5 {LEAST}"),
+        (Asked(-2, 5), f"start_step -2 and stop_step 5 {LEAST}"),
+        (Asked(5, 0), f"start_step 5 and stop_step 0 {LEAST}"),
+        (Asked(6, 5), "start_step 6 is greater than stop_step 5"),
     ],
 )
 def test_what_cannot_be(asked: Asked, text: str) -> None:

@@ -1,0 +1,91 @@
+"""What is wrong with values and names that people give, in msgspec's words."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from msgspec.inspect import CollectionType, LiteralType, StructType, Type, UnionType, type_info
+
+from stepscope.runtime.arguments import shown
+
+_PATH = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
+_KEY = re.compile(r"\.(\w+)|\[(\d+)\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """`; did you mean ...?`, or all names that there are, for a message about an unknown one."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+class Misfit(NamedTuple):
+    """The first part of a value that does not fit its type."""
+
+    keys: tuple[str | int, ...]
+    """The way to it: names of fields, numbers of items."""
+    text: str
+    """Where it is, what it is, and what should be there: `Control.poll is 0: ...`."""
+
+
+def find_misfit(value: object, kind: Any, at: str = "", *, strict: bool = True) -> Misfit | None:
+    """The first part of a value that does not fit a type; `None` if all do.
+
+    Args:
+        value: of plain Python objects, as JSON is read into, or as programs give it.
+        kind: the type.
+        at: the name of the value, for the message.
+        strict: whether a text is no number, as in what a URL says it is.
+    """
+    try:
+        msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        reason = str(error)
+    else:
+        return None
+    path = _PATH.search(reason)
+    reason, place = (reason[: path.start()], path[1]) if path else (reason, "")
+    # msgspec does not say the keys of mappings.
+    keys = tuple(name or int(number) for name, number in _KEY.findall(place.partition("[...]")[0]))
+    with suppress(LookupError, TypeError):  # an unknown name may look like a path
+        for key in keys:
+            value = cast(Any, value)[key]
+    where = f"{at}{place}".removeprefix(".")
+    said = "" if reason.startswith("Object ") else f" is {shown(value)}"
+    unknown = _UNKNOWN.fullmatch(reason)
+    for part in _reached(type_info(kind), keys):
+        if unknown and isinstance(part, StructType):
+            keys, reason = (*keys, unknown[1]), unknown_field(unknown[1], part.cls)
+            break
+        if isinstance(part, LiteralType) and reason.startswith("Invalid enum value"):
+            reason += did_you_mean(str(value), map(str, part.values))
+    return Misfit(keys, f"{where}{said}: {reason}" if where else reason)
+
+
+def unknown_field(name: str, kind: type[msgspec.Struct]) -> str:
+    """Says that a struct has no such field, and which is like it; for a name in its `__fixed__`, why there is none."""
+    fixed: Mapping[str, str] = getattr(kind, "__fixed__", {})
+    if name in fixed:
+        return f"{name} cannot be changed at run time: {fixed[name]}"
+    return f"unknown field {name!r}{did_you_mean(name, kind.__struct_encode_fields__)}"
+
+
+def _reached(kind: Type, keys: tuple[str | int, ...]) -> Iterator[Type]:
+    """The types of what is at the end of a way into a value of a type."""
+    if isinstance(kind, UnionType):
+        for one in kind.types:
+            yield from _reached(one, keys)
+    elif not keys:
+        yield kind
+    elif isinstance(kind, StructType):
+        for field in kind.fields:
+            if field.encode_name == keys[0]:
+                yield from _reached(field.type, keys[1:])
+    elif isinstance(kind, CollectionType):
+        yield from _reached(kind.item_type, keys[1:])
