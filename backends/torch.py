@@ -20,6 +20,7 @@ from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import Block, EventBatch
 from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.validation import suggesting
 
 Mode = Literal["auto", "stream", "kineto"]
 
@@ -37,6 +38,7 @@ class TorchBackend:
 
     thread_bound = True
 
+    @suggesting
     def __init__(
         self,
         mode: Mode = "auto",

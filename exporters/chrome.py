@@ -9,6 +9,7 @@ from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout
 from stepscope.exporters.trace_series import OnFull, TraceExporter
 from stepscope.runtime.run import Run
 from stepscope.runtime.trace_note import TraceNote
+from stepscope.runtime.validation import suggesting
 
 
 class ChromeTraceExporter(TraceExporter):
@@ -35,6 +36,7 @@ class ChromeTraceExporter(TraceExporter):
         ValueError: an argument is not one of these, or the path is a directory.
     """
 
+    @suggesting
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -9,6 +9,7 @@ from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.exporters.trace_series import OnFull, TraceExporter
 from stepscope.runtime.run import Run
 from stepscope.runtime.trace_note import TraceNote
+from stepscope.runtime.validation import suggesting
 
 
 class PerfettoExporter(TraceExporter):
@@ -37,6 +38,7 @@ class PerfettoExporter(TraceExporter):
         ValueError: an argument is not one of these, or the path is a directory.
     """
 
+    @suggesting
     def __init__(
         self,
         path: str | os.PathLike[str],

@@ -11,6 +11,7 @@ import msgspec
 from stepscope.runtime.action import ProfilerAction, checked_action
 from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import ScheduleError
+from stepscope.runtime.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.runtime.plan import Plan
@@ -176,6 +177,7 @@ def _whole_number(name: str, value: object, least: int) -> int:
     return number
 
 
+@suggesting
 def schedule(
     *,
     wait: int,

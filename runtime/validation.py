@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import msgspec
 from msgspec.inspect import CollectionType, LiteralType, StructType, Type, UnionType, type_info
@@ -23,6 +25,25 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def suggesting(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator: the function says which of its arguments an unknown name is like."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    called = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise TypeError(f"{called}() has no argument {name!r}{did_you_mean(name, names)}")
+        return function(*args, **kwargs)
+
+    return call
 
 
 class Misfit(NamedTuple):

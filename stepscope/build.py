@@ -30,6 +30,7 @@ from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.run import rank_from_environment
 from stepscope.runtime.schedule import ScheduleFunction, always, never
+from stepscope.runtime.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer
@@ -61,6 +62,7 @@ _INSTALLED = (closing_at_exit, forced_writes, sampling, task_runs, torch_loader,
 is made later may find no descriptors to import them."""
 
 
+@suggesting
 def trace(
     *,
     schedule: ScheduleFunction | None = None,

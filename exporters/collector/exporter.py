@@ -38,6 +38,7 @@ from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.outcome import Kept
 from stepscope.runtime.processes import process_identity
+from stepscope.runtime.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.exporters.collector.link import Link
@@ -81,6 +82,7 @@ class CollectorExporter:
     max_frame = protocol.MAX_FRAME
     """Bytes of a frame at most."""
 
+    @suggesting
     def __init__(
         self,
         url: str,

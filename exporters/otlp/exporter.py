@@ -24,6 +24,7 @@ from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events import EventBatch
 from stepscope.runtime.run import Run
+from stepscope.runtime.validation import suggesting
 from stepscope.runtime.window import Window
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class OtlpExporter:
         ImportError: the packages of the extra `stepscope[otlp]` are missing.
     """
 
+    @suggesting
     def __init__(
         self,
         endpoint: str | None = None,

@@ -274,7 +274,9 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
     lines = answer.splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80, answer
     assert "29 steps" in answer and "█" in answer and "drag run/trace.json" in answer and "Trust " in answer
-    assert "stepscope report run" in " ".join(answer.split()) and bool(error) is ("pass" not in end and "exit" not in end)
+    assert "stepscope report run" in " ".join(answer.split()) and bool(error) is (
+        "pass" not in end and "exit" not in end
+    )
 
 
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_schedule_errors_are_value_errors() -> None:
 def test_unknown_and_missing_arguments_are_refused() -> None:
     """A misspelt argument is an error, and so is a missing one."""
     values: dict[str, Any] = {"wait": 1, "warmup": 1, "active": 1, "skip_frist": 1}
-    with refused(TypeError, "schedule()", "skip_frist", snapshot=False):  # in Python's words
+    with refused(TypeError, "schedule()", "skip_frist", "skip_first"):
         schedule(**values)
     with pytest.raises(TypeError, match="active"):
         schedule(**{name: values[name] for name in ("wait", "warmup")})
