@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SMALL_PIECE_BYTES = 64 << 10
+"""Pieces up to this are written by the exporter's own thread: another one would take the interpreter's lock from the program twice."""
 GZIP_LEVEL = 3
 """Three times as fast as zlib's default of 6 on traces, for a tenth more bytes."""
 
@@ -225,7 +227,9 @@ class OutputFile:
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        return await self._in_turn(lambda: self._write(piece, limit, events))
+        if len(piece) <= SMALL_PIECE_BYTES and (self._last is None or self._last.done()):
+            return self._write(piece, limit, events)
+        return await self._in_turn(lambda: asyncio.to_thread(self._write, piece, limit, events))
 
     async def close(self) -> None:
         """Closes the file; more calls do nothing.
@@ -264,21 +268,21 @@ class OutputFile:
         error = None if done.cancelled() else done.exception()
         self._untold = self._untold or error
 
-    async def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
+    def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
         self._check_deleted(now=False)
         before = self._deflate.copy() if self._deflate else None
         size = self.size
-        packed, end = await asyncio.to_thread(self._pack, piece) if self._deflate else (piece, self.tail)
+        packed, end = self._pack(piece) if self._deflate else (piece, self.tail)
         if limit is not None and self._at + len(packed) + len(end) > limit:
             self._deflate = before
             return False
         try:
-            await self._put(packed + end, self._at)
-            if self._at + len(packed) + len(end) < size:  # less than what ended the file before
-                await self._file.truncate()
+            written = _write_all(self._file.fileno(), packed + end, self._at)
+            if written < size:  # less than what ended the file before
+                os.ftruncate(self._file.fileno(), written)
         except OSError as error:
             self._deflate = before
-            await self._cut_back(error)
+            self._cut_back(error)
             raise output_error(error, self.path, "write") from error
         self._at += len(packed)
         self._end = end
@@ -303,13 +307,10 @@ class OutputFile:
         if self.deleted:
             raise deleted_error(self.path, self.events)
 
-    async def _put(self, data: bytes, at: int) -> None:
-        await asyncio.to_thread(_write_all, self._file.fileno(), data, at)
-
-    async def _cut_back(self, error: OSError) -> None:
+    def _cut_back(self, error: OSError) -> None:
         try:
-            await self._file.truncate(self._at)
-            await self._put(self._end, self._at)
+            os.ftruncate(self._file.fileno(), self._at)
+            _write_all(self._file.fileno(), self._end, self._at)
         except OSError as second:
             error.add_note(f"nor could the file be cut back to {self.size} bytes: {second}")
 
@@ -343,9 +344,10 @@ class OutputFile:
         self.path = path
 
 
-def _write_all(descriptor: int, data: bytes, at: int) -> None:
-    """Writes a piece to its place in one go: each call on another thread takes the interpreter's lock from the program."""
+def _write_all(descriptor: int, data: bytes, at: int) -> int:
+    """Writes a piece to its place; returns where it ends."""
     left = memoryview(data)
     while left:
         written = os.pwrite(descriptor, left, at)
         left, at = left[written:], at + written
+    return at
