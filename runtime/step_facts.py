@@ -400,6 +400,10 @@ class StepFactsBuilder:
         return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:
+        if not any(map(len, self._readings)):
+            for name in SIGNALS:
+                facts[name] = np.nan
+            return
         readings = self._readings[0] if len(self._readings) == 1 else np.zeros((0, 3), np.int64)
         if len(self._readings) > 1:
             readings = np.concatenate(self._readings)

@@ -121,10 +121,11 @@ class StepMarks:
         marks = self._marks[first : self._count]
         following = marks[1:]
         if end is not None and len(marks) and end > int(marks["ts"][-1]):
+            following = np.empty_like(marks)
+            following[:-1] = marks[1:]
             # Where the last step ends the same span is open as where it began, as far as is known.
-            last = marks[-1:].copy()
-            last["ts"] = end
-            following = np.concatenate([following, last])
+            following[-1] = marks[-1]
+            following["ts"][-1] = end
         marks = marks[: len(following)]
         nests = (
             (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])

@@ -205,14 +205,14 @@ class StepTotals:
         self.ns += int(durations(facts).sum())
         room = FIRST_STEPS - len(self.first)
         if room > 0:
-            self.first = np.concatenate((self.first, facts[:room]))
+            self.first = np.concatenate((self.first, facts[:room])) if len(self.first) else facts[:room].copy()
         self.running.add(facts[max(room, 0) :])
 
     def merged(self, *later: StepTotals) -> StepTotals:
         """Of all, which come in the order of their times; none changes."""
         made = StepTotals()
         everyone = (self, *later)
-        made._add(np.concatenate([one.first for one in everyone]))
+        made._add(np.concatenate([one.first for one in everyone if len(one.first)] or [self.first]))
         for one in everyone:
             made.startup_ns += one.startup_ns
             made.shutdown_ns += one.shutdown_ns
