@@ -39,14 +39,12 @@ class Detail(msgspec.Struct, frozen=True):
 
     def wanted(self, step: int) -> int:
         """What is recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
-        if not self.every or step % self.every:
-            return 0
-        return self.kept
+        return self.kept if self.every and step % self.every == 0 else 0
 
     @property
     def kept(self) -> int:
         """What is recorded in the steps that are recorded at all."""
-        return (EVENTS if self.every else 0) | (OPERATORS if self.operators and self.every else 0)
+        return EVERYTHING if self.operators else EVENTS
 
 
 FULL = Detail("full")

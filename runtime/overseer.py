@@ -153,14 +153,11 @@ class Overseer:
 
     # decisions
 
-    def look(self, now: int, clock_now: int) -> tuple[Detail | None, float | None]:
+    def look(self, now: int) -> tuple[Detail | None, float | None]:
         """Reads the meter, if an interval is over.
-
-        Where the loop cannot keep up with what is recorded, the rings tell how much that is before it was counted.
 
         Args:
             now: everything that was recorded before this time was counted, in ns.
-            clock_now: the time, in ns.
 
         Returns:
             The level to go to, if it changes, and the cost since the last reading, if there is one.
@@ -168,10 +165,6 @@ class Overseer:
         if self.budget is None:
             return None, None
         with self._deciding:
-            waits = self._asked is not None  # for the next step()
-            detail, cost = (None, None) if waits else self._look_behind(now, clock_now)
-            if cost is not None:
-                return detail, cost
             reading = self._read(now)
             wall = reading.recorded_ns - self._last.recorded_ns
             if wall < self.budget.interval * 0.9e9:
@@ -179,11 +172,14 @@ class Overseer:
             last, self._last = self._last, reading
             since, self._read_to = self._read_to, now
             cost, higher = self._measure(last, reading, wall)
-            # What was read in part at another level says nothing of this one.
-            return None if waits or since < self._changed_at else self._decide(cost, higher), cost
+            if self._asked is not None or since < self._changed_at:
+                return None, cost  # A change waits for the next step(), or some of it was read at another level.
+            return self._decide(cost, higher), cost
 
     def look_ahead(self, now: int, clock_now: int) -> Detail | None:
         """As `look`, on the thread that steps, which does not wait: where a load keeps the loop from its own looks.
+
+        The rings tell how much was recorded before it was counted.
 
         Args:
             now: everything that was recorded before this time was counted, in ns.
@@ -192,7 +188,23 @@ class Overseer:
         Returns:
             The level to go to, if it changes.
         """
-        return locks.if_free(self._deciding, lambda: self._look_behind(now, clock_now)[0])
+        return locks.if_free(self._deciding, lambda: self._look_behind(now, clock_now))
+
+    def _look_behind(self, now: int, clock_now: int) -> Detail | None:
+        assert self.budget is not None
+        begun, interval = self._since, self.budget.interval * 1e9
+        before, since = self._rings
+        if begun is None or clock_now - since < interval / 2:
+            return None
+        produced = _core.ring_statistics()["produced"]
+        self._rings = produced, clock_now
+        if clock_now - max(now, begun) < interval or since < self._changed_at:
+            return None
+        counted = self.counted.copy()
+        number = counted.events + counted.operators
+        each = self._training_ns(counted) / number if number else self._costs.span
+        cost = (produced - before) * each / (clock_now - since)
+        return self._decide(cost, math.inf) if cost > self.budget.fraction else None
 
     def _decide(self, cost: float, higher: float) -> Detail | None:
         if self._governor is None:
@@ -202,23 +214,6 @@ class Overseer:
             return None
         self._asked, self._cause = detail, cost
         return detail
-
-    def _look_behind(self, now: int, clock_now: int) -> tuple[Detail | None, float | None]:
-        """As `look`, of what the rings were given since the last look, if the loop is behind, and that cost too much."""
-        assert self.budget is not None
-        begun, interval = self._since, self.budget.interval * 1e9
-        before, since = self._rings
-        if begun is None or clock_now - since < interval / 2:
-            return None, None
-        produced = _core.ring_statistics()["produced"]
-        self._rings = produced, clock_now
-        if clock_now - max(now, begun) < interval or since < self._changed_at:
-            return None, None
-        counted = self.counted.copy()
-        number = counted.events + counted.operators
-        each = self._training_ns(counted) / number if number else self._costs.span
-        cost = (produced - before) * each / (clock_now - since)
-        return (self._decide(cost, math.inf), cost) if cost > self.budget.fraction else (None, None)
 
     def _training_ns(self, counted: Counted) -> float:
         """What events, operators among them, took from the program's threads."""

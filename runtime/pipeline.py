@@ -366,7 +366,7 @@ class Pipeline:
             with anyio.move_on_after(interval):
                 await self._closing.wait()
             self._wake()  # where nothing is recorded nobody else does
-            detail, cost = self.overseer.look(self.routed_to, clock.now())
+            detail, cost = self.overseer.look(self.routed_to)
             if detail is not None:
                 self._ask(detail)
             begun = self._windows.begun

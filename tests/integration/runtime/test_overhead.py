@@ -300,8 +300,8 @@ def test_a_change_tells_what_it_was_asked_for_by() -> None:
     overseer = Overseer(budget, DetailFilter(), transitions=lambda: 0)
     overseer.begin(0)
     overseer.counted.spans = 1_000_000
-    detail, cost = overseer.look(1_000_000_000, 1_000_000_000)
+    detail, cost = overseer.look(1_000_000_000)
     assert detail is not None and cost is not None and cost > budget.fraction
-    assert overseer.look(2_000_000_000, 2_000_000_000) == (None, 0.0)
+    assert overseer.look(2_000_000_000) == (None, 0.0)
     change = overseer.changed(3_000_000_000, 7, detail, detail)
     assert change is not None and change.cost == cost
