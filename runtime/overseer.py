@@ -192,13 +192,13 @@ class Overseer:
 
     def _look_behind(self, now: int, clock_now: int) -> Detail | None:
         assert self.budget is not None
-        begun, interval = self._since, self.budget.interval * 1e9
+        begun, least = self._since, self.budget.interval * 0.5e9
         before, since = self._rings
-        if begun is None or clock_now - since < interval / 2:
+        if begun is None or clock_now - since < least:
             return None
         produced = _core.ring_statistics()["produced"]
         self._rings = produced, clock_now
-        if clock_now - max(now, begun) < interval or since < self._changed_at:
+        if clock_now - max(now, begun) < least or since < self._changed_at:
             return None
         counted = self.counted.copy()
         number = counted.events + counted.operators
