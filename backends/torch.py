@@ -167,7 +167,7 @@ class TorchBackend:
         self._mode.transition(before, after, at)
 
     def set_detail(self, detail: Detail) -> None:
-        """Leaves out stacks, shapes and the like, or all operators. Kineto's next window is the first without."""
+        """Leaves out operators, or records them again. Kineto's next window is the first without."""
         if self._mode is not None:
             self._mode.set_detail(detail)
 

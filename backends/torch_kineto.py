@@ -40,7 +40,7 @@ class KinetoMode:
         return self._recording and not self._gaps.open
 
     def set_detail(self, detail: Detail) -> None:
-        """For windows that are prepared from now on: without what costs most, or none at all."""
+        """For windows that are prepared from now on: with operators or without."""
         self._detail = detail
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
@@ -56,7 +56,7 @@ class KinetoMode:
         if recorded and (not after.records or before is ProfilerAction.RECORD_AND_SAVE):
             self._stop(at)
         if not self._recording:  # what is recorded already stays as it is
-            self._wants = self._wanted()
+            self._wants = self._settings.chosen(self._chosen)
         if after is ProfilerAction.WARMUP and not self._warm:
             self._warm = self._allowed() and self._done(session.prepare(self))
         elif after.records and not self._recording:
@@ -139,9 +139,6 @@ class KinetoMode:
     def resume(self, at: int) -> None:
         self._gaps.end(at)
 
-    def _wanted(self) -> TorchSettings:
-        return self._settings.chosen(self._chosen) if self._detail.backends else self._settings.reduced()
-
     def _start(self, at: int) -> None:
         allowed = self._warm or self._allowed()
         self._warm = False
@@ -160,13 +157,8 @@ class KinetoMode:
 
     def _allowed(self) -> bool:
         """Whether a window may have operators; says what it will lack."""
-        if not self._detail.operators:
-            if not self._detail.asked:
-                self._problems["a window has no operators, to keep within overhead_budget"] += 1
-        elif not self._detail.backends and self._settings.chosen(self._chosen).beyond_stream:
-            self._problems[
-                "a window has neither shapes, stacks, memory nor the like, to keep within overhead_budget"
-            ] += 1
+        if not self._detail.operators and not self._detail.asked:
+            self._problems["a window has no operators, to keep within overhead_budget"] += 1
         return self._detail.operators
 
     def _done(self, problem: str) -> bool:

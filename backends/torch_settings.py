@@ -34,10 +34,6 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of events that are wanted, for the activities that name them."""
     experimental_config: Any = None
 
-    def reduced(self) -> TorchSettings:
-        """Without what costs most."""
-        return msgspec.structs.replace(self, **dict.fromkeys(_FLAGS, False))
-
     def chosen(self, chosen: Mapping[str, bool]) -> TorchSettings:
         """With what was chosen for a window in place of what the backend was made for."""
         flags = {SWITCHES[what]: on for what, on in chosen.items() if what in SWITCHES}

@@ -63,8 +63,7 @@ def small_operators() -> Load:
 
 
 def _mean_step(step: Step, profiler: Profiler, seconds: float) -> float:
-    """ms of a step, on average: of lowered detail some steps cost all and others nothing. The profiler's own step() is called in
-    either half: it costs the same 35 ns in both."""
+    """ms of a step, on average. The profiler's own step() is called in either half: it costs the same 35 ns in both."""
     start = now = time.perf_counter()
     count = 0
     while now - start < seconds:

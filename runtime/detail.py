@@ -26,8 +26,6 @@ class Detail(msgspec.Struct, frozen=True):
     """One level of detail. Step marks are recorded at every level."""
 
     name: str
-    backends: bool = True
-    """Whether backends record all that they were asked for; those that can do less have a method `set_detail`."""
     operators: bool = True
     """Whether operators of frameworks are recorded."""
     every: int = 1
@@ -41,36 +39,19 @@ class Detail(msgspec.Struct, frozen=True):
 
     def wanted(self, step: int) -> int:
         """What is recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
-        if not self.every or step % self.every:
-            return 0
-        return self.kept
+        return self.kept if self.every and step % self.every == 0 else 0
 
     @property
     def kept(self) -> int:
         """What is recorded in the steps that are recorded at all."""
-        return (EVENTS if self.every else 0) | (OPERATORS if self.operators and self.every else 0)
+        return EVERYTHING if self.operators else EVENTS
 
 
 FULL = Detail("full")
-
-
-def ladder(longest: int, *, reducible: bool) -> tuple[Detail, ...]:
-    """The levels from full detail to step marks only.
-
-    Args:
-        longest: the largest number of steps of which one is recorded.
-        reducible: whether any backend can do less than it was asked for.
-    """
-    periods: list[int] = []
-    while 2 << len(periods) <= longest:
-        periods.append(2 << len(periods))
-    return (
-        FULL,
-        *([Detail("reduced backends", backends=False)] if reducible else []),
-        Detail("no operators", backends=False, operators=False),
-        *(Detail(f"1 step in {n}", backends=False, operators=False, every=n) for n in periods),
-        Detail("step marks only", backends=False, operators=False, every=0),
-    )
+NO_OPERATORS = Detail("no operators", operators=False)
+MARKS_ONLY = Detail("step marks only", operators=False, every=0)
+LEVELS = (FULL, NO_OPERATORS, MARKS_ONLY)
+"""What an overhead budget chooses from, highest first."""
 
 
 def are_operators(events: Block) -> Mask:

@@ -25,8 +25,6 @@ class OverheadBudget(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     background: Annotated[float, msgspec.Meta(ge=0, le=1)] = 1.0
     """How much a second of processor time in the background counts. 1 where training uses every core, or holds Python's
     interpreter lock all the time; less where cores are idle."""
-    longest_period: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 64
-    """Events of the program are recorded in one step of so many at least, before they are switched off altogether."""
 
     @classmethod
     def of(cls, given: float | OverheadBudget | None) -> OverheadBudget | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import _core, locks, strings
-from stepscope.runtime.detail import FULL, Detail, DetailFilter, ladder
+from stepscope.runtime.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
 from stepscope.runtime.events import Block, Kind, empty_block
 from stepscope.runtime.governor import Governor
 from stepscope.runtime.intervals import Interval
@@ -40,6 +41,11 @@ class Change(msgspec.Struct, frozen=True):
     cost: float
     """What was measured before it, as a share of the time."""
 
+    @property
+    def way(self) -> str:
+        """`lowered` or `raised`."""
+        return "lowered" if LEVELS.index(self.after) > LEVELS.index(self.before) else "raised"
+
 
 class _Reading(msgspec.Struct, frozen=True):
     """Sums over the run; the difference of two is what happened between them."""
@@ -59,21 +65,18 @@ class Overseer:
         budget: OverheadBudget | None,
         filter: DetailFilter,
         *,
-        reducible: bool,
         transitions: Callable[[], int],
     ) -> None:
         """
         Args:
             budget: what recording may cost; `None`: anything.
             filter: is told of each change.
-            reducible: whether any backend can do less than it was asked for.
             transitions: time that changes of the action took from the program's threads so far, in ns.
         """
         self.budget = budget
         self.counted = Counted()
         self._filter = filter
-        self._ladder = ladder(budget.longest_period if budget else 1, reducible=reducible)
-        self._governor = Governor(budget.fraction, len(self._ladder)) if budget else None
+        self._governor = Governor(budget.fraction) if budget else None
         self._transitions = transitions
         self._costs: EventCosts = event_costs()
         self._threads = OwnThreads()
@@ -87,18 +90,20 @@ class Overseer:
         self._detail = self._in_force = FULL
         """The level, and what there is of it in the window that runs."""
         self._asked: Detail | None = None
-        self._changed_at = 0
+        self._changed_at = self._read_to = 0
         self._lowered_since: int | None = None
         self._lowered = 0
         self._left_out_before = sum(_core.left_out())
         self._operators = 0.0
-        self._each = 0.0
+        """Operators in a ns, as far as is known."""
+        self._factor = 1.0
+        """What recording costs, as a multiple of what the program's threads pay for events."""
         self.changes: deque[Change] = deque(maxlen=_STRETCHES)
         self._change_count = 0
         _overseers.add(self)
         self._last = self._read()
-        self._rings = (0, 0, 0)
-        """Events that the rings had been given at the last look, those that were left out, and when that was."""
+        self._rings = 0, 0
+        """Events that the rings had been given at the last look, and when that was."""
         self._deciding = locks.reentrant()
 
     # what happens
@@ -107,7 +112,7 @@ class Overseer:
         """Recording begins, or goes on."""
         if self._since is None:
             self._since = at
-            self._rings = _core.ring_statistics()["produced"], sum(_core.left_out()), at
+            self._rings = _core.ring_statistics()["produced"], at
             self._lowered_since = at if self._detail is not FULL else None
 
     def end(self, at: int) -> None:
@@ -126,11 +131,13 @@ class Overseer:
         Returns:
             The change of the level, if it is one.
         """
-        self._changed_at, self._in_force = at, in_force
+        self._in_force = in_force
         self._filter.change(at, in_force)
         if detail is self._detail:
             return None
-        before, self._detail, self._asked = self._detail, detail, None
+        before, self._detail, self._changed_at = self._detail, detail, at
+        if detail is self._asked:
+            self._asked = None
         if self._since is not None:
             self._end_lowered(at)
             self._lowered_since = at if detail is not FULL else None
@@ -146,14 +153,11 @@ class Overseer:
 
     # decisions
 
-    def look(self, now: int, clock_now: int | None = None) -> tuple[Detail | None, float | None]:
+    def look(self, now: int) -> tuple[Detail | None, float | None]:
         """Reads the meter, if an interval is over.
-
-        Where the loop cannot keep up with what is recorded, the rings tell how much that is before it was counted.
 
         Args:
             now: everything that was recorded before this time was counted, in ns.
-            clock_now: the time, in ns; without it the loop is believed to keep up.
 
         Returns:
             The level to go to, if it changes, and the cost since the last reading, if there is one.
@@ -163,19 +167,19 @@ class Overseer:
         with self._deciding:
             reading = self._read(now)
             wall = reading.recorded_ns - self._last.recorded_ns
-            behind = None if clock_now is None else self._behind(now, clock_now, 1.0)
-            if behind is not None:
-                return self._decide(*behind), behind[0]
             if wall < self.budget.interval * 0.9e9:
                 return None, None
             last, self._last = self._last, reading
-            cost, expected = self._expect(last, reading, wall)
-            if now < self._changed_at:
-                return None, cost  # It says nothing of the level that is in force since.
-            return self._decide(cost, expected), cost
+            since, self._read_to = self._read_to, now
+            cost, higher = self._measure(last, reading, wall)
+            if self._asked is not None or since < self._changed_at:
+                return None, cost  # A change waits for the next step(), or some of it was read at another level.
+            return self._decide(cost, higher), cost
 
     def look_ahead(self, now: int, clock_now: int) -> Detail | None:
         """As `look`, on the thread that steps, which does not wait: where a load keeps the loop from its own looks.
+
+        The rings tell how much was recorded before it was counted.
 
         Args:
             now: everything that was recorded before this time was counted, in ns.
@@ -184,71 +188,56 @@ class Overseer:
         Returns:
             The level to go to, if it changes.
         """
+        return locks.if_free(self._deciding, lambda: self._look_behind(now, clock_now))
 
-        def decide() -> Detail | None:
-            behind = self._behind(now, clock_now, 0.5)
-            return None if behind is None else self._decide(*behind)
+    def _look_behind(self, now: int, clock_now: int) -> Detail | None:
+        assert self.budget is not None
+        begun, least = self._since, self.budget.interval * 0.5e9
+        before, since = self._rings
+        if begun is None or clock_now - since < least:
+            return None
+        produced = _core.ring_statistics()["produced"]
+        self._rings = produced, clock_now
+        if clock_now - max(now, begun) < least or since < self._changed_at:
+            return None
+        counted = self.counted.copy()
+        number = counted.events + counted.operators
+        each = self._training_ns(counted) / number if number else self._costs.span
+        cost = (produced - before) * each / (clock_now - since)
+        return self._decide(cost, math.inf) if cost > self.budget.fraction else None
 
-        return locks.if_free(self._deciding, decide)
-
-    def _decide(self, cost: float, expected: list[float]) -> Detail | None:
-        if self._governor is None or self._asked is not None:
-            return None  # A change waits for the next step().
-        detail = self._ladder[self._governor.update(cost, expected)]
-        if detail == self._detail:
+    def _decide(self, cost: float, higher: float) -> Detail | None:
+        if self._governor is None:
+            return None
+        detail = LEVELS[self._governor.update(cost, higher)]
+        if detail is self._detail:
             return None
         self._asked, self._cause = detail, cost
         return detail
 
-    def _behind(self, now: int, clock_now: int, intervals: float) -> tuple[float, list[float]] | None:
-        """As `_expect`, of what the rings were given since the last look, if the loop is so many intervals behind."""
-        assert self.budget is not None
-        begun, interval = self._since, self.budget.interval * 1e9
-        before, left_out_before, since = self._rings
-        if begun is None or clock_now - since < interval * 0.5:
-            return None
-        produced, left_out = _core.ring_statistics()["produced"], sum(_core.left_out())
-        self._rings = produced, left_out, clock_now
-        if clock_now - max(now, begun) < interval * intervals:
-            return None
-        each = self._per_event() / (clock_now - since)
-        whole = (produced - before + left_out - left_out_before) * each
-        return (produced - before) * each, [whole / level.every if level.every else 0.0 for level in self._ladder]
+    def _training_ns(self, counted: Counted) -> float:
+        """What events, operators among them, took from the program's threads."""
+        return counted.events_ns(self._costs) + counted.operators_ns(self._costs)
 
-    def _per_event(self) -> float:
-        """ns that an event has cost the program's threads so far, operators among them."""
-        counted = self.counted.copy()
-        number = counted.events + counted.operators
-        if not number:
-            return self._costs.span
-        return (counted.events_ns(self._costs) + counted.operators_ns(self._costs)) / number
-
-    def _expect(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, list[float]]:
-        """The cost of the last interval, and what it would have been at each level."""
+    def _measure(self, last: _Reading, now: _Reading, wall: int) -> tuple[float, float]:
+        """The cost of the last interval, and what it would have been at the next higher level."""
         assert self.budget is not None
         counted = now.counted.minus(last.counted)
-        events, operators = counted.events_ns(self._costs), counted.operators_ns(self._costs)
+        training = self._training_ns(counted)
         background = self.budget.background * (now.background_ns - last.background_ns)
         transitions = now.transitions_ns - last.transitions_ns
-        cost = (events + operators + transitions + background) / wall
-        missed_events, missed_operators = (now.left_out[i] - last.left_out[i] for i in (0, 1))
-        recorded = counted.events + counted.operators
-        if recorded:
-            self._each = background / recorded
+        cost = (training + background + transitions) / wall
+        events, operators = (now.left_out[i] - last.left_out[i] for i in (0, 1))
         if self._in_force.operators:
             self._operators = counted.operators / wall
+            self._factor = 1 + background / training if training else 1.0
         else:
             # A backend may have switched them off at their source, where nobody counts them.
-            self._operators = max(self._operators * FADING, missed_operators / wall)
-        per_event = events / counted.events if counted.events else self._costs.span
-        all_events = (counted.events + missed_events) * (per_event + self._each)
-        all_operators = self._operators * wall * (self._costs.operator + self._each)
-        expected = [
-            (transitions + (all_events / level.every if level.every else 0) + (all_operators if level.operators else 0))
-            / wall
-            for level in self._ladder
-        ]
-        return cost, expected
+            self._operators = max(self._operators * FADING, operators / wall)
+        missed = (
+            events * self._costs.span if self._detail is MARKS_ONLY else self._operators * wall * self._costs.operator
+        )
+        return cost, cost + missed * self._factor / wall
 
     def _read(self, now: int | None = None) -> _Reading:
         threads = threading.enumerate()
@@ -289,7 +278,7 @@ class Overseer:
                 "budget %": round(self.budget.fraction * 100, 3),
             }
         )
-        block = self._event(Kind.INSTANT, f"detail {self._way(change)}", at, track)
+        block = self._event(Kind.INSTANT, f"detail {change.way}", at, track)
         block["args_len"] = len(args)
         return block, args
 
@@ -319,16 +308,12 @@ class Overseer:
         """What is to be said of a window: its stretches of lowered detail."""
         found = self._stretches(window)
         shown = [
-            f"detail {self._way(change)} to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} "
+            f"detail {change.way} to {change.after.name!r} from step {change.step} on: recording cost {change.cost:.2%} "
             f"of the time, the budget is {self.budget.fraction if self.budget else 1:.2%}; "
             "what this left out is not counted as lost"
             for change, _ in found[:_NOTES]
         ]
         return shown + ([f"detail changed {len(found) - _NOTES} more times"] if len(found) > _NOTES else [])
-
-    def _way(self, change: Change) -> str:
-        order = [level.name for level in self._ladder]
-        return "lowered" if order.index(change.after.name) > order.index(change.before.name) else "raised"
 
     def facts(self, window: Interval) -> dict[str, Any]:
         """The same for the window's metadata; empty without a budget."""
@@ -350,7 +335,7 @@ class Overseer:
         """What recording has cost until now; any thread."""
         reading = self._read(_core.now())
         counted, lowered = reading.counted, self._lowered_since
-        training = counted.events_ns(self._costs) + counted.operators_ns(self._costs) + reading.transitions_ns
+        training = self._training_ns(counted) + reading.transitions_ns
         return OverheadStatistics(
             recorded_ns=reading.recorded_ns,
             steps=counted.steps,

@@ -117,8 +117,7 @@ class Pipeline:
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
-        reducible = any(source.reducible for source in self.sources)
-        self.overseer = Overseer(budget, self._windows.detail, reducible=reducible, transitions=transitions)
+        self.overseer = Overseer(budget, self._windows.detail, transitions=transitions)
         self._attendance = Attendance(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._left_out = wake, ask, left_out
@@ -367,7 +366,7 @@ class Pipeline:
             with anyio.move_on_after(interval):
                 await self._closing.wait()
             self._wake()  # where nothing is recorded nobody else does
-            detail, cost = self.overseer.look(self.routed_to, clock.now())
+            detail, cost = self.overseer.look(self.routed_to)
             if detail is not None:
                 self._ask(detail)
             begun = self._windows.begun

@@ -135,14 +135,9 @@ class Source:
         return self.open
 
     @property
-    def reducible(self) -> bool:
-        """Whether the backend can do less than it was asked for."""
-        return self._set_detail is not None
-
-    @property
     def tunable(self) -> bool:
         """Whether the backend is to be told of changes of detail."""
-        return self.reducible or self._choose is not None
+        return self._set_detail is not None or self._choose is not None
 
     def start(self) -> None:
         """Opens the backend."""

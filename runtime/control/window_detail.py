@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
@@ -78,9 +77,8 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """What is recorded in such a window at a level of the overhead budget."""
         return Detail(
             self.text() if level == FULL else f"{level.name}, {self.text()}",
-            backends=level.backends,
             operators=level.operators and self.operators is not False,
-            every=math.lcm(level.every, self.every) if level.every and self.every else 0,
+            every=level.every * self.every,
             chosen=self.chosen,
             shortest=round(self.shortest_us * 1000),
             asked=level == FULL,

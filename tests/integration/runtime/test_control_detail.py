@@ -29,7 +29,7 @@ from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.control.client import ask_process
 from stepscope.runtime.control.command import Command
 from stepscope.runtime.control.window_detail import detail_from
-from stepscope.runtime.detail import FULL, Detail
+from stepscope.runtime.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule import never
 from stepscope.runtime.sink import BackendReport, Sink
 from tests.support.basics import ROOT, require
@@ -295,17 +295,11 @@ def test_texts_are_read_back() -> None:
 
 def test_a_budget_goes_first() -> None:
     """A window has what both allow."""
-    low = Detail("no operators", backends=False, operators=False, every=4)
     asked = WindowDetail(every=6, operators=True, stacks=True)
-    both = asked.within(low)
-    assert (both.every, both.operators, both.backends, both.chosen) == (
-        12,
-        False,
-        False,
-        (("operators", True), ("stacks", True)),
-    )
+    both = asked.within(NO_OPERATORS)
+    assert (both.every, both.operators, both.chosen) == (6, False, (("operators", True), ("stacks", True)))
     assert not both.asked and asked.within(FULL).asked
-    assert asked.within(Detail("step marks only", every=0)).every == 0
+    assert asked.within(MARKS_ONLY).every == 0
 
 
 @pytest.mark.checklist("A4", "B6")
