@@ -21,7 +21,7 @@ from tests.support.basics import require
 def same(profiler: Profiler, path: Path) -> None:
     """Facts, statistics and parts of the steps are equal."""
     assert profiler.output.pipeline is not None
-    live, (rank,) = profiler.output.pipeline.tables.total.steps, load(path).ranks
+    live, (rank,) = profiler.output.pipeline.tables.so_far().steps, load(path).ranks
     recorded = rank.steps.copy()
     recorded["window"] = 0  # which one it was is not kept live
     assert live.last.tobytes() == recorded.tobytes()
