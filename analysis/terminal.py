@@ -113,8 +113,9 @@ def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
     several = len(answer.ranks) > 1
     whose = f"{processes([each.rank for each in answer.ranks])} · " if several else ""
     number = f"rank {rank.rank}: " if several and rank.rank is not None else ""
+    judged = f", {facts.steady:,} judged" if facts.steady < facts.steps else ""
     return (
-        f"{whose}{number}{human_count(facts.steps, 'step')} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
+        f"{whose}{number}{human_count(facts.steps, 'step')}{judged} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
         f"{facts.rate:,.1f} steps/s"
     )
 

@@ -22,6 +22,7 @@ from stepscope.runtime.clock import ClockMapping
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.nesting import cut_frames
+from stepscope.runtime.session_note import JOURNAL
 from stepscope.runtime.window import Step, Window
 
 ENDINGS = (".json", ".json.gz")
@@ -61,7 +62,12 @@ def trace_of(path: Path) -> TraceRank:
         FormatError: if it is no trace of torch.profiler.
         OSError: if it cannot be read.
     """
-    return TraceRank([_opened(path)])
+    try:
+        return TraceRank([_opened(path)])
+    except FormatError as error:
+        if any(path.parent.glob(f"{JOURNAL}*")):
+            raise FormatError(f"{error}; the run that was recorded beside it is read from {path.parent}") from error
+        raise
 
 
 def traces_below(directory: Path) -> tuple[list[TraceRank], list[str]]:

@@ -60,7 +60,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help="a new or empty directory (default: a new one in stepscope_runs/demo)"
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="a new or empty directory (default: a new one in stepscope_runs/demo)",
     )
     parser.add_argument("--epochs", metavar="N", type=int, default=4, help="epochs in each mode (default: 4)")
     parser.add_argument(

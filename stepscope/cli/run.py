@@ -80,7 +80,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     output = parser.add_argument_group("output")
     output.add_argument(
-        "--out", metavar="DIR", type=Path, help="directory of the run (default: a new one in stepscope_runs)"
+        "-o", "--out", metavar="DIR", type=Path, help="directory of the run (default: a new one in stepscope_runs)"
     )
     output.add_argument("--name", help="name of the run (default: the program's)")
     output.add_argument(

@@ -72,3 +72,10 @@ def test_cycles_of_torchs_profiler_are_windows(tmp_path: Path) -> None:
     told = json.loads(stepscope("windows", tmp_path, "--json", cwd=tmp_path).stdout)
     assert [(each["first_step"], each["last_step"]) for each in told] == [(0, 29)] and told[0]["events"] > 60
     assert explain(tmp_path, 0).findings[0].id == "device-idle"
+
+
+def test_a_trace_that_stepscope_wrote_is_not_read(run: Path) -> None:
+    """Its run is, and the error says from where."""
+    assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
+    done = stepscope("explain", run / "trace.json", cwd=run)
+    assert done.returncode == 1 and f"is read from {run}" in done.stderr

@@ -269,11 +269,11 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
     """At most 15 lines of 80 columns have the verdict, the parts of a step, where the files are and trust; an error follows. Step 0 is startup."""
     require("torch")
     (tmp_path / "p.py").write_text(f"import os, signal, sys\n{TRAINING.replace('12', '30')}{end}\n")
-    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path, env={"COLUMNS": "80"})
+    done = stepscope("run", "-o", "run", "p.py", cwd=tmp_path, env={"COLUMNS": "80"})
     answer, _, error = done.stderr.partition("Traceback")
     lines = answer.splitlines()
     assert len(lines) <= MOST_LINES and max(map(len, lines)) <= 80, answer
-    assert "29 steps" in answer and "█" in answer and "drag run/trace.json" in answer and "Trust " in answer
+    assert "29 steps, 24 judged" in answer and "█" in answer and "drag run/trace.json" in answer and "Trust " in answer
     assert "stepscope report run" in " ".join(answer.split()) and bool(error) is (
         "pass" not in end and "exit" not in end
     )
