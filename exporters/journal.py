@@ -94,8 +94,7 @@ class JournalExporter:
 
     async def close_window(self, window: Window) -> None:
         self._write_news()
-        self._writer.write_anchor(ClockAnchor.read())
-        self._writer.write_window(window)
+        self._writer.write_window(window, ClockAnchor.read())
 
     async def aclose(self) -> None:
         if self._run is None or not self._writer.is_open:

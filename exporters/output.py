@@ -23,7 +23,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.formats import being_written
 from stepscope.runtime.held_files import is_locked_by_another
 from stepscope.runtime.paths import real
-from stepscope.runtime.private_files import DeletionCheck, deleted_error
+from stepscope.runtime.private_files import CHECK_INTERVAL_S, WINDOW_CHECK_INTERVAL_S, DeletionCheck, deleted_error
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO
@@ -269,7 +269,7 @@ class OutputFile:
         self._untold = self._untold or error
 
     def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
-        self._check_deleted(now=False)
+        self._check_deleted(CHECK_INTERVAL_S)
         before = self._deflate.copy() if self._deflate else None
         size = self.size
         packed, end = self._pack(piece) if self._deflate else (piece, self.tail)
@@ -291,19 +291,23 @@ class OutputFile:
         return True
 
     async def check_deleted(self) -> None:
-        """Checks whether the file was deleted, as is done once a second in any case, and when it is closed.
+        """Checks whether the file was deleted, at most ten times a second; that is done once a second in any case, and when it is
+        closed.
 
         Raises:
             OutputError: if it was.
         """
-        await self._in_turn(self._check_now)
+        if self._last is None or self._last.done():
+            self._check_deleted(WINDOW_CHECK_INTERVAL_S)
+        else:
+            await self._in_turn(self._check_now)
 
     async def _check_now(self) -> None:
-        self._check_deleted(now=True)
+        self._check_deleted(WINDOW_CHECK_INTERVAL_S)
 
-    def _check_deleted(self, *, now: bool) -> None:
+    def _check_deleted(self, within_s: float) -> None:
         if not self._closed:
-            self.deleted = self.deleted or self._deletion.deleted(self._file.fileno(), self.path, now=now)
+            self.deleted = self.deleted or self._deletion.deleted(self._file.fileno(), self.path, within_s)
         if self.deleted:
             raise deleted_error(self.path, self.events)
 
@@ -324,7 +328,7 @@ class OutputFile:
         if self._closed:
             return
         try:
-            self._check_deleted(now=True)
+            self._check_deleted(0.0)
         except OutputError as error:
             self._untold = self._untold or error
         self._closed = True

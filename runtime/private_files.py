@@ -12,6 +12,8 @@ from stepscope.runtime.errors import OutputError
 
 CHECK_INTERVAL_S = 1.0
 """Between two checks of one file whether it was deleted."""
+WINDOW_CHECK_INTERVAL_S = 0.1
+"""The same at the ends of windows."""
 
 _MAX_NAMES = 1000
 
@@ -25,16 +27,16 @@ class DeletionCheck:
     def __init__(self) -> None:
         self._checked = time.monotonic()
 
-    def deleted(self, file: int, path: Path, *, now: bool = False) -> bool:
+    def deleted(self, file: int, path: Path, within_s: float = CHECK_INTERVAL_S) -> bool:
         """Whether no name leads to the file any more.
 
         Args:
             file: its descriptor.
             path: the name that it had.
-            now: ask the system in any case; otherwise at most every `CHECK_INTERVAL_S`.
+            within_s: seconds after the last question in which the system is not asked again.
         """
         at = time.monotonic()
-        if not now and at - self._checked < CHECK_INTERVAL_S:
+        if at - self._checked < within_s:
             return False
         self._checked = at
         about = os.fstat(file)

@@ -54,7 +54,7 @@ class Outgoing:
     def _put(self, count: int, events: Counter[int], data: bytes) -> None:
         self._backlog.put(Piece(self._backlog.next, count, len(data), events, data))
 
-    def deleted(self, *, now: bool = False) -> bool:
+    def deleted(self, within_s: float) -> bool:
         """Never: a backlog is in memory, or in files of the spool."""
         return False
 

@@ -61,9 +61,9 @@ class AppendFile:
             raise failure from error
         self.size += sum(len(piece) for piece in pieces)
 
-    def deleted(self, *, now: bool = False) -> bool:
-        """Whether no name leads to the file any more; without `now` the system is asked at most once a second."""
-        return self._fd >= 0 and self._deletion.deleted(self._fd, self.path, now=now)
+    def deleted(self, within_s: float) -> bool:
+        """Whether no name leads to the file any more; the system is not asked again within so many seconds."""
+        return self._fd >= 0 and self._deletion.deleted(self._fd, self.path, within_s)
 
     def close(self) -> None:
         """Closes it. Idempotent."""

@@ -19,7 +19,7 @@ from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.ledger import Ledger
 from stepscope.runtime.native_threads import Lock
 from stepscope.runtime.plain import plain
-from stepscope.runtime.private_files import deleted_error, make_directories
+from stepscope.runtime.private_files import CHECK_INTERVAL_S, WINDOW_CHECK_INTERVAL_S, deleted_error, make_directories
 from stepscope.runtime.run import Run
 from stepscope.runtime.window import Window
 
@@ -40,7 +40,7 @@ class Target(Protocol):
 
     def write(self, pieces: list[fmt.Bytes], sync: bool) -> None: ...
 
-    def deleted(self, *, now: bool = False) -> bool: ...
+    def deleted(self, within_s: float) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -180,17 +180,19 @@ class JournalWriter:
                 self.written += count
                 self.arguments_cut += cut
 
-    def write_window(self, window: Window) -> None:
-        """Appends the end of a window.
+    def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
+        """Appends the end of a window, and a reading of the clocks in the same write.
 
         Raises:
             OutputError: if the file cannot be written.
             ClosedError: after `close`.
         """
         with self._lock:
-            self._check_deleted(now=True)
+            self._check_deleted(WINDOW_CHECK_INTERVAL_S)
             self._mark_cap(exactly=True)
             record = records.window_record(window)
+            if anchor is not None:
+                self._control(fmt.FrameType.CLOCK, anchor)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
                 note = f"{record.step_count} steps and the metadata did not fit the journal"
                 less = msgspec.structs.replace(
@@ -312,7 +314,7 @@ class JournalWriter:
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
-                self._check_deleted(now=True)
+                self._check_deleted(0.0)
             finally:
                 self._file.close()
                 self._file = None
@@ -360,16 +362,16 @@ class JournalWriter:
             raise ClosedError(f"the journal {self.path} is not open")
         return self._file
 
-    def _check_deleted(self, *, now: bool) -> None:
+    def _check_deleted(self, within_s: float) -> None:
         """Raises `OutputError` if the file was deleted; nothing is written to it from then on."""
-        self.deleted = self.deleted or self._open_file().deleted(now=now)
+        self.deleted = self.deleted or self._open_file().deleted(within_s)
         if self.deleted:
             raise deleted_error(self.path, self.written)
 
     def _commit(self, sync: bool) -> None:
         """Writes what is pending, all or nothing."""
         try:
-            self._check_deleted(now=sync)
+            self._check_deleted(0.0 if sync else CHECK_INTERVAL_S)
             self._open_file().write(self._pending, sync)
             self._number += self._pending_frames
         finally:
