@@ -431,6 +431,22 @@ def span_intervals(
         ValueError: if the block is not a multiple of 64 bytes or not contiguous.
     """
 
+def count_until(sorted: Any, times: Any, /) -> bytes:
+    """For each of some times, how many of those that are in order are not later, like `numpy.searchsorted` on the right side.
+
+    The GIL is kept for small work.
+
+    Args:
+        sorted: contiguous 64-bit integers, in order.
+        times: the same, in any order.
+
+    Returns:
+        A 64-bit integer for each time.
+
+    Raises:
+        ValueError: if a length is no multiple of 8 bytes.
+    """
+
 def share_time(
     intervals: Any,
     begins: Any,

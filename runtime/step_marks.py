@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
+from stepscope.runtime import _core, strings
 from stepscope.runtime.events import Block, Flag, Kind, empty_block
 from stepscope.runtime.window import Step
 
@@ -97,7 +97,8 @@ class StepMarks:
     def steps_at(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
         """Number of the step that each time, in ns, belongs to."""
         marks = self._marks[: self._count]
-        at = np.searchsorted(marks["ts"], times, side="right") - 1
+        counts = _core.count_until(np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(times))
+        at = np.frombuffer(counts, np.int64) - 1
         numbers: Any = marks["number"][np.maximum(at, 0)]
         return numbers  # type: ignore[no-any-return]
 

@@ -367,6 +367,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 /* span_intervals.c */
 PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
 PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
+PyObject *search_py_count_until(PyObject *module, PyObject *args);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.messages import WindowEnds
 from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.step_marks import StepMark, StepMarks
 from stepscope.runtime.window import Step
 from stepscope.runtime.windows import RECORDER, Windows
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
@@ -251,3 +252,16 @@ def test_every_event_is_accounted_for(spans: list[tuple[int, int]], borders: lis
     for number, (begin, end) in enumerate(pairwise([0, *edges])):
         expected = sum(max(0, min(ts + dur, end) - max(ts, begin)) for ts, dur in spans)
         assert recorded[number] == expected
+
+
+@given(
+    st.lists(st.integers(0, 1000), min_size=1, max_size=30, unique=True),
+    st.lists(st.integers(-10, 1100), max_size=60),
+)
+def test_the_step_of_any_time(marks: list[int], times: list[int]) -> None:
+    """The latest step that began by then; before the first one, the first. Whatever the order of the times."""
+    first, *rest = sorted(marks)
+    steps = StepMarks(StepMark(first, 0, 1))
+    steps.add(join_blocks([NONE, *(mark_block(SERIAL, (ts, number)) for number, ts in enumerate(rest, 1))]), 2000)
+    wanted = [max(sum(mark <= time for mark in marks) - 1, 0) for time in times]
+    assert steps.steps_at(np.array(times, np.int64)).tolist() == wanted
