@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from stepscope.analysis.devices import MOST_SPANS, DeviceBuilder, answers
 from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, facts_builders, finished
+from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
 from stepscope.runtime.aggregates import Aggregates
 from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_batches
@@ -181,8 +182,8 @@ class RankSummary:
         )
 
     def _judged_times(self, windows: list[int]) -> Iterator[tuple[int, Interval | None]]:
-        """From when to when each window has steps that are judged; where none has any, all of its time is."""
-        judged = self.judged_steps
+        """From when to when each window has steps that are judged; where there are too few to judge any, all of its time is."""
+        judged = self.judged_steps if len(self.facts) >= FEWEST_STEPS else self.judged_steps[:0]
         for window in windows:
             steps = judged[judged["window"] == window]
             if len(steps):

@@ -239,7 +239,7 @@ class KinetoWorker:
 
     def _deliver_block(self, events: Block, args: bytes, trace: FinishedTrace) -> None:
         """Delivers what a device did after the end of the recording, which it was launched in, as such. Where there is a device,
-        kineto also has calls and kernels of before the recording, which are nobody's."""
+        kineto also has calls and kernels of before the recording, and calls of after it, which are nobody's."""
         events = events[ends(events) >= trace.since]
         until = trace.until
         late = np.flatnonzero(ends(events) > until)
@@ -247,6 +247,7 @@ class KinetoWorker:
         if len(behind):
             self._sink.deliver(events[behind], args, launched_before=until)
             events = np.delete(events, behind)
+        events = events[events["ts"] < until]
         if len(events):
             self._sink.deliver(events, args)
 
