@@ -9,7 +9,7 @@ from stepscope.runtime.recorder_statistics import RecorderStatistics
 from stepscope.runtime.windows import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
+    from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.runtime import clock
 from stepscope.runtime.native_threads import Event, Thread
-from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.table import human_count, human_number, human_time
 from stepscope.runtime.threads import join, start
 

@@ -51,11 +51,11 @@ from stepscope.runtime.outlet import Outlet
 from stepscope.runtime.overhead import OverheadBudget
 from stepscope.runtime.overseer import OVERHEAD, Overseer
 from stepscope.runtime.part_errors import GRACE
+from stepscope.runtime.profiler_statistics import PipelineStatistics
 from stepscope.runtime.promise import Promise
 from stepscope.runtime.run import Run
 from stepscope.runtime.shedding import Shedding
 from stepscope.runtime.source import Producer, Source
-from stepscope.runtime.statistics import PipelineStatistics
 from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.table import human_count
 from stepscope.runtime.window import Window, WindowActions

@@ -19,10 +19,10 @@ from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_err
 from stepscope.runtime.notebook import progress
 from stepscope.runtime.options import Signal
 from stepscope.runtime.output import Output
+from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.recorder_accounts import RecorderAccounts
 from stepscope.runtime.saving import Saving
 from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.table import human_count
 from stepscope.runtime.trust import TrustReport

@@ -13,8 +13,8 @@ from stepscope.runtime.documented import Documented
 from stepscope.runtime.encoding import json_bytes
 from stepscope.runtime.outcome import counted, remedy
 from stepscope.runtime.paths import readable
+from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.sink import BackendReport
-from stepscope.runtime.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.table import human_count, human_time
 from stepscope.runtime.worker_accounts import WorkerStatistics
 

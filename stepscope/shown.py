@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.analysis.page.render import tables_html
+from stepscope.runtime.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.reporting import Reporting
-from stepscope.runtime.statistics import ProfilerStatistics
 from stepscope.runtime.summary import Summary
 from stepscope.runtime.table import Column, human_time
 

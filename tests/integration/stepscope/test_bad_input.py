@@ -14,7 +14,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.runtime.events import Kind
-from stepscope.runtime.statistics import ProfilerStatistics
+from stepscope.runtime.profiler_statistics import ProfilerStatistics
 from tests.support.commands import python
 from tests.support.messages import refused
 
