@@ -431,6 +431,10 @@ def span_intervals(
         ValueError: if the block is not a multiple of 64 bytes or not contiguous.
     """
 
+def layouts() -> dict[tuple[str, str], int]:
+    """Where fields lie in the records that are read from files, in bytes, by the record and the field as C calls them; `""` is
+    the size of the record."""
+
 def count_until(sorted: Any, times: Any, /) -> bytes:
     """For each of some times, how many of those that are in order are not later, like `numpy.searchsorted` on the right side.
 

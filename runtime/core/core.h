@@ -368,6 +368,7 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
 PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
+PyObject *layouts_py_layouts(PyObject *module, PyObject *unused);
 
 /* native_thread.c */
 PyObject *native_thread_py_start(PyObject *self, PyObject *args);

@@ -65,6 +65,7 @@ static PyMethodDef methods[] = {
     {"put_off_signal", signals_py_put_off, METH_VARARGS, NULL},
     {"share_time", intervals_py_share_time, METH_VARARGS, NULL},
     {"count_until", search_py_count_until, METH_VARARGS, NULL},
+    {"layouts", layouts_py_layouts, METH_NOARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
