@@ -259,9 +259,7 @@ class Pipeline:
         for window, batches in self._windows.finish(open_spans):
             if not window.empty:
                 for batch in batches:
-                    self.fanout.offer(batch)
-                    if batch.source == RECORDER:
-                        self._attendance.add(batch)
+                    self._pass_on(batch)
                 self._finish(window)
             elif window.table is not None:
                 self.tables.leave(window.table)
@@ -329,8 +327,7 @@ class Pipeline:
                 self.overseer.end(message.at)
             case Resumed():
                 self.overseer.begin(message.at)
-                for batch in self._windows.resume(message.at):
-                    self.fanout.offer(batch)
+                self._give(self._windows.resume(message.at))
             case Flush():
                 self._flushes.append(message)
             case Spawn():
@@ -385,14 +382,19 @@ class Pipeline:
 
     def _give(self, batches: list[EventBatch]) -> None:
         for batch in batches:
-            self.fanout.offer(batch)
+            self._pass_on(batch)
             if batch.source == RECORDER:
-                self._attendance.add(batch)
-                if self.flight is None:
-                    self.overseer.counted.add(batch.events)
                 self._derive(batch)
-            elif self._bound.get(batch.source, False):
-                self.overseer.counted.add(batch.events, low=True)
+
+    def _pass_on(self, batch: EventBatch) -> None:
+        """The one way to the exporters: what goes it is counted for the costs, and for whose threads took part."""
+        self.fanout.offer(batch)
+        if batch.source == RECORDER:
+            self._attendance.add(batch)
+            if self.flight is None:
+                self.overseer.counted.add(batch.events)
+        elif self._bound.get(batch.source, False):
+            self.overseer.counted.add(batch.events, low=True)
 
     def _derive(self, batch: EventBatch) -> None:
         for source in self.sources:

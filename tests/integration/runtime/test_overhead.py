@@ -305,3 +305,20 @@ def test_a_change_tells_what_it_was_asked_for_by() -> None:
     assert overseer.look(2_000_000_000) == (None, 0.0)
     change = overseer.changed(3_000_000_000, 7, detail, detail)
     assert change is not None and change.cost == cost
+
+
+def test_what_is_open_at_a_windows_end_is_counted(tmp_path: Path) -> None:
+    """Costs are estimated from all that goes to the exporters: also spans that go on, which go last."""
+    memory = sc.exporters.MemoryExporter()
+    schedule = sc.schedule(wait=0, warmup=0, active=2, repeat=3)
+    with sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler:
+        with sc.span("all of it"):
+            for _ in range(6):
+                with sc.span("work"):
+                    pass
+                profiler.step()
+                profiler.flush()  # a window that has ended is closed meanwhile
+    pipeline = profiler.output.pipeline
+    assert pipeline is not None
+    spans = sum(len(memory.events(window.index, Kind.SPAN)) for window in memory.windows)
+    assert pipeline.overseer.counted.spans == spans - 6, "spans of steps are made by the background"
