@@ -194,6 +194,7 @@ class JournalWriter:
             if anchor is not None:
                 self._control(fmt.FrameType.CLOCK, anchor)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
+                self._records_left_out += anchor is not None
                 note = f"{record.step_count} steps and the metadata did not fit the journal"
                 less = msgspec.structs.replace(
                     record, steps=b"", metadata={}, diagnostics=[*record.diagnostics[:10], note]
