@@ -10,6 +10,9 @@ from stepscope.runtime import tracks
 from stepscope.runtime.events import Block
 from stepscope.runtime.tracks import Track
 
+_FEW = 256
+"""Events that are looked at one by one."""
+
 
 class NamedTracks:
     """The tracks that one output has named so far. A process may know many more than a run of it uses: those of other
@@ -22,8 +25,9 @@ class NamedTracks:
     def missing(self, events: Block) -> list[Track]:
         """Tracks of these events that were not named yet, in the order of their ids. It names none: see `add`."""
         used = events["track"]
-        if not len(used):
-            return []
+        if len(used) <= _FEW:  # numpy would hand the interpreter's lock over
+            few = sorted(track for track in set(used.tolist()) if track not in self)
+            return [track for track in map(tracks.get, few) if track is not None]
         top = int(used.max())
         if top >= len(self._named):
             # An id that was never given is none of a track, and must cost no memory.

@@ -25,14 +25,15 @@ KEPT_GAPS = 4096
 
 MOST_HELD = 1 << 14
 """Events that wait for something to begin in a window."""
-_QUIET = np.zeros(1 << 16, np.bool_)
-"""By category."""
-_QUIET[[strings.category(name) for name in QUIET]] = True
+_QUIET = [strings.category(name) for name in QUIET]
 
 
 def is_quiet(events: Block) -> Mask:
     """Which are of the categories of `QUIET`."""
-    found: Mask = _QUIET[events["category"]]
+    category = events["category"]
+    found: Mask = np.zeros(len(events), np.bool_)
+    for quiet in _QUIET:
+        found |= category == quiet
     return found
 
 
