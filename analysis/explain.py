@@ -106,7 +106,7 @@ def _nothing(rank: RankSummary, steps: int) -> str:
 
 
 def _busy_device(rank: RankSummary) -> str:
-    """What is said of a device that is what the steps wait for; empty if there is none."""
+    """The verdict of a run whose steps wait for a device that computes; empty for others."""
     device = max(rank.devices, key=lambda device: device.computation_ns / (device.total_ns or 1), default=None)
     if device is None or device.computation_ns < DEVICE_BUSY * device.total_ns:
         return ""

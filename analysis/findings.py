@@ -102,7 +102,7 @@ class HostActivity(msgspec.Struct, frozen=True):
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device did in the steps that are judged; of too few steps, from its first to its last event.
+    """Times of a device in the steps that are judged; where there are too few, from its first to its last event.
 
     Times are in ns, over all its streams, and summed over windows.
     """

@@ -24,7 +24,7 @@ class Delivery(msgspec.Struct, frozen=True):
     promised: int | None
     """The highest watermark stated before: no event may begin earlier than this."""
     launched_before: int | None = None
-    """What was stated of when its events were launched."""
+    """The time before which its events were launched on a device, as it was given."""
 
 
 class Loss(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from stepscope.runtime.documented import Documented, DocumentedMeta
-from stepscope.runtime.validation import find_misfit, unknown_field
+from stepscope.runtime.validation import find_invalid_value, unknown_field
 
 
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
@@ -78,9 +78,9 @@ class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True,
         for field in _fields(type(self)):
             if field.name in self.__unchecked__:
                 continue
-            misfit = find_misfit(getattr(self, field.name), field.type, f"{type(self).__name__}.{field.name}")
-            if misfit is not None:
-                raise ValueError(misfit.text)
+            invalid = find_invalid_value(getattr(self, field.name), field.type, f"{type(self).__name__}.{field.name}")
+            if invalid is not None:
+                raise ValueError(invalid.text)
 
 
 _GROUPS = {"exporters": "exporters", "backends": "backends", "control": "control", "flight": "triggers"}

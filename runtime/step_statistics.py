@@ -161,8 +161,13 @@ class _Running:
         return self._times.nbytes()
 
     def _see(self, step: Any) -> None:
-        if self.slowest is None or step["end"] - step["begin"] > self.slowest["end"] - self.slowest["begin"]:
+        """Keeps the longest step, the earliest of several: steps may come in another order than that of their times."""
+        if self.slowest is None or _longest_first(step) < _longest_first(self.slowest):
             self.slowest = step.copy()
+
+
+def _longest_first(step: Any) -> tuple[int, int]:
+    return int(step["begin"] - step["end"]), int(step["begin"])
 
 
 _NAME = strings.intern("step")

@@ -46,7 +46,7 @@ def suggesting(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class Misfit(NamedTuple):
+class InvalidValue(NamedTuple):
     """The first part of a value that does not fit its type."""
 
     keys: tuple[str | int, ...]
@@ -55,7 +55,7 @@ class Misfit(NamedTuple):
     """Where it is, what it is, and what should be there: `Control.poll is 0: ...`."""
 
 
-def find_misfit(value: object, kind: Any, at: str = "", *, strict: bool = True) -> Misfit | None:
+def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool = True) -> InvalidValue | None:
     """The first part of a value that does not fit a type; `None` if all do.
 
     Args:
@@ -86,7 +86,7 @@ def find_misfit(value: object, kind: Any, at: str = "", *, strict: bool = True) 
             break
         if isinstance(part, LiteralType) and reason.startswith("Invalid enum value"):
             reason += did_you_mean(str(value), map(str, part.values))
-    return Misfit(keys, f"{where}{said}: {reason}" if where else reason)
+    return InvalidValue(keys, f"{where}{said}: {reason}" if where else reason)
 
 
 def unknown_field(name: str, kind: type[msgspec.Struct]) -> str:

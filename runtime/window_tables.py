@@ -16,6 +16,8 @@ from stepscope.runtime.tracks import TrackKind
 
 MERGED_TOGETHER = 64
 """Windows that are added to the total at once, if nobody asks before."""
+MERGED_LATER_BYTES = 64 << 10
+"""A larger table is added at once: those that wait must take little memory."""
 KEPT_TABLES = 256
 """Windows whose table is kept."""
 
@@ -145,7 +147,7 @@ class WindowTables:
         with _changing:
             self.leave(table)
             self._closed.append(table)
-            if len(self._closed) >= MERGED_TOGETHER:
+            if len(self._closed) >= MERGED_TOGETHER or table.nbytes() > MERGED_LATER_BYTES:
                 self._merge_closed()
         self._tables[window] = table
         self.nbytes += table.nbytes()

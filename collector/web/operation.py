@@ -12,7 +12,7 @@ from starlette.responses import Response
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.control.decoding import decode_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.validation import find_misfit
+from stepscope.runtime.validation import find_invalid_value
 
 MOST_DETAIL = 1000
 """Characters of what is said of a parameter that is wrong: it may be as long as an address."""
@@ -113,8 +113,8 @@ def parameters(request: Request, kind: type[T]) -> T:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        misfit = find_misfit(given, kind, strict=False)
-        raise ProblemError(400, f"a parameter is wrong: {misfit.text if misfit else error}"[:MOST_DETAIL]) from error
+        invalid = find_invalid_value(given, kind, strict=False)
+        raise ProblemError(400, f"a parameter is wrong: {invalid.text if invalid else error}"[:MOST_DETAIL]) from error
 
 
 async def body(request: Request, kind: type[T], most: int = 4096) -> T:

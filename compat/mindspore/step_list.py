@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepscope.runtime.validation import find_misfit
+from stepscope.runtime.validation import find_invalid_value
 
 MOST_NAMED = 5
 """Steps that a sentence names; it counts the others."""
@@ -26,9 +26,9 @@ def read_step_list(given: Any) -> tuple[int, ...] | None:
         steps: Any = given if isinstance(given, str | bytes) else list(given)
     except TypeError:
         steps = given
-    misfit = find_misfit(steps, list[int], "step_list")
-    if misfit is not None:
-        raise TypeError(misfit.text)
+    invalid = find_invalid_value(steps, list[int], "step_list")
+    if invalid is not None:
+        raise TypeError(invalid.text)
     return tuple(sorted(set(steps)))
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.runtime.encoding import from_exact_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.validation import Misfit, find_misfit
+from stepscope.runtime.validation import InvalidValue, find_invalid_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -41,14 +41,14 @@ def decode_json(content: bytes, kind: type[T]) -> T:
 
 def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlError:
     try:
-        misfit = find_misfit(msgspec.json.decode(content), kind)
+        invalid = find_invalid_value(msgspec.json.decode(content), kind)
     except (msgspec.MsgspecError, RecursionError):
-        misfit = None  # there is a fault of syntax as well, behind this one
-    if misfit is None:
-        misfit = Misfit((), text)
-    keys = misfit.keys or tuple(_named(kind, misfit.text))
+        invalid = None  # there is a fault of syntax as well, behind this one
+    if invalid is None:
+        invalid = InvalidValue((), text)
+    keys = invalid.keys or tuple(_named(kind, invalid.text))
     line, column = _place(content, _position_of(content, keys))
-    return ControlError(f"line {line}, column {column}: {misfit.text}", line=line, column=column)
+    return ControlError(f"line {line}, column {column}: {invalid.text}", line=line, column=column)
 
 
 def _named(kind: type[msgspec.Struct], reason: str) -> list[str]:

@@ -18,7 +18,7 @@ from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.schedule import Schedule
-from stepscope.runtime.validation import did_you_mean, find_misfit
+from stepscope.runtime.validation import did_you_mean, find_invalid_value
 
 VARIABLE = "STEPSCOPE_OPTIONS"
 SIGNALS_VARIABLE = "STEPSCOPE_SIGNALS"
@@ -96,9 +96,9 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
         """
         if not self.options:
             return options
-        misfit = find_misfit(self.options, Options, "options")
-        if misfit is not None:
-            raise ValueError(misfit.text)
+        invalid = find_invalid_value(self.options, Options, "options")
+        if invalid is not None:
+            raise ValueError(invalid.text)
         return msgspec.convert({**msgspec.structs.asdict(options), **self.options}, Options)
 
 

@@ -18,7 +18,7 @@ from stepscope.cli import descriptors, nats_options
 from stepscope.cli.messages import message
 from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.validation import find_misfit
+from stepscope.runtime.validation import find_invalid_value
 
 if TYPE_CHECKING:
     from stepscope.runtime.checked import Checked
@@ -214,9 +214,9 @@ def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping
         if field.name not in values:
             continue
         option = _OPTIONS.get(field.name) or f"--{field.name.replace('_', '-')}"
-        misfit = find_misfit(values[field.name], field.type, option)
-        if misfit is not None:
-            parser.error(misfit.text)
+        invalid = find_invalid_value(values[field.name], field.type, option)
+        if invalid is not None:
+            parser.error(invalid.text)
 
 
 def _exporter(url: str, token: Path | None) -> str:

@@ -27,7 +27,7 @@ Run = tuple[str, str, int, int, int, int]
 
 
 class Saved:
-    """What torch has of the recording: its export."""
+    """The recording as torch holds it: it can be exported."""
 
     def trace_start_ns(self) -> int:
         return 1

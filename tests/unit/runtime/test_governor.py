@@ -26,7 +26,7 @@ def changes(levels: list[int]) -> int:
 
 
 @given(load=costs, budget=budgets)
-def test_a_steady_load_settles_within_its_budget(load: list[float], budget: float) -> None:
+def test_a_steady_load_stays_within_its_budget(load: list[float], budget: float) -> None:
     """A level goes with each reading until the cost fits, or nothing is left to go, and then nothing changes any more."""
     levels = run(Governor(budget), load, 200)
     fits = next((level for level, cost in enumerate(load) if cost <= budget), len(LEVELS) - 1)

@@ -72,7 +72,7 @@ def test_record_types(dtype: np.dtype[Any], record: str) -> None:
 
 
 def test_the_control_page_that_is_closed() -> None:
-    """What is written into that of a process that has died."""
+    """Its fields lie where those of a dead process are overwritten."""
     assert session._OVER_AT == LAYOUTS["Control", "recording"]  # pyright: ignore[reportPrivateUsage]
     assert LAYOUTS["Control", "closed"] == session._OVER_AT + 4  # pyright: ignore[reportPrivateUsage]
     assert ring_content._HEADER == LAYOUTS["Header", ""]  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""Whoever writes settings that cannot be is told the field, the value and what it should be: in programs and in files."""
+"""Messages about settings that cannot be name the field, the value and the valid values: in programs and in files."""
 
 from __future__ import annotations
 
