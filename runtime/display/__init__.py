@@ -1,0 +1,1 @@
+"""Text for people: tables, notebooks, warnings at the line that they are about."""
