@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, durations
-from stepscope.runtime.step_facts import Device, Facts
+from stepscope.runtime.windows.step_facts import Device, Facts
 
 
 class DeviceTimes:

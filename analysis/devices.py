@@ -12,10 +12,11 @@ import numpy as np
 
 from stepscope.analysis.findings import DeviceAnswer, HostActivity, KernelTime, NameShare, RankAnswer
 from stepscope.analysis.thresholds import FINDING
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block, Kind
-from stepscope.runtime.intervals import Interval
-from stepscope.runtime.step_facts import (
+from stepscope.runtime.display.text_table import human_time, printable, shorten
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.intervals import Interval
+from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.windows.step_facts import (
     DEVICE_CLASS,
     MOST_INTERVALS,
     Device,
@@ -25,7 +26,6 @@ from stepscope.runtime.step_facts import (
     covered_before,
     union,
 )
-from stepscope.runtime.table import human_time, printable, shorten
 
 MOST_DEVICES = 64
 """Devices of a process that are judged."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from stepscope.analysis.findings import TaskTimes
 from stepscope.analysis.rank_summary import RankSummary, TaskRun
-from stepscope.runtime import tracks
-from stepscope.runtime.step_facts import Times, union
+from stepscope.runtime.events import tracks
+from stepscope.runtime.windows.step_facts import Times, union
 
 TURN_NS = 200_000
 """The longest time that a loop takes from one task to the next. If no task runs for longer than that, none is ready."""

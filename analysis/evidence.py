@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from stepscope.analysis.findings import EventReference, Place
 from stepscope.analysis.rank_summary import Call, RankSummary, parse_frame
-from stepscope.runtime.step_facts import Facts
+from stepscope.runtime.windows.step_facts import Facts
 
 MOST_STEPS = 3
 """Steps of a finding that are the clearest of all."""

@@ -16,10 +16,10 @@ from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
 from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_STEPS, FINDING
-from stepscope.runtime.step_facts import Phase, class_of
-from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
-from stepscope.runtime.step_statistics import statistics_of
-from stepscope.runtime.table import human_count, printable, shorten
+from stepscope.runtime.display.text_table import human_count, printable, shorten
+from stepscope.runtime.windows.step_facts import Phase, class_of
+from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
+from stepscope.runtime.windows.step_statistics import statistics_of
 
 MOST_TASK_NAMES = 8
 """Names of tasks in an answer."""

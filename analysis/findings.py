@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from stepscope.runtime.step_statistics import StepStatistics as Statistics
-from stepscope.runtime.table import human_count
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.windows.step_statistics import StepStatistics as Statistics
 
 
 class Place(msgspec.Struct, frozen=True):

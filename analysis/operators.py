@@ -8,7 +8,7 @@ from stepscope.analysis.findings import Place
 from stepscope.analysis.rank_summary import RankSummary, hottest
 from stepscope.analysis.sampled_stacks import in_backward
 from stepscope.analysis.thresholds import FEWEST_SAMPLES
-from stepscope.runtime.step_facts import Phase
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def gaps_ns(rank: RankSummary) -> float:

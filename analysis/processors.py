@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.thresholds import BUSY_THREAD
-from stepscope.runtime import processor_demand
+from stepscope.runtime.observers import processor_demand
 
 
 def demand(job: Job) -> tuple[float, float, float]:

@@ -16,20 +16,20 @@ import numpy as np
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in
-from stepscope.runtime import strings
-from stepscope.runtime.arguments import path_argument
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
-from stepscope.runtime.event_columns import columns_of_events
-from stepscope.runtime.events import Block, EventBatch, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, join_blocks
+from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import by_age
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, can_recover
-from stepscope.runtime.step_facts import Facts, StepFactsBuilder
-from stepscope.runtime.step_parts import columns_of
-from stepscope.runtime.step_statistics import startup_step
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window
+from stepscope.runtime.session.note import JOURNAL, RECOVERED, can_recover
+from stepscope.runtime.settings.arguments import path_argument
+from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
+from stepscope.runtime.windows.step_parts import columns_of
+from stepscope.runtime.windows.step_statistics import startup_step
+from stepscope.runtime.windows.window import Window
 
 
 class Rank:
@@ -188,7 +188,7 @@ class Recording:
     def _repr_html_(self) -> str:
         """A table of the processes, which notebooks show. Events are not read for it."""
         from stepscope.analysis.page.render import tables_html
-        from stepscope.runtime.table import Column
+        from stepscope.runtime.display.text_table import Column
 
         head = [Column(name, right=False) for name in ("Process", "Name", "Host", "End")]
         head += [Column("Windows"), Column("Dropped")]

@@ -23,8 +23,8 @@ from stepscope.analysis.thresholds import (
     SLOW_STEP_NS,
     SLOW_STEPS_COST,
 )
-from stepscope.runtime.step_parts import NAMES, is_uncovered, parts_of
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_parts import NAMES, is_uncovered, parts_of
 
 MOST_COMPARED = 64
 """Slow steps whose distances are compared, and distances that are tried as a period."""

@@ -13,9 +13,9 @@ from rich.text import Text
 
 from stepscope.analysis.devices import MOST_NAME, idlest, meanwhile_of, use_of
 from stepscope.analysis.findings import Answer, Finding, RankAnswer, Share, processes
-from stepscope.runtime.paths import shown_file
-from stepscope.runtime.step_statistics import SHOWN_FROM_NS
-from stepscope.runtime.table import columns, human_count, human_time, printable, shorten
+from stepscope.runtime.display.text_table import columns, human_count, human_time, printable, shorten
+from stepscope.runtime.files.paths import shown_file
+from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS
 
 BAR = 18
 """Columns of the longest bar."""

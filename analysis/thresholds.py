@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.step_statistics import FIRST_STEPS as FIRST_STEPS
+from stepscope.runtime.windows.step_statistics import FIRST_STEPS as FIRST_STEPS
 
 FINDING = 0.10
 """Share of the step from which on a cost is a finding."""

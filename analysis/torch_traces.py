@@ -18,12 +18,12 @@ from stepscope.analysis.recording import Rank
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoEvent
 from stepscope.backends.kineto_saved import SavedTrace, SavedTracks
-from stepscope.runtime.clock import ClockMapping
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block, join_blocks
-from stepscope.runtime.nesting import cut_frames
-from stepscope.runtime.session_note import JOURNAL
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.events.clock import ClockMapping
+from stepscope.runtime.events.nesting import cut_frames
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
+from stepscope.runtime.session.note import JOURNAL
+from stepscope.runtime.windows.window import Step, Window
 
 ENDINGS = (".json", ".json.gz")
 OF_TORCH = (".pt.trace.json", ".pt.trace.json.gz")

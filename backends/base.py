@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from stepscope.runtime.schedule import ProfilerAction
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.schedule.schedule import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
 
 __all__ = ["Adjustable", "Backend", "BackendReport", "Sink", "Streaming"]
 
@@ -23,7 +23,7 @@ class Backend(Protocol):
     an attribute `one_thread`, true while it records what that thread does and nothing of others: a window in which it met
     with nothing while others recorded names the threads.
     One that can do less than it was asked for, to keep within an overhead budget, has a method `set_detail(detail)` as
-    well. It gets a `stepscope.runtime.detail.Detail` where `transition` is called, and may follow it from the next window on:
+    well. It gets a `stepscope.runtime.recording.detail.Detail` where `transition` is called, and may follow it from the next window on:
     without `operators` it is to leave out what costs most, unless that was `asked`.
     """
 

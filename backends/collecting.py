@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from stepscope.runtime import clock
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, empty_block, join_blocks
-from stepscope.runtime.native_threads import Condition
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Block, empty_block, join_blocks
+from stepscope.runtime.threads.native_threads import Condition
 
 
 class Delivery(msgspec.Struct, frozen=True):

@@ -19,10 +19,11 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from stepscope.backends.base import Backend
 from stepscope.backends.collecting import CollectingSink
-from stepscope.runtime import _core, clock, strings, tracks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.events import EVENT_DTYPE, Block, Flag, Kind
-from stepscope.runtime.sink import BackendReport
+from stepscope.runtime import _core
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport
 
 T = TypeVar("T")
 NONE, WARMUP, RECORD, SAVE = ProfilerAction

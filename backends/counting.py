@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar, NamedTuple
 
 from stepscope.backends.sampling import SamplingBackend
-from stepscope.runtime import clock, strings, tracks
-from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.sink import BackendReport
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import did_you_mean
+from stepscope.runtime.sources.sink import BackendReport
 
 
 class Reading(NamedTuple):

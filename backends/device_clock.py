@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.workload import chance
-from stepscope.runtime.clock import ClockMapping
+from stepscope.runtime.events.clock import ClockMapping
 
 READINGS = 64
 """Pairs of readings that the mapping is fitted to; older ones are forgotten, as real clocks change their rate."""

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 from stepscope.backends.base import Sink
 from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.host_readings import HostReadings
-from stepscope.runtime.arguments import path_argument
+from stepscope.runtime.settings.arguments import path_argument
 
 HostPart = Literal["cpu", "memory", "disk", "network", "scheduling"]
 PARTS: tuple[HostPart, ...] = get_args(HostPart)

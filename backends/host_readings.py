@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from stepscope.backends.counting import Reading
-from stepscope.runtime.cgroups import field, groups, number
-from stepscope.runtime.flight.memory import ProcessMemory
+from stepscope.runtime.flight.triggers.memory import ProcessMemory
+from stepscope.runtime.session.cgroups import field, groups, number
 
 _SECTOR = 512
 """Bytes of a sector in diskstats, whatever the device's own are."""

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from stepscope.backends.kineto_file import KinetoEvent, arguments
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.runtime import _core, strings
-from stepscope.runtime.clock import ClockMapping
-from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Kind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockMapping
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind
 
 MARKER = "stepscope.clock"
 """Name of the operators that are there to compare clocks."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from stepscope.backends.scratch import make_scratch_file, remove_scratch
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
-from stepscope.runtime import locks
-from stepscope.runtime.native_threads import RLock
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.native_threads import RLock
 
 
 class SharedResult:

@@ -15,9 +15,9 @@ import msgspec
 
 from stepscope.backends.kineto_file import MOST_EVENT, KinetoEvent, KinetoFile
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.runtime import tracks
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.tracks import TrackKind
 
 MOST_HEAD = 64 << 20
 """Bytes before the list of events."""

@@ -14,12 +14,13 @@ from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.backends.torch_import import private
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, slot
-from stepscope.runtime import _core, clock
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.meter import own_threads
-from stepscope.runtime.native_threads import RLock, Thread, get_ident
-from stepscope.runtime.threads import start as start_thread
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.overhead.meter import own_threads
+from stepscope.runtime.threads.background_call import start as start_thread
+from stepscope.runtime.threads.native_threads import RLock, Thread, get_ident
 
 _DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
 ELSEWHERE = "another profiler of this process records with kineto on another thread, and a process has one recording"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.backends.kineto_file import KinetoEvent, arguments
-from stepscope.runtime import tracks
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.tracks import TrackKind
 
 
 class KinetoTracks:

@@ -18,14 +18,14 @@ from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.backends.scratch import make_scratch_file, remove_scratch
-from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, join_blocks
-from stepscope.runtime.intervals import ends
-from stepscope.runtime.native_threads import SimpleQueue
-from stepscope.runtime.nesting import cut_frames
-from stepscope.runtime.sink import Sink
-from stepscope.runtime.threads import Work
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping, set_between
+from stepscope.runtime.events.intervals import ends
+from stepscope.runtime.events.nesting import cut_frames
+from stepscope.runtime.events.record import Block, join_blocks
+from stepscope.runtime.sources.sink import Sink
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.native_threads import SimpleQueue
 
 BLOCK = 1 << 15
 """Events delivered at a time, about."""

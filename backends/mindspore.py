@@ -14,13 +14,14 @@ import msgspec
 
 from stepscope.backends.mindspore_blocks import MindSporeTracks, convert
 from stepscope.backends.scratch import make_scratch_directory, remove_scratch
-from stepscope.runtime import clock, locks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError, ClosedError
-from stepscope.runtime.native_threads import SimpleQueue
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.threads import Work
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.native_threads import SimpleQueue
 
 _lock = locks.reentrant()
 _owner: MindSporeBackend | None = None

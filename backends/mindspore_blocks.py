@@ -12,10 +12,11 @@ import numpy as np
 
 from stepscope.backends.kineto_blocks import nest
 from stepscope.backends.mindspore_files import OperatorRuns, read_memory, read_runs, read_shapes
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.clock import ClockAnchor, ClockMapping
-from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.events.tracks import TrackKind
 
 SHAPES = "Input Dims"
 """Argument of an operator that has the shapes of its inputs, as torch names it."""

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from stepscope.backends.base import Sink
 from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.nvml_library import LIBRARY, Device, Nvml, NvmlError
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 NvmlPart = Literal["utilization", "memory", "pcie", "nvlink", "power"]
 PARTS: tuple[NvmlPart, ...] = get_args(NvmlPart)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from stepscope.backends.counting import Reading
-from stepscope.runtime.native_threads import Lock
+from stepscope.runtime.threads.native_threads import Lock
 
 LIBRARY = "libnvidia-ml.so.1"
 """Part of NVIDIA's driver."""

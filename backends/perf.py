@@ -11,7 +11,7 @@ from typing import Final, Literal, get_args
 from stepscope.backends.base import Sink
 from stepscope.backends.counting import CountingBackend, Reading, chosen
 from stepscope.backends.perf_event import MOST_FILES, PerfError, PerfFile, open_event
-from stepscope.runtime.events import Block
+from stepscope.runtime.events.record import Block
 
 PerfGroup = Literal["ipc", "cache", "branch", "software"]
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {

@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import tracks
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
-from stepscope.runtime.intervals import FOREVER, clip, ends, has_duration
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.intervals import FOREVER, clip, ends, has_duration
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.journal.format import gather_arguments, heap_arguments
 from stepscope.runtime.journal.reader import JournalReader
 

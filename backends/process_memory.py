@@ -6,8 +6,8 @@ import resource
 from pathlib import Path
 
 from stepscope.backends.sampling import SamplingBackend
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, Kind, empty_block
 
 COUNTER = "process allocated"
 """Name of the counter, in bytes, of category `memory`."""

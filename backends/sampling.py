@@ -7,14 +7,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block
-from stepscope.runtime.native_threads import Event, Thread
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.threads import start
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Event, Thread
 
 
 class SamplingBackend(ABC):

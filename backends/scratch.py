@@ -8,8 +8,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from stepscope.runtime.ending import after_exit, after_signal
-from stepscope.runtime.recorder import scratch_directory
+from stepscope.runtime.lifecycle.shutdown_hooks import after_exit, after_signal
+from stepscope.runtime.recording.recorder import scratch_directory
 
 _paths: set[Path] = set()
 _exiting = False

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Kind, empty_block
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Kind, empty_block
 
 Moment = Literal["open", "warmup", "start", "stop", "aclose"]
 """When an item of the script is played. Two windows that follow each other directly are a stop and a start."""

@@ -11,12 +11,13 @@ import anyio
 import msgspec
 
 from stepscope.backends.script import Deliver, Item, Lose, Moment, Raise, Watermark, make_block
-from stepscope.runtime import locks, tracks
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.native_threads import get_ident
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.native_threads import get_ident
 
 
 class Call(msgspec.Struct, frozen=True):

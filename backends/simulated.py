@@ -13,11 +13,11 @@ import msgspec
 
 from stepscope.backends.device_clock import DeviceClock
 from stepscope.backends.workload import KERNELS, Workload, chance
-from stepscope.runtime import clock as process_clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.arguments import number_argument
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.events import clock as process_clock
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.sources.sink import BackendReport, Sink
 
 _KEPT_RECORDINGS = 64  # whose truth can be asked for
 _CHUNK = 65_536  # kernels generated before the loop gets a turn

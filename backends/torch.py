@@ -14,13 +14,13 @@ from stepscope.backends.torch_groups import groups
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_activities
 from stepscope.backends.torch_stream import StreamMode
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.arguments import switch_argument
-from stepscope.runtime.detail import Detail
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.validation import suggesting
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.recording.detail import Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import switch_argument
+from stepscope.runtime.settings.validation import suggesting
+from stepscope.runtime.sources.sink import BackendReport, Sink
 
 Mode = Literal["auto", "stream", "kineto"]
 

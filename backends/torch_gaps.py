@@ -6,7 +6,7 @@ import os
 from collections import Counter
 
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.sink import Sink
+from stepscope.runtime.sources.sink import Sink
 
 
 class Gaps:

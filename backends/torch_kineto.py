@@ -10,10 +10,10 @@ from stepscope.backends.kineto_worker import FinishedTrace, Keeper, KinetoWorker
 from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import slot
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.events import clock
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
 
 
 class KinetoMode:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join_blocks
 
 ENGINE = "autograd::engine::evaluate_function: "
 """torch's span around each node; the rest of its name is that of the node's span."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 SWITCHES = {
     "shapes": "record_shapes",

@@ -25,9 +25,10 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from stepscope.backends.torch_import import private
-from stepscope.runtime import _core, locks
-from stepscope.runtime.native_threads import Thread, get_ident
-from stepscope.runtime.threads import start as start_thread
+from stepscope.runtime import _core
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import start as start_thread
+from stepscope.runtime.threads.native_threads import Thread, get_ident
 
 log = logging.getLogger("stepscope")
 

@@ -14,13 +14,14 @@ from stepscope.backends.torch_links import ForwardBackwardLinker
 from stepscope.backends.torch_settings import SWITCHES
 from stepscope.backends.torch_slot import OPERATOR_RUNS, PROGRAM, in_operator, slot
 from stepscope.backends.torch_symbols import enable_numbers
-from stepscope.runtime import _core, clock, tracks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import Detail
+from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.native_threads import get_ident
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.events import clock, tracks
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.recording.detail import Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.native_threads import get_ident
 
 KEPT_TRACKS = 1024
 """Tracks whose process is remembered."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.torch_arm import library
-from stepscope.runtime import locks
 from stepscope.runtime.errors import BackendError
+from stepscope.runtime.threads import locks
 
 _PEEK = "_ZN2at15sequence_number4peekEv"
 _GRAD = "_ZN3c108GradMode10is_enabledEv"

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from stepscope.backends.torch_functions import ReplacesTorch
-from stepscope.runtime import _core, observing
-from stepscope.runtime.places import caller
+from stepscope.runtime import _core
+from stepscope.runtime.observers import observing
+from stepscope.runtime.observers.code_places import caller
 
 
 class Checkpoints(ReplacesTorch):

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block
+from stepscope.runtime.events.tracks import TrackKind
 
 Times = NDArray[np.int64]
 

@@ -17,7 +17,7 @@ from benchmarks.emission import emit
 from benchmarks.session import session
 
 if TYPE_CHECKING:
-    from stepscope.runtime.events import EventBatch
+    from stepscope.runtime.events.record import EventBatch
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _RUN = "import sys; from stepscope.cli.main import main; sys.exit(main())"
@@ -74,7 +74,7 @@ def recorded(count: int) -> list[EventBatch]:
 
 def payload(count: int) -> tuple[int, int, bytes]:
     """A frame's payload of about so many events: (events, flags, bytes), as `CollectorExporter` makes it."""
-    from stepscope.runtime.events import EventBatch, join_blocks
+    from stepscope.runtime.events.record import EventBatch, join_blocks
     from stepscope.runtime.journal import format as fmt
 
     events = join_blocks([batch.events for batch in recorded(count)])[:count]

@@ -69,7 +69,7 @@ async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
     from websockets.typing import Subprotocol
 
     from stepscope.exporters.collector import protocol
-    from stepscope.runtime.clock import ClockAnchor
+    from stepscope.runtime.events.clock import ClockAnchor
     from stepscope.runtime.journal import format as fmt
     from stepscope.runtime.journal.records import RunRecord
 

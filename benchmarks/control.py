@@ -36,8 +36,8 @@ def _step(armed: bool) -> Probe:
 
 @contextmanager
 def _look(scale: Scale) -> Generator[Round]:
-    from stepscope.runtime.control.control_file import decode_control_file, default_content
-    from stepscope.runtime.control.watched_file import WatchedFile
+    from stepscope.runtime.control.entry_points.control_file import decode_control_file, default_content
+    from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 
     with TemporaryDirectory() as directory:
         watched = WatchedFile(Path(directory) / "c.json", decode_control_file, create=True, default=default_content())

@@ -19,8 +19,8 @@ from benchmarks.session import scratch, session
 
 if TYPE_CHECKING:
     from stepscope.exporters.base import Exporter
-    from stepscope.runtime.events import EventBatch
-    from stepscope.runtime.run import Run
+    from stepscope.runtime.events.record import EventBatch
+    from stepscope.runtime.export.run import Run
 
 
 def recorded(count: int) -> tuple[Run, list[EventBatch]]:

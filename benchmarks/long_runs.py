@@ -33,10 +33,10 @@ def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_0
         batch: events that are written together, about.
     """
     from stepscope.exporters.specimens import run_in
-    from stepscope.runtime import strings, tracks
-    from stepscope.runtime.events import EventBatch, Kind
+    from stepscope.runtime.events import strings, tracks
+    from stepscope.runtime.events.record import EventBatch, Kind
     from stepscope.runtime.journal.writer import JournalWriter
-    from stepscope.runtime.window import Step, Window
+    from stepscope.runtime.windows.window import Step, Window
 
     step, heap = _step(max(events // steps, 12), step_ns)
     track = tracks.new(tracks.TrackKind.THREAD, 1234, 1, "MainThread")
@@ -78,8 +78,9 @@ def write_training(directory: Path, events: int, steps: int, step_ns: int = 20_0
 
 def _step(count: int, step_ns: int) -> tuple[Any, bytes]:
     """The events of one step, from time 0, and their arguments."""
-    from stepscope.runtime import _core, strings
-    from stepscope.runtime.events import Kind, empty_block
+    from stepscope.runtime import _core
+    from stepscope.runtime.events import strings
+    from stepscope.runtime.events.record import Kind, empty_block
 
     block: Any = empty_block(count)
     heap = bytearray()

@@ -24,7 +24,7 @@ def _collect(directory: Path, events: int) -> None:
     import msgspec
 
     import stepscope
-    from stepscope.runtime.clock import ClockAnchor, now
+    from stepscope.runtime.events.clock import ClockAnchor, now
     from stepscope.runtime.journal.records import ClockSync
     from stepscope.runtime.journal.writer import JournalWriter
 

@@ -13,8 +13,8 @@ from benchmarks.row import Contender, Round, Tool
 from benchmarks.scale import Scale
 
 if TYPE_CHECKING:
-    from stepscope.runtime.events import EventBatch
-    from stepscope.runtime.run import Run
+    from stepscope.runtime.events.record import EventBatch
+    from stepscope.runtime.export.run import Run
 
 FILE = "trace.pftrace"
 

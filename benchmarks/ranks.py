@@ -140,7 +140,7 @@ def _missing(directory: Path, made: Sequence[_Rank], prepared: tuple[int, int, b
 def _step(number: int) -> tuple[int, bytes]:
     """A frame's payload of one step of a second, which ends now: (flags, bytes). All ranks send the same."""
     from stepscope.collector.live.stream import STEPS
-    from stepscope.runtime.events import EventBatch, Kind, empty_block
+    from stepscope.runtime.events.record import EventBatch, Kind, empty_block
     from stepscope.runtime.journal import format as fmt
 
     events = empty_block(1)
@@ -169,7 +169,7 @@ class _Rank:
         from websockets.typing import Subprotocol
 
         from stepscope.exporters.collector import protocol
-        from stepscope.runtime.clock import ClockAnchor
+        from stepscope.runtime.events.clock import ClockAnchor
         from stepscope.runtime.journal import format as fmt
         from stepscope.runtime.journal.records import RunRecord, encode_record
 

@@ -44,7 +44,7 @@ def _inside(span: Any, tasks: int, turn: int, n: int) -> tuple[float, float]:
         return spent
 
     async def main() -> tuple[float, float]:
-        from stepscope.runtime import tasks as watching
+        from stepscope.runtime.annotations import tasks as watching
 
         watching.watch()
         per_span: list[float] = []

@@ -33,7 +33,7 @@ async def _tasks(n: int) -> None:
 
 def _took(work: Work, n: int, around: Callable[[], AbstractContextManager[Any]], watched: bool) -> float:
     """Nanoseconds per turn, in a task of a loop whose tasks are watched or not."""
-    from stepscope.runtime import tasks
+    from stepscope.runtime.annotations import tasks
 
     async def timed() -> float:
         with around():

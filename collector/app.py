@@ -45,8 +45,8 @@ from stepscope.collector.web.tickets import Tickets
 from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime.formats import known
-from stepscope.runtime.loop_thread import DaemonExecutor
+from stepscope.runtime.export.formats import known
+from stepscope.runtime.threads.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
     from stepscope.collector.archive.uploading import Uploading

@@ -22,7 +22,7 @@ from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from stepscope.runtime import clock
+from stepscope.runtime.events import clock
 
 
 class Reference:

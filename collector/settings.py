@@ -13,8 +13,8 @@ from stepscope.exporters.collector.address import UNFIT_TOKEN, fits_header
 from stepscope.exporters.collector.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
-from stepscope.runtime.checked import Checked
 from stepscope.runtime.options import PositiveFloat
+from stepscope.runtime.settings.checked import Checked
 
 STREAM_FILES = 3
 """Open files of a stream: its connection, its journal and where that ended."""

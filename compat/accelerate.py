@@ -16,8 +16,8 @@ from stepscope.compat.torch.activities import DEVICES, choose
 from stepscope.compat.torch.cycle import Asked
 from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults
 from stepscope.exporters.base import Exporter
-from stepscope.runtime.arguments import got
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.schedule import schedule
+from stepscope.runtime.settings.arguments import got
 
 if TYPE_CHECKING:
     from accelerate.utils import ProfileKwargs as _ProfileKwargs  # type: ignore[import-untyped]

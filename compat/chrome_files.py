@@ -15,14 +15,14 @@ from pathlib import Path
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.clock import ClockAnchor, ClockMapping, set_between
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, join_blocks
-from stepscope.runtime.native_threads import SimpleQueue
-from stepscope.runtime.recorder import scratch_directory
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.threads import start
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping, set_between
+from stepscope.runtime.events.record import Block, join_blocks
+from stepscope.runtime.recording.recorder import scratch_directory
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import SimpleQueue
 
 Item = tuple[int, Path, int] | int | None
 """A file (its descriptor, its name, when it came), a time that the watermark may go to, or the end."""

@@ -14,8 +14,8 @@ from stepscope.compat.composer_schedule import BatchSchedule, our_action
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.arguments import got
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import got
 
 if TYPE_CHECKING:
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import schedule
 
 
 class EpochState(Protocol):

@@ -10,7 +10,7 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop import Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
-from stepscope.runtime.schedule import Schedule, schedule
+from stepscope.runtime.schedule.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
     # Keras has no types of its own: what we use of its callback is little.

@@ -13,13 +13,13 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError
-from stepscope.runtime.output import Output
+from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.table import human_count, shorten
 
 log = logging.getLogger("stepscope")
 

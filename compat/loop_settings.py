@@ -13,17 +13,17 @@ from stepscope.backends.base import Backend
 from stepscope.build import trace
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.environment import directory_from_environment, options_from_environment
+from stepscope.runtime.control.entry_points.environment import directory_from_environment, options_from_environment
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.options import Options
-from stepscope.runtime.output import Output
-from stepscope.runtime.overhead import OverheadBudget
+from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import ScheduleFunction, schedule
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.schedule.schedule import ScheduleFunction, schedule
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.validation import did_you_mean
 
 ExporterFactory = Callable[[Path], Exporter]
 """Makes an exporter for the directory of one run of one rank. A function of a module, so that it can be pickled."""

@@ -13,8 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from stepscope.backends.torch_compile import substitute
 from stepscope.runtime import _core
-from stepscope.runtime.arguments import got
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.documented import Documented
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from stepscope.compat.loop import Loop, Traced, guarded, torch_operators
 from stepscope.compat.loop_settings import DEFAULT, LoopArguments, LoopSettings
 from stepscope.runtime._core import instant
-from stepscope.runtime.schedule import Schedule, schedule
+from stepscope.runtime.schedule.schedule import Schedule, schedule
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

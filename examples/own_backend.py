@@ -10,7 +10,7 @@ import time
 import stepscope as sc
 from stepscope.backends import BackendReport, Sink
 from stepscope.exporters import Kind
-from stepscope.runtime import clock, events, strings, tracks
+from stepscope.runtime.events import clock, record, strings, tracks
 
 
 class MemoryBackend:
@@ -29,7 +29,7 @@ class MemoryBackend:
         while not self._closed.wait(0.005):
             now = clock.now()
             if self._records:
-                event = events.empty_block(1)  # a source of many events delivers thousands at a time
+                event = record.empty_block(1)  # a source of many events delivers thousands at a time
                 event["ts"], event["kind"], event["name"] = now, Kind.COUNTER, strings.intern("peak resident bytes")
                 event["category"], event["track"] = strings.category("memory"), tracks.process()
                 event["value"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 import stepscope as sc
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 
 
 class CsvExporter:

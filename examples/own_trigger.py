@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import stepscope as sc
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
-    from stepscope.runtime.events import Kind as Kind
+    from stepscope.runtime.events.record import Kind as Kind
 else:
     from stepscope.runtime.lazy import lazy as _lazy
 
@@ -58,7 +58,7 @@ else:
             "stepscope.exporters.parquet": ("ParquetExporter",),
             "stepscope.exporters.perfetto": ("PerfettoExporter",),
             "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
-            "stepscope.runtime.events": ("Kind",),
+            "stepscope.runtime.events.record": ("Kind",),
         },
     )
 

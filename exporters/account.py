@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.runtime.ledger import Ledger, SourceLedger
-from stepscope.runtime.outcome import counted
-from stepscope.runtime.table import human_count
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.export.delivery_outcome import counted
 
 
 def lines(ledger: Ledger) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 __all__ = ["EventBatch", "Exporter", "Run", "Window"]

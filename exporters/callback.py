@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.loop_thread import call_in_thread
-from stepscope.runtime.programs_code import run, run_async
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window, WindowCallback
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.threads.loop_thread import call_in_thread
+from stepscope.runtime.threads.user_code import run, run_async
+from stepscope.runtime.windows.window import Window, WindowCallback
 
 
 class CallbackExporter:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stepscope.exporters.chrome_file import ChromeFile, Dialect, Form, Layout
 from stepscope.exporters.trace_series import OnFull, TraceExporter
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.validation import suggesting
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.settings.validation import suggesting
 
 
 class ChromeTraceExporter(TraceExporter):

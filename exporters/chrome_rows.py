@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from stepscope.exporters.plainjson import dumps
-from stepscope.runtime import tracks
-from stepscope.runtime.events import Block
-from stepscope.runtime.named_tracks import NamedTracks
-from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import Track, TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.named_tracks import NamedTracks
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.tracks import Track, TrackKind
+from stepscope.runtime.export.run import Run
 
 DEVICES = 5_000_000
 """Devices are shown below processes: Kineto's sort index for them."""

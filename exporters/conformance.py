@@ -15,9 +15,10 @@ import msgspec
 
 from stepscope.exporters.base import EventBatch, Exporter, Run
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
-from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Kind, empty_block
 
 Factory = Callable[[Path], Exporter]
 """Makes a fresh exporter that writes into a directory, which exists."""

@@ -11,12 +11,12 @@ import msgspec
 
 from stepscope.exporters import account
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.arguments import got, number_argument
-from stepscope.runtime.events import Kind
-from stepscope.runtime.ledger import losses
-from stepscope.runtime.loop_thread import call_in_thread
-from stepscope.runtime.summary import SORT_KEYS
-from stepscope.runtime.table import human_time, printable
+from stepscope.runtime.accounting.ledger import losses
+from stepscope.runtime.display.text_table import human_time, printable
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.settings.arguments import got, number_argument
+from stepscope.runtime.threads.loop_thread import call_in_thread
+from stepscope.runtime.windows.summary import SORT_KEYS
 
 
 class ConsoleStatistics(msgspec.Struct, frozen=True):

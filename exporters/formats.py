@@ -8,7 +8,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.runtime.formats import register
+from stepscope.runtime.export.formats import register
 
 
 def _kineto(path: Path) -> ChromeTraceExporter:

@@ -8,12 +8,12 @@ from typing import Any
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.runtime.arguments import file_argument, number_argument
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.writer import Fsync, JournalWriter
-from stepscope.runtime.paths import absolute
+from stepscope.runtime.settings.arguments import file_argument, number_argument
 
 
 class JournalExporter:

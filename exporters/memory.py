@@ -9,12 +9,13 @@ import anyio
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.runtime import _core, strings
-from stepscope.runtime.arguments import number_argument
-from stepscope.runtime.change import Change
+from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, Flag, Kind, join_blocks
-from stepscope.runtime.native_threads import Event
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
+from stepscope.runtime.settings.arguments import number_argument
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.native_threads import Event
 
 Method = Literal["open", "export", "close_window", "aclose"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.run import Run
+from stepscope.runtime.export.run import Run
 
 
 def refuse_another_run(exporter: object, before: Run | None) -> None:

@@ -10,9 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.trace_file import about_run
-from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.run import Run
+from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.export.run import Run
 
 
 class CountedFile(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepscope.runtime.consumer import Settled
+from stepscope.runtime.export.exporter import Settled
 
 
 class Outcomes:

@@ -18,12 +18,17 @@ import aiofiles
 import aiofiles.os
 
 from stepscope.exporters.rotation import PART, part
-from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.formats import being_written
-from stepscope.runtime.held_files import is_locked_by_another
-from stepscope.runtime.paths import real
-from stepscope.runtime.private_files import CHECK_INTERVAL_S, WINDOW_CHECK_INTERVAL_S, DeletionCheck, deleted_error
+from stepscope.runtime.export.formats import being_written
+from stepscope.runtime.files.descriptors import reserve_standard_descriptors
+from stepscope.runtime.files.paths import real
+from stepscope.runtime.files.private_files import (
+    CHECK_INTERVAL_S,
+    WINDOW_CHECK_INTERVAL_S,
+    DeletionCheck,
+    deleted_error,
+)
+from stepscope.runtime.session.file_lock import is_locked_by_another
 
 if TYPE_CHECKING:
     from aiofiles.threadpool.binary import AsyncFileIO

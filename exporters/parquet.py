@@ -18,16 +18,16 @@ from stepscope.exporters.parquet_rows import ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
-from stepscope.runtime.arguments import file_argument
-from stepscope.runtime.ending import after_exit
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.native_threads import Lock
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.private_files import make_directories
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.files.private_files import make_directories
+from stepscope.runtime.lifecycle.shutdown_hooks import after_exit
+from stepscope.runtime.settings.arguments import file_argument
+from stepscope.runtime.threads.native_threads import Lock
+from stepscope.runtime.windows.window import Window
 
 ROW_GROUP = 1 << 17
 """Rows that are held back to be written together."""

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.exporters.plainjson import dumps
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind
-from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import Track, TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
+from stepscope.runtime.events.tracks import Track, TrackKind
+from stepscope.runtime.export.run import Run
 
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""

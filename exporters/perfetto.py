@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.exporters.trace_series import OnFull, TraceExporter
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.validation import suggesting
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.settings.validation import suggesting
 
 
 class PerfettoExporter(TraceExporter):

@@ -13,10 +13,10 @@ from stepscope.exporters.plainjson import plain
 from stepscope.exporters.protobuf import field
 from stepscope.exporters.trace_file import TAIL, TraceFile, begin, write_head
 from stepscope.runtime import _core
-from stepscope.runtime.clock import WALL_STEP_NS
-from stepscope.runtime.events import Block
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
+from stepscope.runtime.events.clock import WALL_STEP_NS
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
 
 SAYING = 2
 """Packet sequence of what is said of the run and its windows. The encoder uses others, with 1 for descriptors."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from stepscope.runtime.known_values import shown
+from stepscope.runtime.events.value_texts import shown
 
 MAX_DEPTH = 24
 """Deeper values are shown by their type: this also ends cycles."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit, urlunsplit
 
-from stepscope.runtime.table import printable
+from stepscope.runtime.display.text_table import printable
 
 _MOST_CHARACTERS = 200
 

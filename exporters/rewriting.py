@@ -17,12 +17,12 @@ from stepscope.exporters.output import output_error
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.rotation import numbered
-from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.formats import replay_into, run_of
+from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.choice import ours
-from stepscope.runtime.trace_note import TraceNote
+from stepscope.runtime.recovery.target import ours
 
 _EXPORTERS: dict[str, Callable[..., Exporter]] = {
     "chrome": ChromeTraceExporter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.runtime.run import Run
+from stepscope.runtime.export.run import Run
 
 SUFFIXES = (".pt.trace.json", ".trace.json", ".json")
 """Kept together at the end of a name, before `.gz`, for viewers choose what to do by them."""

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime import _core, clock, strings, tracks
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
-from stepscope.runtime.run import this_host
-from stepscope.runtime.window import Step
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
+from stepscope.runtime.export.run import this_host
+from stepscope.runtime.windows.window import Step
 
 ODD_NAMES = (
     "",

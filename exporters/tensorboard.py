@@ -14,12 +14,12 @@ from stepscope.exporters.chrome_file import ChromeFile, Layout
 from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
-from stepscope.runtime.arguments import got, path_argument, switch_argument
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.settings.arguments import got, path_argument, switch_argument
+from stepscope.runtime.windows.window import Window
 
 
 class TensorBoardExporter(OpenFiles[ChromeFile]):

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.output import OutputFile
-from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import Block
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.windows.window import Window
 
 SLICE = 8192
 """Events that are encoded at a time: about half a millisecond of the loop's time. What more of them become is so large that

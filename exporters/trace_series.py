@@ -15,14 +15,14 @@ from stepscope.exporters.open_files import OpenFiles
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.rotation import fill, numbered
 from stepscope.exporters.trace_file import TraceFile, about_window
-from stepscope.runtime.arguments import file_argument, number_argument, switch_argument
-from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.run import Run
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.settings.arguments import file_argument, number_argument, switch_argument
+from stepscope.runtime.windows.window import Window
 
 OnFull: TypeAlias = Literal["rotate", "stop"]
 """What happens at the size limit: the next file is begun, or events are dropped and counted."""

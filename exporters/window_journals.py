@@ -12,11 +12,11 @@ from stepscope.exporters.completion import complete_all
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.output import delete_files
 from stepscope.exporters.rotation import PART
-from stepscope.runtime.consumer import Lost
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.flight.flight import FACTS
+from stepscope.runtime.export.exporter import Lost
+from stepscope.runtime.files.private_files import refuse_link
+from stepscope.runtime.flight.recorder import FACTS
 from stepscope.runtime.flight.saved import WINDOWS, window_name
-from stepscope.runtime.private_files import refuse_link
 
 
 class WindowJournalsExporter:

@@ -14,7 +14,7 @@ except ImportError as error:
 
 
 def _decorate(span: Any, function: Any) -> Any:
-    from stepscope.runtime.decorate import decorate
+    from stepscope.runtime.annotations.decorate import decorate
 
     return decorate(span, function)
 

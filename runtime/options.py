@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
+from stepscope.runtime.settings.checked import Checked
 
 Signal = Literal["steps", "collections", "stacks", "loader", "checkpoints", "logging", "writes", "threads", "tasks"]
 SIGNALS: tuple[Signal, ...] = get_args(Signal)

@@ -15,41 +15,47 @@ from weakref import WeakSet
 
 import anyio
 
-from stepscope.runtime import analysed, clock, hub, locks, observing, signals, tasks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.bound import BoundSource
-from stepscope.runtime.closing import Closing
-from stepscope.runtime.consumer import Exporter
+from stepscope.runtime import analysed
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.metadata import Metadata
+from stepscope.runtime.accounting.reporting import Reporting
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.annotations.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.delivering import delivering
-from stepscope.runtime.ending import call_after_signal, call_before_close
-from stepscope.runtime.error_text import error_text
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
+from stepscope.runtime.events import clock
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.greenlets import refusal, threads_replaced_before_import
-from stepscope.runtime.join import leave
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.messages import Flush, WindowEnds
-from stepscope.runtime.metadata import Metadata
-from stepscope.runtime.native_threads import get_ident
+from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.lifecycle.closing import Closing
+from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
+from stepscope.runtime.lifecycle.signals import uninterrupted
+from stepscope.runtime.lifecycle.starting import Starting
+from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.loop.messages import Flush, WindowEnds
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Options
-from stepscope.runtime.output import Output
-from stepscope.runtime.overhead import OverheadBudget
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import Recorder, close_recorder, closed_for_good, recorder
-from stepscope.runtime.recorder_accounts import RecorderAccounts
+from stepscope.runtime.overhead.budget import OverheadBudget
+from stepscope.runtime.recording.join import leave
+from stepscope.runtime.recording.recorder import Recorder, close_recorder, closed_for_good, recorder
+from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.recording.step_controller import keep_untouched
 from stepscope.runtime.recovery.sweep import end_sweep
-from stepscope.runtime.reporting import Reporting
-from stepscope.runtime.run import Run
-from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction
-from stepscope.runtime.serial import PATIENCE, Serial
-from stepscope.runtime.signals import uninterrupted
-from stepscope.runtime.source import Producer
-from stepscope.runtime.starting import Starting
-from stepscope.runtime.stepping import keep_untouched
-from stepscope.runtime.threads import Work
-from stepscope.runtime.windows import INTERRUPTED
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction
+from stepscope.runtime.sources.source import Producer
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.call_serializer import PATIENCE, Serial
+from stepscope.runtime.threads.export_context import delivering
+from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:
     from stepscope.analysis.findings import Answer
@@ -89,7 +95,7 @@ class Profiler(Reporting):
         keep_last: FlightRecorder | None = None,
         control: Control | None = None,
     ) -> None:
-        import_module("stepscope.runtime.exit")  # closes profilers when the interpreter exits
+        import_module("stepscope.runtime.lifecycle.interpreter_exit")  # closes profilers when the interpreter exits
         for source in ("forced_writes", "sampling", "task_runs"):
             import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
@@ -166,12 +172,12 @@ class Profiler(Reporting):
             return
         before = self._state
         began, opening = clock.now(), 0
-        starting = Starting(self.name, self.options.start_timeout, hub.opening)
+        starting = Starting(self.name, self.options.start_timeout, drain_loop.opening)
         try:
             self._state = "starting"
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
-                lacks = self._open() if hub.on_loop() else self._have_opened(starting)
+                lacks = self._open() if drain_loop.on_loop() else self._have_opened(starting)
                 if lacks:
                     reason = f"nothing can be recorded: {lacks}"
                     log.error("profiler %r is inert: %s. The program goes on", self.name, reason)
@@ -254,7 +260,7 @@ class Profiler(Reporting):
         )
         keep_last, session = self.keep_last, source.directory
         self.output.announce(session, self._serial, run, 0 if keep_last is None else keep_last.steps)
-        self._hub = hub.acquire(source)
+        self._hub = drain_loop.acquire(source)
         wake, wake_later = self._hub.wake, self._hub.wake_later
 
         def make() -> Pipeline:
@@ -280,7 +286,7 @@ class Profiler(Reporting):
             self._pipeline = self._hub.add(make)
         except BaseException:
             self._hub = None
-            hub.release()
+            drain_loop.release()
             raise
         if not self.output.announced:
             source.undelivered[self.output] = None

@@ -24,9 +24,11 @@ except ModuleNotFoundError as _error:
 from stepscope.backends.torch_arm import arm as _arm
 from stepscope.backends.torch_import import COMPILER as _COMPILER
 from stepscope.backends.torch_import import TorchImport as _TorchImport
-from stepscope.runtime import native_threads as _native_threads  # before a library such as gevent replaces these
 from stepscope.runtime._core import counter, flow, instant, span
 from stepscope.runtime.lazy import lazy as _lazy
+from stepscope.runtime.threads import (
+    native_threads as _native_threads,  # before a library such as gevent replaces these
+)
 from stepscope.runtime.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -44,18 +46,18 @@ if TYPE_CHECKING:
     from stepscope.exporters.collector.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
-    from stepscope.runtime.action import ProfilerAction as ProfilerAction
+    from stepscope.runtime.annotations.domain import Domain as Domain
+    from stepscope.runtime.annotations.executors import propagate as propagate
+    from stepscope.runtime.annotations.instrument import instrument as instrument
     from stepscope.runtime.control.settings import Control as Control
-    from stepscope.runtime.domain import Domain as Domain
     from stepscope.runtime.errors import StepscopeError as StepscopeError
-    from stepscope.runtime.executors import propagate as propagate
     from stepscope.runtime.flight.settings import FlightRecorder as FlightRecorder
-    from stepscope.runtime.instrument import instrument as instrument
-    from stepscope.runtime.join import join as join
     from stepscope.runtime.options import Options as Options
     from stepscope.runtime.profiler import Profiler as Profiler
-    from stepscope.runtime.schedule import schedule as schedule
-    from stepscope.runtime.window import Window as Window
+    from stepscope.runtime.recording.join import join as join
+    from stepscope.runtime.schedule.action import ProfilerAction as ProfilerAction
+    from stepscope.runtime.schedule.schedule import schedule as schedule
+    from stepscope.runtime.windows.window import Window as Window
 else:
     __getattr__, __dir__ = _lazy(
         __name__,
@@ -74,18 +76,18 @@ else:
             "stepscope.exporters.collector.exporter": ("CollectorExporter",),
             "stepscope.exporters.perfetto": ("PerfettoExporter",),
             "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
-            "stepscope.runtime.action": ("ProfilerAction",),
+            "stepscope.runtime.schedule.action": ("ProfilerAction",),
             "stepscope.runtime.control.settings": ("Control",),
-            "stepscope.runtime.domain": ("Domain",),
+            "stepscope.runtime.annotations.domain": ("Domain",),
             "stepscope.runtime.errors": ("StepscopeError",),
-            "stepscope.runtime.executors": ("propagate",),
+            "stepscope.runtime.annotations.executors": ("propagate",),
             "stepscope.runtime.flight.settings": ("FlightRecorder",),
-            "stepscope.runtime.instrument": ("instrument",),
-            "stepscope.runtime.join": ("join",),
+            "stepscope.runtime.annotations.instrument": ("instrument",),
+            "stepscope.runtime.recording.join": ("join",),
             "stepscope.runtime.options": ("Options",),
             "stepscope.runtime.profiler": ("Profiler",),
-            "stepscope.runtime.schedule": ("schedule",),
-            "stepscope.runtime.window": ("Window",),
+            "stepscope.runtime.schedule.schedule": ("schedule",),
+            "stepscope.runtime.windows.window": ("Window",),
         },
         others={
             "profile": "trace(), or stepscope.torch.profile",
@@ -103,7 +105,7 @@ _BEFORE_OTHERS = (_runtime, _native_threads)
 _arm()
 _TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
-    from stepscope.runtime.join import join_if_told as _join_if_told
+    from stepscope.runtime.recording.join import join_if_told as _join_if_told
 
     _join_if_told()
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from stepscope.analysis.findings import Finding as Finding
     from stepscope.analysis.recording import Rank as Rank
     from stepscope.analysis.recording import Recording as Recording
-    from stepscope.runtime.instrument import Instrumentation as Instrumentation
-    from stepscope.runtime.overhead import OverheadStatistics as OverheadStatistics
-    from stepscope.runtime.step_facts import Phase as Phase
-    from stepscope.runtime.summary import Summary as Summary
-    from stepscope.runtime.trust import TrustReport as TrustReport
-    from stepscope.runtime.window import Window as Window
+    from stepscope.runtime.accounting.run_report import TrustReport as TrustReport
+    from stepscope.runtime.annotations.instrument import Instrumentation as Instrumentation
+    from stepscope.runtime.overhead.budget import OverheadStatistics as OverheadStatistics
+    from stepscope.runtime.windows.step_facts import Phase as Phase
+    from stepscope.runtime.windows.summary import Summary as Summary
+    from stepscope.runtime.windows.window import Window as Window
 else:
     from stepscope.runtime.lazy import lazy as _lazy
 
@@ -23,12 +23,12 @@ else:
         {
             "stepscope.analysis.findings": ("Answer", "Finding"),
             "stepscope.analysis.recording": ("Rank", "Recording"),
-            "stepscope.runtime.instrument": ("Instrumentation",),
-            "stepscope.runtime.overhead": ("OverheadStatistics",),
-            "stepscope.runtime.step_facts": ("Phase",),
-            "stepscope.runtime.summary": ("Summary",),
-            "stepscope.runtime.trust": ("TrustReport",),
-            "stepscope.runtime.window": ("Window",),
+            "stepscope.runtime.annotations.instrument": ("Instrumentation",),
+            "stepscope.runtime.overhead.budget": ("OverheadStatistics",),
+            "stepscope.runtime.windows.step_facts": ("Phase",),
+            "stepscope.runtime.windows.summary": ("Summary",),
+            "stepscope.runtime.accounting.run_report": ("TrustReport",),
+            "stepscope.runtime.windows.window": ("Window",),
         },
     )
 

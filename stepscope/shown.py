@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from stepscope.analysis.page.render import tables_html
-from stepscope.runtime.profiler_statistics import ProfilerStatistics
-from stepscope.runtime.reporting import Reporting
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.table import Column, human_time
+from stepscope.runtime.accounting.profiler_statistics import ProfilerStatistics
+from stepscope.runtime.accounting.reporting import Reporting
+from stepscope.runtime.display.text_table import Column, human_time
+from stepscope.runtime.windows.summary import Summary
 
 MOST_ROWS = 10
 """Of the table below a profiler."""

@@ -16,8 +16,8 @@ from stepscope.compat.torch.profile import profile
 from stepscope.compat.torch.record_function import record_function
 from stepscope.compat.torch.tensorboard import tensorboard_trace_handler
 from stepscope.compat.torch.view import View
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import schedule
 
 if TYPE_CHECKING:
     from stepscope.compat.torch.activities import ProfilerActivity

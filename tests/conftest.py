@@ -15,8 +15,9 @@ import pytest
 import uvloop
 from hypothesis import settings
 
-from stepscope.runtime import recorder, tasks
-from stepscope.runtime.session import session_of
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.recording import recorder
+from stepscope.runtime.session.directory import session_of
 from tests.support import disks, forked
 from tests.support.basics import heed_interrupts
 from tools.checklist import PAGE, unshown

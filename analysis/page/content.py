@@ -19,11 +19,11 @@ from stepscope.analysis.rank_summary import RankSummary, Row, durations
 from stepscope.analysis.recording import Rank, Recording
 from stepscope.analysis.terminal import shown_rank
 from stepscope.analysis.thresholds import SLOW_STEP
-from stepscope.runtime.open_window import RECORDER, STEPS
-from stepscope.runtime.step_facts import Facts, Phase
-from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
-from stepscope.runtime.step_statistics import SHOWN_FROM_NS, StepStatistics
-from stepscope.runtime.table import human_count, human_number, human_time, percents, printable
+from stepscope.runtime.display.text_table import human_count, human_number, human_time, percents, printable
+from stepscope.runtime.windows.open_window import RECORDER, STEPS
+from stepscope.runtime.windows.step_facts import Facts, Phase
+from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, is_uncovered, parts_of
+from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, StepStatistics
 
 MOST_STEPS = 2_000
 """Bars of the chart of steps. Of more steps, neighbours share one, and there are half as many: each can be seen then."""

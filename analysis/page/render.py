@@ -21,7 +21,7 @@ from stepscope.analysis.page.content import Content, content_of, parts_of_step, 
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
 from stepscope.analysis.terminal import facts_of_steps, shown_rank
-from stepscope.runtime.table import Column, human_count, human_time, printable
+from stepscope.runtime.display.text_table import Column, human_count, human_time, printable
 from stepscope.runtime.version import VERSION
 
 _DIRECTORY = Path(__file__).parent

@@ -9,8 +9,8 @@ from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.thresholds import FINDING
-from stepscope.runtime.step_facts import Device
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Device
 
 
 def check(job: Job) -> list[Finding]:

@@ -9,8 +9,8 @@ from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.thresholds import FINDING
-from stepscope.runtime.step_facts import Device
-from stepscope.runtime.table import human_count, human_time
+from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.windows.step_facts import Device
 
 PINNED = "DataLoader(..., pin_memory=True), or .pin_memory() once for memory that is used again; and .to(device, non_blocking=True)"
 BESIDE = "copy the next batch on a stream of its own while this one is computed, with non_blocking=True; or copy less"

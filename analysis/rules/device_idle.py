@@ -10,8 +10,8 @@ from stepscope.analysis.evidence import steps_with_most
 from stepscope.analysis.findings import DeviceAnswer, Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.thresholds import DEVICE_IDLE, FINDING, OPTIMIZER_LAUNCHES
-from stepscope.runtime.step_facts import Device, Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Device, Phase
 
 FEWER_KERNELS = (
     "larger batches, fewer and larger kernels (torch.compile, CUDA graphs), or less work on the host between launches"

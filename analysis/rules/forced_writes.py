@@ -9,8 +9,8 @@ from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import FINDING
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def check(job: Job) -> list[Finding]:

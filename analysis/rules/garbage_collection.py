@@ -9,8 +9,8 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations, hottest, samples_in
 from stepscope.analysis.thresholds import COLLECTIONS_ASKED, FINDING
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_count, human_time
+from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def check(job: Job) -> list[Finding]:

@@ -14,8 +14,8 @@ from stepscope.analysis.processors import children_run, demand
 from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.sampled_stacks import in_collate, in_loader
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MAJORITY, MOST_WORKERS, USUAL_STEPS
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_count, human_time
+from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def item_of(facts: dict[str, Any]) -> Place | None:

@@ -11,7 +11,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, OTHER_THREAD
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
 
 WAITING_IN = ("/threading.py", "/queue.py", "/selectors.py", "/socket.py")
 """Ends of the files in whose functions a thread waits without the lock."""

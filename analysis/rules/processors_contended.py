@@ -10,7 +10,7 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import busy_threads, demand, others_use
 from stepscope.analysis.rank_summary import RankSummary, durations
 from stepscope.analysis.thresholds import OTHERS_USE, OVERSUBSCRIBED, OVERSUBSCRIBED_BESIDE_OTHERS, RUN_QUEUE
-from stepscope.runtime.table import human_count, human_time
+from stepscope.runtime.display.text_table import human_count, human_time
 
 
 def check(job: Job) -> list[Finding]:

@@ -22,8 +22,8 @@ from stepscope.analysis.thresholds import (
     WRITING,
     WRITTEN_BYTES,
 )
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def check(job: Job) -> list[Finding]:

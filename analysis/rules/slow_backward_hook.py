@@ -10,8 +10,8 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import hottest
 from stepscope.analysis.sampled_stacks import in_backward_hook
 from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def check(job: Job) -> list[Finding]:

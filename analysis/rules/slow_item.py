@@ -13,8 +13,8 @@ from stepscope.analysis.processors import children_run
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.rules.input_bound import item_of
 from stepscope.analysis.thresholds import FEWEST_SLOW_ITEMS, FEWEST_STEPS, FINDING, MAJORITY, SLOW_ITEM, SLOW_ITEM_NS
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 MOST_NAMED = 3
 """Items that are named."""

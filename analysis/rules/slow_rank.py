@@ -11,8 +11,8 @@ from stepscope.analysis.rank_comparison import compare_ranks
 from stepscope.analysis.rank_summary import hottest
 from stepscope.analysis.sampled_stacks import only_in
 from stepscope.analysis.thresholds import RANK_DISTINCT, RANK_LAST, RANK_WAIT
-from stepscope.runtime.step_parts import is_uncovered, parts_of
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 
 
 def check(job: Job) -> list[Finding]:

@@ -6,7 +6,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.single_slow_steps import slow_steps_of
 from stepscope.analysis.thresholds import COVERED, SLOW_STEP, SLOW_STEPS_COST
-from stepscope.runtime.table import human_count
+from stepscope.runtime.display.text_table import human_count
 
 
 def check(job: Job) -> list[Finding]:

@@ -10,8 +10,8 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.operators import gaps_ns, hottest_of_operators
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FINDING, MANY_OPERATORS, TINY_OPERATOR_NS
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.windows.step_facts import Phase
 
 
 def check(job: Job) -> list[Finding]:

@@ -7,7 +7,7 @@ from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_comparison import compare_ranks
 from stepscope.analysis.thresholds import RANK_LAST, UNEVEN_WORK
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
 
 
 def check(job: Job) -> list[Finding]:

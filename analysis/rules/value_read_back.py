@@ -10,7 +10,7 @@ from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.operators import gaps_ns, hottest_of_operators
 from stepscope.analysis.rank_summary import durations
 from stepscope.analysis.thresholds import FINDING, READ_BACKS
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
 
 
 def check(job: Job) -> list[Finding]:

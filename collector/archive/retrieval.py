@@ -13,7 +13,7 @@ from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.private_files import make_directories
+from stepscope.runtime.files.private_files import make_directories
 
 _NEW = "journal.new"
 

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit, urlunsplit
 from stepscope.collector.archive.upload import PART_BYTES, Uploaded, Uploader
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.views import UploadView
-from stepscope.runtime.ending_tasks import finish
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.loop_thread import DaemonExecutor
+from stepscope.runtime.threads.ending_tasks import finish
+from stepscope.runtime.threads.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
 
 KEPT = 32

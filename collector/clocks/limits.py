@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
 from stepscope.runtime.options import PositiveFloat
+from stepscope.runtime.settings.checked import Checked
 
 Ppm = Annotated[float, msgspec.Meta(ge=0, le=100_000)]
 """Parts per million: microseconds in a second."""

@@ -10,7 +10,7 @@ import numpy as np
 from stepscope.collector.clocks.lines import Floats
 from stepscope.collector.clocks.piece import Piece
 from stepscope.collector.clocks.round_trips import Times
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockAnchor
 
 UNKNOWN = float("inf")
 """The error where nothing is known of it."""

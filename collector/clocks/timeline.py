@@ -13,7 +13,7 @@ from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel, Placed
 from stepscope.collector.clocks.piece import Piece, pieces_of
 from stepscope.collector.clocks.round_trips import RoundTrips
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
 
 

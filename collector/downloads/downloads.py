@@ -20,7 +20,7 @@ from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.errors import NoWindowError
-from stepscope.runtime.private_files import make_directories
+from stepscope.runtime.files.private_files import make_directories
 
 log = logging.getLogger("stepscope.collector")
 

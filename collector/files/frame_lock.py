@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from stepscope.runtime.held_files import is_locked_by_another, no_locks
+from stepscope.runtime.session.file_lock import is_locked_by_another, no_locks
 
 NAME = "rewriting"
 _LOOK_EVERY = 0.005

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from stepscope.collector.errors import DirectoryInUseError
-from stepscope.runtime.held_files import is_locked_by_another, no_locks
+from stepscope.runtime.session.file_lock import is_locked_by_another, no_locks
 
 UPLOADS = "uploads"
 """Directory of the locks on what is uploaded to."""

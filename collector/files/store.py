@@ -29,7 +29,7 @@ from stepscope.collector.runs.mark import SUPERSEDED, mark_of
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.private_files import make_directories, replace_private
+from stepscope.runtime.files.private_files import make_directories, replace_private
 
 log = logging.getLogger("stepscope.collector")
 

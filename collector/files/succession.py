@@ -11,7 +11,7 @@ from stepscope.collector.files.disk import Disk
 from stepscope.collector.runs.coverage import Coverage, covers
 from stepscope.collector.runs.mark import SUPERSEDED, mark_of
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.files.private_files import replace_private
 
 log = logging.getLogger("stepscope.collector")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from stepscope.collector.files.stream_file import Addition, StreamFile
-from stepscope.runtime.threads import start
+from stepscope.runtime.threads.background_call import start
 
 log = logging.getLogger("stepscope.collector")
 

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.live.history import History
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events.record import Block, Flag, Kind
 
 RECENT = 256
 """Steps that are kept one by one."""

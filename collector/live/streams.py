@@ -16,9 +16,9 @@ from stepscope.collector.live.noting import Noting
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.totals import Totals
 from stepscope.exporters.collector.protocol import Hello
+from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.table import printable, shorten
 
 log = logging.getLogger("stepscope.collector")
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.live.stretches import Stretches, Times
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import Id
 

@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.merge.placement import Placement, Sharing
 from stepscope.collector.merge.plan import Stretch
-from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.events.record import Block, EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))

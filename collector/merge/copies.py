@@ -9,8 +9,8 @@ import msgspec
 
 from stepscope.collector.runs.coverage import covers
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
+from stepscope.runtime.accounting.sums import added_up
 from stepscope.runtime.journal.records import ClockSync, RunRecord
-from stepscope.runtime.sums import added_up
 
 
 def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from stepscope.collector.merge.contest import clock_numbers, decide
 from stepscope.collector.merge.plan import MergedWindow
 from stepscope.collector.runs.job import Job, Member
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind
 
 COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|hccl|xccl):(?!:)\w")
 """How torch calls collectives where they begin on the host."""

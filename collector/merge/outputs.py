@@ -21,9 +21,9 @@ from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.output import check_directory
 from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.formats import exporter_for, writing
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.formats import exporter_for, writing
 
 DIRECTORIES = {
     "hta": "a Chrome trace for each rank, with distributedInfo: Holistic Trace Analysis",

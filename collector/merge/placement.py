@@ -8,9 +8,9 @@ from typing import Literal
 import msgspec
 
 from stepscope.collector.runs.job import Member
+from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import MAX_TRACKS, IdMap
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.tracks import TrackKind
 
 Sharing = Literal["job", "rank"]
 """Who shares the trace: all members of a job, or the processes that were the same rank one after the other."""

@@ -10,7 +10,7 @@ import msgspec
 from stepscope.collector.runs.job import Job, Member
 from stepscope.collector.runs.places import Steps, places, range_of
 from stepscope.runtime.errors import NoWindowError
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.windows.window import Step, Window
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):

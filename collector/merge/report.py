@@ -10,7 +10,7 @@ import numpy as np
 
 from stepscope.collector.merge.order import Lateness, SlowStep
 from stepscope.collector.runs.job import Member
-from stepscope.runtime.table import Column, human_count, human_time, printable, shorten, text_table
+from stepscope.runtime.display.text_table import Column, human_count, human_time, printable, shorten, text_table
 
 _ABOUT_MEMBERS = """\
 offset: what was added to the rank's times; drift: how much faster the collector's clock goes, in parts per million; bound: how

@@ -18,14 +18,14 @@ from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.choosing import choose_steps, may_move, nearest_of, why_not
-from stepscope.runtime.control.command import Answer, Command
-from stepscope.runtime.control.end_change import NOTHING_WAITS, choose_end
+from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
 from stepscope.runtime.control.ranks import ranks_from, ranks_text
-from stepscope.runtime.control.window_detail import detail_from
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.table import human_count
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.command import Answer, Command
+from stepscope.runtime.control.requests.end_change import NOTHING_WAITS, choose_end
+from stepscope.runtime.control.requests.window_detail import detail_from
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.display.text_table import human_count
 
 MARGIN = 1.0
 """Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""

@@ -14,7 +14,7 @@ from stepscope.collector.files.disk_use import on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.retention.giving_up import Isolated
 from stepscope.collector.retention.holdings import Over
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.files.private_files import replace_private
 
 log = logging.getLogger("stepscope.collector")
 

@@ -17,12 +17,12 @@ from stepscope.collector.runs.places import Mark, Steps
 from stepscope.collector.runs.windows import ClosedRecord, closed_record
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.discard import Discarded, EventsPlace, Place, events_place, places
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
-from stepscope.runtime.journal.region import Made
+from stepscope.runtime.journal.retention import given_up
+from stepscope.runtime.journal.retention.discard import Discarded, EventsPlace, Place, events_place, places
+from stepscope.runtime.journal.retention.given_up import GivenUp
+from stepscope.runtime.journal.retention.region import Made
 
 ROUND_TRIPS = 8
 """The newest comparisons of clocks that are not given up."""

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
+from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -22,7 +22,7 @@ from stepscope.collector.retention.holdings import Holdings
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.collector.retention.retention import StoragePolicy, ranking
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.journal.discard import block_bytes
+from stepscope.runtime.journal.retention.discard import block_bytes
 
 log = logging.getLogger("stepscope.collector")
 

@@ -14,9 +14,9 @@ from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.collector.protocol import MAX_NAME
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.control.ranks import missing_ranges
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord
 
 SAME_CLOCK_NS = 50_000_000

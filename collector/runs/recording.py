@@ -13,12 +13,13 @@ import msgspec
 
 from stepscope.collector.runs.mark import mark_of
 from stepscope.exporters.collector.protocol import identity
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.sums import added_up
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import UnfinishedWindow, run_of
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import (
@@ -29,9 +30,8 @@ from stepscope.runtime.journal.records import (
     decode_record,
     is_known,
 )
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.sums import added_up
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.journal.retention import given_up
+from stepscope.runtime.windows.window import Step, Window
 
 MAX_STREAMS = 65_536
 """More are not looked for below a directory."""

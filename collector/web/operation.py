@@ -10,9 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.validation import find_invalid_value
+from stepscope.runtime.settings.validation import find_invalid_value
 
 MOST_DETAIL = 1000
 """Characters of what is said of a parameter that is wrong: it may be as long as an address."""

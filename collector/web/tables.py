@@ -12,14 +12,14 @@ import msgspec
 
 from stepscope.collector.downloads.bounded import CHUNK, ProcessBounds, bounded, ended
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import NoWindowError, StepscopeError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened
-from stepscope.runtime.summary import CounterRow, InstantRow, Summary, SummaryRow
-from stepscope.runtime.window import Window
+from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.windows.aggregates import Aggregates
+from stepscope.runtime.windows.summary import CounterRow, InstantRow, Summary, SummaryRow
+from stepscope.runtime.windows.window import Window
 
 KEPT_BYTES = 64 << 20
 """Of tables of closed windows that are kept."""

@@ -7,17 +7,17 @@ from pathlib import Path
 
 from stepscope.compat.mindspore.asked_steps import Asked
 from stepscope.compat.mindspore.step_windows import StepWindows
-from stepscope.runtime.control.agreement import Agreement
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.asking import Asking
+from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.records import Asked as AskedOfRanks
 from stepscope.runtime.control.control_task import ControlTask
-from stepscope.runtime.control.end_change import EndRequest
-from stepscope.runtime.control.file_requests import TRIGGER, FileRequests
-from stepscope.runtime.control.job_directory import JobDirectory
-from stepscope.runtime.control.proposal import Asked as AskedOfRanks
-from stepscope.runtime.control.status_file import StatusFile
-from stepscope.runtime.control.taken import TakenRequests
-from stepscope.runtime.run import job_from_environment
+from stepscope.runtime.control.entry_points.file_requests import TRIGGER, FileRequests
+from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.end_change import EndRequest
+from stepscope.runtime.control.requests.request_history import TakenRequests
+from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.export.run import job_from_environment
 
 
 class AgreedWindows:

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from stepscope.compat.mindspore.at_exit import before_exit
-from stepscope.runtime import locks
-from stepscope.runtime.threads import start
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import start
 
 T = TypeVar("T")
 

@@ -26,13 +26,13 @@ from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.compat.mindspore.products.trace_view import TraceView
 from stepscope.compat.mindspore.step_list import not_recorded
 from stepscope.compat.mindspore.target import Target
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import Replayed, replay_into, run_of
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.formats import Replayed, replay_into, run_of
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.run import Run
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import stepscope.runtime.exit as _exit
-from stepscope.runtime.threads import call_before_threads_end, start_also_at_exit
+import stepscope.runtime.lifecycle.interpreter_exit as _exit
+from stepscope.runtime.threads.background_call import call_before_threads_end, start_also_at_exit
 
 assert _exit is not None
 # The hooks run in reverse order of registration: those of the runtime, which close profilers, come after ours.

@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from stepscope.compat.mindspore.options import ProfilerOptions
-from stepscope.runtime import locks
-from stepscope.runtime.meter import event_costs
-from stepscope.runtime.overhead import JUDGED_NS
-from stepscope.runtime.table import human_count
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.overhead.budget import JUDGED_NS
+from stepscope.runtime.overhead.meter import event_costs
+from stepscope.runtime.threads import locks
 
 EVENT_BYTES: Final = 8
 """Bytes that an event takes in the raw data, about, arguments not included (docs/event-columns.md)."""

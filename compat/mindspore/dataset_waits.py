@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime import _core, locks
+from stepscope.runtime import _core
+from stepscope.runtime.threads import locks
 
 _lock = locks.reentrant()
 _users = 0

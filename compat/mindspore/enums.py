@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Final, TypeVar
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import did_you_mean
 
 
 class ProfilerLevel(Enum):

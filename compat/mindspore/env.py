@@ -14,7 +14,7 @@ from typing import Any, cast
 from stepscope.compat.mindspore.analysis import Analysis
 from stepscope.compat.mindspore.at_exit import before_exit
 from stepscope.compat.mindspore.profiler import Profiler
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 log = logging.getLogger("stepscope")
 

@@ -6,7 +6,7 @@ import os
 import re
 from typing import Final
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 
 class TraceHandler:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import Final, Literal
 
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.settings.validation import did_you_mean
 
 log = logging.getLogger("stepscope")
 

@@ -6,8 +6,9 @@ import itertools
 import logging
 from typing import Any
 
-from stepscope.runtime import _core, locks
-from stepscope.runtime.arguments import got
+from stepscope.runtime import _core
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 

@@ -24,12 +24,12 @@ from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.target import Target
 from stepscope.compat.mindspore.window_names import named_after
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.choice import choose
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session_note import RECOVERED, SESSION_FILE, is_note
-from stepscope.runtime.window import Window
+from stepscope.runtime.recovery.target import choose
+from stepscope.runtime.session.note import RECOVERED, SESSION_FILE, is_note
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.at_exit import before_exit
-from stepscope.runtime.ending import before_close
+from stepscope.runtime.lifecycle.shutdown_hooks import before_close
 
 TERMINATED: Final = 10.0
 """Seconds that a process that is terminated waits for the products of its windows, whose raw data are kept in any case."""

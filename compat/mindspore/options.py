@@ -20,8 +20,8 @@ from stepscope.compat.mindspore.enums import (
     member,
 )
 from stepscope.compat.mindspore.errors import ProfilerPathErrorException
-from stepscope.runtime.validation import did_you_mean
-from stepscope.runtime.warning import warn
+from stepscope.runtime.display.warning import warn
+from stepscope.runtime.settings.validation import did_you_mean
 
 NEED_OP_TIME: Final = (
     "profile_memory",

@@ -7,8 +7,8 @@ from typing import Any
 
 from stepscope.compat.mindspore.options import read_options
 from stepscope.compat.mindspore.recording import Recording
-from stepscope.runtime.arguments import got
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.settings.arguments import got
 
 
 class _ExperimentalConfig:

@@ -15,9 +15,9 @@ from stepscope.compat.mindspore.products.operator_table import OperatorRow, Oper
 from stepscope.compat.mindspore.queries import find_operators, operators_as_json
 from stepscope.compat.mindspore.recording import Recording, log
 from stepscope.compat.mindspore.step_list import read_step_list
-from stepscope.runtime.arguments import got
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.settings.arguments import got
 
 
 class Profiler(Recording):

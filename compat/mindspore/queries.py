@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from stepscope.compat.mindspore.products.operator_table import OperatorRow
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.settings.validation import did_you_mean
 
 
 def find_operators(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime import schedule as ours
+from stepscope.runtime.schedule import schedule as ours
 
 
 class Schedule(ours.Schedule, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from stepscope.runtime.validation import find_invalid_value
+from stepscope.runtime.settings.validation import find_invalid_value
 
 MOST_NAMED = 5
 """Steps that a sentence names; it counts the others."""

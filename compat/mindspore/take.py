@@ -31,13 +31,13 @@ from stepscope.compat.mindspore.products.operator_table import OperatorTable
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime import _core
-from stepscope.runtime.control.environment import options_in_effect
+from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError, FormatError
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.window import Window
+from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import msgspec
 
-from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.settings.validation import did_you_mean
 
 DEVICES: Final = ("CPU", "GPU", "Ascend")
 

@@ -13,8 +13,10 @@ import msgspec
 from stepscope.compat.mxnet.scopes import CATEGORY, NONE
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.output import make_directory, output_error
-from stepscope.runtime import _core, locks, strings
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.threads import locks
 
 KEPT = 1 << 18
 """Allocations, and scopes, that are kept; further ones are counted."""

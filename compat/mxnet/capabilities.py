@@ -6,7 +6,7 @@ import importlib.util
 import logging
 
 from stepscope.compat.mxnet.settings import MXNetSettings
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.settings.documented import Documented
 
 log = logging.getLogger("stepscope")
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from stepscope.compat.mxnet.names import Named, domain_name, legal
 from stepscope.runtime import _core
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 _lock = threading.RLock()
 """Of all counters: held while one changes, so that no change is lost, and values are recorded in their order."""

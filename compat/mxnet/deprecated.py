@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.compat.mxnet import functions
 from stepscope.compat.mxnet.errors import one_of
-from stepscope.runtime.warning import warn
+from stepscope.runtime.display.warning import warn
 
 MODES = ("symbolic", "imperative", "api", "memory", "all")
 

@@ -15,8 +15,9 @@ from typing import Any, Self, TypeVar, cast
 from stepscope.compat.mxnet.forwarding import forwarding
 from stepscope.compat.mxnet.names import Named, domain_name, legal
 from stepscope.compat.mxnet.pausing import Start, pausing
-from stepscope.runtime import _core, clock
-from stepscope.runtime.decorate import decorate
+from stepscope.runtime import _core
+from stepscope.runtime.annotations.decorate import decorate
+from stepscope.runtime.events import clock
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from stepscope.exporters.rotation import SUFFIXES, numbered
-from stepscope.runtime.paths import real
-from stepscope.runtime.run import rank_from_environment
+from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.files.paths import real
 
 
 class Files:

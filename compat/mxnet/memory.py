@@ -12,10 +12,11 @@ from typing import Any
 
 from stepscope.backends.base import BackendReport, Sink
 from stepscope.compat.mxnet.pausing import pausing
-from stepscope.runtime import clock, strings, threads, tracks
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, Kind, empty_block
-from stepscope.runtime.schedule import ProfilerAction
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.runtime.schedule.schedule import ProfilerAction
+from stepscope.runtime.threads import background_call
 
 DEVICE_STORAGE = "Device Storage"
 """Category of the counters, as MXNet names it."""
@@ -42,7 +43,7 @@ class MemoryBackend:
         self._closed, self._records = False, False
         self._changed.clear()
         self._thread = threading.Thread(target=self._look, args=[sink], name="stepscope mxnet memory", daemon=True)
-        threads.start(self._thread)
+        background_call.start(self._thread)
         pausing.resumed = self._changed.set
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Protocol
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 LONGEST = 1000
 """Bytes of UTF-8 that are kept; the recorder keeps 1,024, and a category has a suffix."""

@@ -23,9 +23,9 @@ from stepscope.compat.mxnet.settings import SHAPES, MXNetSettings
 from stepscope.compat.mxnet.statistics import Statistics
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.runtime.events import EventBatch, Kind
-from stepscope.runtime.open_window import STEPS
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.windows.open_window import STEPS
 
 log = logging.getLogger("stepscope")
 

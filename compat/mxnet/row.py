@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from stepscope.compat.mxnet.moments import Values
 from stepscope.compat.mxnet.series import CounterSeries, Shares, SpanSeries
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.settings.documented import Documented
 
 
 class Section(StrEnum):

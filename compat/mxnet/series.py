@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.compat.mxnet.moments import Values
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.table import human_number, human_time
+from stepscope.runtime.display.text_table import human_number, human_time
+from stepscope.runtime.settings.documented import Documented
 
 KEPT_PASSES = 10_000
 """Passes of a frame that are listed; earlier ones are in its statistics only."""

@@ -12,11 +12,11 @@ from stepscope.backends.base import Backend
 from stepscope.compat.mxnet.errors import MXNetValueError
 from stepscope.compat.mxnet.forwarding import Forward
 from stepscope.exporters.base import Exporter
-from stepscope.runtime.checked import Checked
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.options import Options, PositiveFloat
-from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.validation import did_you_mean
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 

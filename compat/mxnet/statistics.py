@@ -12,8 +12,10 @@ from stepscope.compat.mxnet.memory import DEVICE_STORAGE
 from stepscope.compat.mxnet.row import Row, Section
 from stepscope.compat.mxnet.series import CounterSeries, FramePass, SpanSeries
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime import _core, locks, strings
-from stepscope.runtime.events import Block, Flag, Kind, join_blocks
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
+from stepscope.runtime.threads import locks
 
 Key: TypeAlias = tuple[int, int]
 """Ids of category and name."""

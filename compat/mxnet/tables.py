@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 from stepscope.compat.mxnet.row import UNITS, Row, Section
-from stepscope.runtime.table import Column, markdown_code, markdown_table, printable
+from stepscope.runtime.display.text_table import Column, markdown_code, markdown_table, printable
 
 FORMATS = ("table", "json", "csv", "markdown")
 SORT_KEYS = ("total", "avg", "min", "max", "count")

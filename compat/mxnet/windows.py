@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepscope.compat.mxnet.errors import MXNetError, MXNetValueError
-from stepscope.runtime.control.client import ask_process
-from stepscope.runtime.control.command import Answer, Command
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.entry_points.client import ask_process
+from stepscope.runtime.control.requests.command import Answer, Command
+from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 
 log = logging.getLogger("stepscope")

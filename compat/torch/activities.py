@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from stepscope.backends.torch_settings import read_activities
-from stepscope.runtime.warning import warn
+from stepscope.runtime.display.warning import warn
 
 
 class ProfilerActivity(enum.Enum):

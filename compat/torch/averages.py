@@ -10,8 +10,8 @@ import numpy as np
 
 from stepscope.compat.torch.profiler_util import shown_name
 from stepscope.compat.torch.window_spans import WindowSpans
-from stepscope.runtime import strings
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Flag
 
 
 def averages(windows: Iterable[WindowSpans], use_device: str | None = None) -> Any:

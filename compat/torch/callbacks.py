@@ -8,12 +8,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime import locks
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.native_threads import SimpleQueue
-from stepscope.runtime.programs_code import run
-from stepscope.runtime.threads import Work
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.native_threads import SimpleQueue
+from stepscope.runtime.threads.user_code import run
 
 log = logging.getLogger("stepscope")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

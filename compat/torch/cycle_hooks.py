@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
 
 _FOREVER = (1 << 63) - 1
 KEPT = 64

@@ -10,8 +10,8 @@ from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.memory_usage import MemoryUsage
 from stepscope.compat.torch.profiler_util import build_tree, find_parents, shown_name, stack_filter
 from stepscope.compat.torch.window_spans import WindowSpans
-from stepscope.runtime import clock, strings, tracks
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.record import Flag
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7

@@ -10,9 +10,9 @@ from typing import Any
 
 from stepscope.backends.kineto_worker import FinishedTrace
 from stepscope.exporters.output import whole_file
-from stepscope.runtime import locks
 from stepscope.runtime.errors import BackendError, ProfilerStateError
-from stepscope.runtime.window import Window
+from stepscope.runtime.threads import locks
+from stepscope.runtime.windows.window import Window
 
 NEEDS = ("record_shapes", "profile_memory", "with_stack")
 

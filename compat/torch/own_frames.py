@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block
-from stepscope.runtime.paths import absolute
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.files.paths import absolute
 
 _FUNCTION = re.compile(r"(.+)\(\d+\): ")
 _PROFILERS = ("torch/profiler/", "torch/autograd/profiler", "<built-in ", "<frozen ")

@@ -24,19 +24,19 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction, checked_action
-from stepscope.runtime.arguments import got
-from stepscope.runtime.control.environment import options_in_effect
+from stepscope.runtime.accounting.metadata import Metadata
+from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.display.warning import warn
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
-from stepscope.runtime.metadata import Metadata
+from stepscope.runtime.events import clock
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import PlannedSchedule, ScheduleFunction, always, never
-from stepscope.runtime.stepping import step_number
-from stepscope.runtime.warning import warn
-from stepscope.runtime.window import Window
+from stepscope.runtime.recording.step_controller import step_number
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction, always, never
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_compile import substitute_region
 from stepscope.runtime._core import span
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -19,8 +19,8 @@ from stepscope.compat.torch.memory_timeline import NEEDS, KeptResults, export_me
 from stepscope.compat.torch.profiler_util import build_tree
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.exporters.output import whole_file
-from stepscope.runtime import clock
 from stepscope.runtime.errors import BackendError, ProfilerStateError
+from stepscope.runtime.events import clock
 
 
 class Results(ABC):

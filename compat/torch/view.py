@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.results import Results
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.metadata import Metadata
-from stepscope.runtime.window import Window
+from stepscope.runtime.accounting.metadata import Metadata
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
     from stepscope.compat.torch.profile import profile

@@ -11,8 +11,9 @@ from stepscope.backends.kineto_blocks import nest
 from stepscope.backends.torch_links import ENGINE
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.own_frames import own_frames, own_names
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Flag, Kind, join_blocks
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 """Categories of what runs on an accelerator."""

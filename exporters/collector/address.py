@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.secret_file import read_secret
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"

@@ -10,7 +10,7 @@ from stepscope.exporters.collector.piece import OVERHEAD, Piece
 from stepscope.exporters.collector.protocol import MAX_FRAMES
 from stepscope.exporters.collector.spool import Spool
 from stepscope.exporters.outcomes import Outcomes
-from stepscope.runtime.consumer import Settled
+from stepscope.runtime.export.exporter import Settled
 
 MERGED = 256 << 10
 """Bytes up to which pieces that lie next to each other on disk are one: there may be many small ones."""

@@ -13,10 +13,10 @@ import msgspec
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.runtime import clock
-from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events import clock
 from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
 

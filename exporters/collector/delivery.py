@@ -19,9 +19,9 @@ from stepscope.exporters.collector.left_journal import Head, left_journal
 from stepscope.exporters.collector.piece import Piece, Segment, events_in
 from stepscope.exporters.collector.spool import DIRECTORY, LOCK, NOTE, SUFFIX, StreamNote, remove
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
-from stepscope.runtime.held_files import is_held
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.session.file_lock import is_held
 
 _MAX_NOTE = 1 << 20
 _MAX_NAMED = 8

@@ -24,21 +24,21 @@ from stepscope.exporters.collector.outgoing import Outgoing
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import Spool, StreamNote
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.runtime import checked
-from stepscope.runtime.arguments import got
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.consumer import Settled
-from stepscope.runtime.control.command import VERSION as CONTROL
-from stepscope.runtime.control.command import Answer, Command
-from stepscope.runtime.control.decoding import decode_json
-from stepscope.runtime.control.peer import this_machine
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.agreement.peer import this_machine
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.control.requests.command import VERSION as CONTROL
+from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.export.delivery_outcome import Kept
+from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.outcome import Kept
-from stepscope.runtime.processes import process_identity
-from stepscope.runtime.validation import suggesting
+from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.settings import checked
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
     from stepscope.exporters.collector.link import Link

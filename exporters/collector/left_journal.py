@@ -10,14 +10,14 @@ import msgspec
 from stepscope.exporters.collector.protocol import identity
 from stepscope.exporters.collector.spool import MADE, StreamNote
 from stepscope.runtime.errors import FormatError, RecoveredError
+from stepscope.runtime.files.private_files import replace_private
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
-from stepscope.runtime.private_files import replace_private
-from stepscope.runtime.recovery.choice import Choice, choose
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, notes_in
+from stepscope.runtime.recovery.target import Choice, choose
+from stepscope.runtime.session.note import JOURNAL, RECOVERED, notes_in
 
 
 class Head(msgspec.Struct, frozen=True):

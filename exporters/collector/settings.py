@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
 from stepscope.runtime.options import PositiveFloat
+from stepscope.runtime.settings.checked import Checked
 
 SyncInterval = Annotated[float, msgspec.Meta(gt=0, le=15)]
 

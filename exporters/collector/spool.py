@@ -17,13 +17,13 @@ import msgspec
 
 from stepscope.exporters.collector.piece import Piece, Segment
 from stepscope.exporters.collector.protocol import StreamId, SyncWord
-from stepscope.runtime.control.peer import Peer
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.agreement.peer import Peer
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.held_files import hold, release
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.private_files import make_directories, replace_private
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.private_files import make_directories, replace_private
+from stepscope.runtime.session.file_lock import hold, release
 
 log = logging.getLogger("stepscope")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepscope.runtime.checked import Checked
+from stepscope.runtime.settings.checked import Checked
 
 
 class NatsAccess(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime import checked
+from stepscope.runtime.settings import checked
 
 if TYPE_CHECKING:
     from stepscope.exporters.nats.link import NatsLink

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
+from stepscope.runtime.settings.checked import Checked
 
 
 class NatsLimits(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -23,10 +23,10 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime.ending_tasks import end_tasks
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.threads.ending_tasks import end_tasks
 
 
 class _Message(msgspec.Struct):

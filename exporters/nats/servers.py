@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.secret_file import open_named, read_secret
-from stepscope.runtime import checked
+from stepscope.runtime.settings import checked
 
 SCHEMES = frozenset({"nats", "tls", "ws", "wss"})
 PROTECTED = frozenset({"tls", "wss"})

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.events import Block
+from stepscope.runtime.events.record import Block
 
 Indices = NDArray[np.int64]
 Mask = NDArray[np.bool_]

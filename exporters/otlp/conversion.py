@@ -23,10 +23,10 @@ from stepscope.exporters.otlp.spans import LATEST, SAMPLED, SpanMaker, unix_ns
 from stepscope.exporters.otlp.values import attributes
 from stepscope.exporters.otlp.wanted import Wanted
 from stepscope.exporters.outcomes import Outcomes
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.version import VERSION
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 METRICS_EVERY = 10_000_000_000
 """ns of recorded time between two requests for the histogram of steps."""

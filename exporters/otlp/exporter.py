@@ -18,14 +18,14 @@ from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.target import Signal, Target
 from stepscope.exporters.outcomes import Outcomes
-from stepscope.runtime import checked
-from stepscope.runtime.clock import wall_clock
-from stepscope.runtime.consumer import Settled
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.validation import suggesting
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.clock import wall_clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.settings import checked
+from stepscope.runtime.settings.validation import suggesting
+from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
     from stepscope.exporters.otlp.conversion import Conversion

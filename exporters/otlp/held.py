@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stepscope.exporters.otlp.memory import Memory
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.wanted import is_step
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
 
 FOREVER = (1 << 63) - 1
 

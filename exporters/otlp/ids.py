@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block
-from stepscope.runtime.run import Run
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.export.run import Run
 
 Ids = NDArray[np.uint64]
 

@@ -26,9 +26,9 @@ from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.spans import unix_ns
 from stepscope.exporters.otlp.values import attributes, clean
 from stepscope.exporters.otlp.whereabouts import Whereabouts
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block
-from stepscope.runtime.run import Run
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.export.run import Run
 
 STEP_DURATION = "stepscope.step.duration"
 

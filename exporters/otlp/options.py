@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
+from stepscope.runtime.settings.checked import Checked
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 

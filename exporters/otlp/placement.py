@@ -13,8 +13,8 @@ from stepscope.exporters.otlp.ids import RunIds
 from stepscope.exporters.otlp.memory import Memory, Sent
 from stepscope.exporters.otlp.selection import MOST_ATTACHED, Selection
 from stepscope.exporters.otlp.values import attributes
-from stepscope.runtime import strings
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 
 Flow = tuple[int, int, int]
 """What ties the events of a flow together: id, name, category."""

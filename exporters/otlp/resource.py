@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from urllib.parse import unquote
 
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.run import Run
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.version import VERSION
 
 

@@ -12,7 +12,7 @@ from stepscope.exporters.otlp.ancestors import DEEPEST, NONE, UNKNOWN, Indices, 
 from stepscope.exporters.otlp.budget import Budget
 from stepscope.exporters.otlp.held import HeldWindow, Rows
 from stepscope.exporters.otlp.wanted import Wanted, is_step
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 
 MOST_ATTACHED = 128
 """Events of one span, and links: the limit of OpenTelemetry's SDKs, which stores count on."""

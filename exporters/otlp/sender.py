@@ -25,8 +25,8 @@ from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
 from stepscope.exporters.otlp.target import Target
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
+from stepscope.runtime.display.text_table import printable
 from stepscope.runtime.errors import BrokenError
-from stepscope.runtime.table import printable
 from stepscope.runtime.version import VERSION
 
 log = logging.getLogger("stepscope")

@@ -20,9 +20,10 @@ from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.otlp.selection import Selection
 from stepscope.exporters.otlp.values import attributes, clean
 from stepscope.exporters.otlp.whereabouts import Whereabouts
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Flag, Kind
-from stepscope.runtime.run import Run
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.export.run import Run
 
 SAMPLED = 0x101
 """W3C flag of a trace that is recorded, and that its parent is no remote one (`SpanFlags`)."""

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 log = logging.getLogger("stepscope")
 

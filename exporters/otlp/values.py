@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 
-from stepscope.runtime.plain import plain
+from stepscope.runtime.events.json_values import plain
 
 NAMELESS = "unnamed"
 """Key of what has an empty one, which the protocol forbids."""

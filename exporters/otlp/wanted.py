@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind
 
 Mask: TypeAlias = NDArray[np.bool_]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from stepscope.exporters.otlp.values import attributes
-from stepscope.runtime import tracks
-from stepscope.runtime.tracks import Track, TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.tracks import Track, TrackKind
 
 
 class Whereabouts:

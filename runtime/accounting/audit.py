@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from stepscope.runtime.recorder_statistics import RecorderStatistics
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
+from stepscope.runtime.windows.router import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
+    from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from stepscope.runtime import locks
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.accounting.part_errors import from_signal_handler
 
 LONGEST = 4096
 """Characters of a text; what is longer is cut."""

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_text import error_text
 
 log = logging.getLogger("stepscope")
 

@@ -6,8 +6,8 @@ from collections import Counter
 
 import msgspec
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Kind
 
 SAMPLED = strings.intern("sampled")
 """Name of the gaps that sampling has left."""

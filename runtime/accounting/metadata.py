@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime import locks
-from stepscope.runtime.arguments import got
-from stepscope.runtime.paths import readable
-from stepscope.runtime.plain import plain
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.files.paths import readable
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 

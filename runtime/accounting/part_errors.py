@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import anyio
 
-from stepscope.runtime.native_threads import on_main_thread
+from stepscope.runtime.threads.native_threads import on_main_thread
 
 GRACE = 0.2
 """Seconds that a part which was cancelled has left to end."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.flight.flight import FlightStatistics
-from stepscope.runtime.inbox import InboxStatistics
-from stepscope.runtime.outlet_statistics import OutletStatistics
-from stepscope.runtime.overhead import OverheadStatistics
-from stepscope.runtime.recorder_statistics import RecorderStatistics
-from stepscope.runtime.transitions import TransitionStatistics
-from stepscope.runtime.windows import WindowsStatistics
+from stepscope.runtime.export.exporter_statistics import OutletStatistics
+from stepscope.runtime.flight.recorder import FlightStatistics
+from stepscope.runtime.loop.inbox import InboxStatistics
+from stepscope.runtime.overhead.budget import OverheadStatistics
+from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
+from stepscope.runtime.recording.transitions import TransitionStatistics
+from stepscope.runtime.windows.router import WindowsStatistics
 
 
 class PipelineStatistics(msgspec.Struct, frozen=True):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import BackendError, ExporterError, InternalError, ScheduleError, TriggerError
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.table import human_count
+from stepscope.runtime.loop.pipeline import Pipeline
 
 
 def kept_errors(pipeline: Pipeline | None) -> list[Exception]:

@@ -7,25 +7,26 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.runtime import clock, observing
+from stepscope.runtime.accounting.audit import audit
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
+from stepscope.runtime.accounting.recorded_errors import error_notes, kept_errors, schedule_errors
+from stepscope.runtime.accounting.run_report import TrustReport
 from stepscope.runtime.analysed import ShownText, as_html
-from stepscope.runtime.audit import audit
-from stepscope.runtime.closing import Closing
-from stepscope.runtime.diagnostics import explain
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime.annotations.greenlets import replaced_note, threads_replaced_by
+from stepscope.runtime.display.notebook import progress
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import clock
+from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.flight.saving import Saving
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.greenlets import replaced_note, threads_replaced_by
-from stepscope.runtime.kept_errors import error_notes, kept_errors, schedule_errors
-from stepscope.runtime.notebook import progress
+from stepscope.runtime.lifecycle.closing import Closing
+from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Signal
-from stepscope.runtime.output import Output
-from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
-from stepscope.runtime.recorder_accounts import RecorderAccounts
-from stepscope.runtime.saving import Saving
-from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.table import human_count
-from stepscope.runtime.trust import TrustReport
+from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.schedule.diagnostics import explain
+from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.windows.summary import Summary
 
 if TYPE_CHECKING:
     from stepscope.runtime.control.controller import Controller

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
+from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.analysed import as_html
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.outcome import counted, remedy
-from stepscope.runtime.paths import readable
-from stepscope.runtime.profiler_statistics import PipelineStatistics, ProfilerStatistics
-from stepscope.runtime.sink import BackendReport
-from stepscope.runtime.table import human_count, human_time
-from stepscope.runtime.worker_accounts import WorkerStatistics
+from stepscope.runtime.display.text_table import human_count, human_time
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.export.delivery_outcome import counted, remedy
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.paths import readable
+from stepscope.runtime.recording.joined_accounts import WorkerStatistics
+from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.sources.sink import BackendReport
 
 SHOWN = 16
 """Processes that joined, and windows that were saved, each on a line of its own; the others share one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 
 MOST = (1 << 63) - 1
 """Counts are what journals claim; their sums must fit into a journal."""

@@ -11,8 +11,8 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.native_threads import get_ident
-from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.threads.native_threads import get_ident
 
 MAX_KINDS = 16
 """Types of tasks that are told apart in `unwatched`."""

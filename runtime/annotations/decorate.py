@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any, TypeVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 copy = _core.copy_span
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import sys
 import weakref
 from typing import Any
 
-from stepscope.runtime import native_threads
+from stepscope.runtime.threads import native_threads
 
 recorded: int = 0
 """Greenlets that have recorded something, in this process."""

@@ -6,10 +6,10 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.patterns import Patterns
-from stepscope.runtime.survey import Replacement, Survey, immutable
-from stepscope.runtime.wrapped import is_layer
+from stepscope.runtime.annotations.forward_wrapper import is_layer
+from stepscope.runtime.annotations.patterns import Patterns
+from stepscope.runtime.annotations.target_scanner import Replacement, Survey, immutable
+from stepscope.runtime.settings.arguments import got
 
 CATEGORY = "function"
 """Category of the spans, unless another is asked for."""

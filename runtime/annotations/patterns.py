@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 
 class Patterns:

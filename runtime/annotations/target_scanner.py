@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from stepscope.runtime import _core
-from stepscope.runtime.decorate import decorate
-from stepscope.runtime.patterns import Patterns
-from stepscope.runtime.wrapped import Layer, is_ours, mark_ours
+from stepscope.runtime.annotations.decorate import decorate
+from stepscope.runtime.annotations.forward_wrapper import Layer, is_ours, mark_ours
+from stepscope.runtime.annotations.patterns import Patterns
 
 _IN_C = (
     types.BuiltinFunctionType,

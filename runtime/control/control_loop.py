@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepscope.runtime.ending_tasks import end_tasks
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.loop_thread import LoopThread
-from stepscope.runtime.native_threads import RLock
-from stepscope.runtime.promise import Promise
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.threads.loop_thread import LoopThread
+from stepscope.runtime.threads.native_threads import RLock
+from stepscope.runtime.threads.one_shot import Promise
 
 log = logging.getLogger("stepscope")
 

@@ -10,11 +10,11 @@ from collections import deque
 from collections.abc import Callable
 
 from stepscope.runtime.control import control_loop
-from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.record_events import RecordEvents
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.rate import StepRate
-from stepscope.runtime.control.record_events import RecordEvents
-from stepscope.runtime.control.status_file import StatusFile
+from stepscope.runtime.control.entry_points.status_file import StatusFile
 
 log = logging.getLogger("stepscope")
 

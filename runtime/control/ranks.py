@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 
-from stepscope.runtime.table import human_count
+from stepscope.runtime.display.text_table import human_count
 
 MAX_RANKS = 1 << 20
 """Ranks of one job, and ranks that one text names. Larger numbers come from damaged or hostile input."""

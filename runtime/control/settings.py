@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.window_request import RunId
+from stepscope.runtime.control.requests.window_request import RunId
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
 
 
 class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,7 +35,7 @@ static inline void take_back(PyThreadState *released) {
     if (released) PyEval_RestoreThread(released);
 }
 
-/* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events.py: EVENT_DTYPE). */
+/* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events/record.py: EVENT_DTYPE). */
 typedef struct {
     int64_t ts;        /* ns, monotonic clock of the process; spans: when entered */
     int64_t dur;       /* ns; spans and gaps */

@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { CPU, RUN_QUEUE, RESIDENT, FAULTS, PREEMPTIONS, WRITTEN, SIGNALS }; /* as runtime/step_facts.py has them */
+enum { CPU, RUN_QUEUE, RESIDENT, FAULTS, PREEMPTIONS, WRITTEN, SIGNALS }; /* as runtime/windows/step_facts.py has them */
 #define SHORT_COLLECTION 20000 /* ns; shorter ones of generation 0 are too many to tell of */
 
 static uint32_t names[SIGNALS], collection_name, generation_key, collected_key, uncollectable_key;

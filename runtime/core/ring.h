@@ -7,7 +7,7 @@
 #define MAX_RINGS 4096
 #define PAYLOAD 62 /* bytes of arguments in a slot */
 
-typedef struct { /* layout read by runtime/recovery/ring_content.py */
+typedef struct { /* layout read by runtime/recovery/ring_file.py */
     char magic[8];
     uint32_t version, slots, track;
     _Atomic uint32_t alive;

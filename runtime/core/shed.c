@@ -1,4 +1,4 @@
-/* What goes first when there is no room: a level for each event. The order is made in Python (runtime/shedding.py). */
+/* What goes first when there is no room: a level for each event. The order is made in Python (runtime/export/drop_priority.py). */
 #include "shed.h"
 
 Shedding g_shedding = {.kept = 0, .share = {SHED_WHOLE - SHED_WHOLE / 16, SHED_WHOLE}};

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from stepscope.runtime import clock
-from stepscope.runtime.native_threads import Event, Thread
-from stepscope.runtime.profiler_statistics import ProfilerStatistics
-from stepscope.runtime.table import human_count, human_number, human_time
-from stepscope.runtime.threads import join, start
+from stepscope.runtime.accounting.profiler_statistics import ProfilerStatistics
+from stepscope.runtime.display.text_table import human_count, human_number, human_time
+from stepscope.runtime.events import clock
+from stepscope.runtime.threads.background_call import join, start
+from stepscope.runtime.threads.native_threads import Event, Thread
 
 log = logging.getLogger("stepscope")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.events import Block, Flag, Kind, join_blocks
+from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 
 Interval = tuple[int, int]
 """`[start, end)` in ns."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from stepscope.runtime.known_values import shown
+from stepscope.runtime.events.value_texts import shown
 
 MAX_DEPTH = 16
 MAX_ITEMS = 10_000

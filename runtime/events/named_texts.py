@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block
 
 
 class NamedTexts:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from stepscope.runtime import tracks
-from stepscope.runtime.events import Block
-from stepscope.runtime.tracks import Track
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.tracks import Track
 
 _FEW = 256
 """Events that are looked at one by one."""

@@ -17,8 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind
 
 FRAMES = "python_function"
 """Category of Python frames."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import SupportsFloat, SupportsIndex, SupportsInt
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.settings.arguments import got
 
 LIMIT = 1 << 63
 

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.documented import Documented
 
 Block: TypeAlias = NDArray[np.void]
 """One-dimensional array of `EVENT_DTYPE`."""

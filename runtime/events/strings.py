@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events.record import Flag
 
 FIRST_NAME = _core.FIRST_NAME
 

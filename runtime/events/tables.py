@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import EventBatch
 
 _AS_THEY_ARE = ("step", "ts", "dur", "kind")
 

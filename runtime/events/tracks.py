@@ -6,7 +6,8 @@ from enum import IntEnum
 
 import msgspec
 
-from stepscope.runtime import _core, locks
+from stepscope.runtime import _core
+from stepscope.runtime.threads import locks
 
 MOST = _core.MAX_TRACKS
 """Tracks of a process at most: further ones share the last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.accounting.ledger import OutputLedger
 
 
 class Kept(msgspec.Struct, frozen=True):

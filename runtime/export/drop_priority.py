@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag
 from stepscope.runtime.options import Options
 
 LOWEST, HIGHEST = 1 / 2, 7 / 8

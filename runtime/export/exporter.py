@@ -7,10 +7,10 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outcome import Kept
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.delivery_outcome import Kept
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 
 @runtime_checkable

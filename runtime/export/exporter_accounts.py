@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepscope.runtime.consumer import Lost, Settled
-from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.export.exporter import Lost, Settled
 
 KEPT_WINDOWS = 256
 """Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""

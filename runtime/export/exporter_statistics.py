@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.ledger import OutputLedger
-from stepscope.runtime.outcome import Kept
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.export.delivery_outcome import Kept
 
 
 class OutletStatistics(msgspec.Struct, frozen=True):

@@ -10,23 +10,23 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from stepscope.runtime import locks
-from stepscope.runtime.accounts import KEPT_WINDOWS, Accounts
-from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Closing, Counting, Discarding, Exporter, Keeping, Lost, Settling
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.ledger import Ledger, OutputLedger
-from stepscope.runtime.loop_thread import LoopThread
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
+from stepscope.runtime.accounting.part_errors import GRACE, cancels
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.delivery_outcome import Kept, counted, remedy
+from stepscope.runtime.export.drop_priority import SPARE, Shedding
+from stepscope.runtime.export.exporter import Closing, Counting, Discarding, Exporter, Keeping, Lost, Settling
+from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS, Accounts
+from stepscope.runtime.export.exporter_statistics import OutletStatistics
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import readable
 from stepscope.runtime.options import Options
-from stepscope.runtime.outcome import Kept, counted, remedy
-from stepscope.runtime.outlet_statistics import OutletStatistics
-from stepscope.runtime.part_errors import GRACE, cancels
-from stepscope.runtime.paths import readable
-from stepscope.runtime.programs_code import is_programs, run_async
-from stepscope.runtime.run import Run
-from stepscope.runtime.shedding import SPARE, Shedding
-from stepscope.runtime.window import Window
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.loop_thread import LoopThread
+from stepscope.runtime.threads.user_code import is_programs, run_async
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import anyio
 
-from stepscope.runtime import clock
-from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.ledger import OutputLedger
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.run import Run
-from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.window import Window
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.consumer import Exporter
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.format import time_range
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
-from stepscope.runtime.loop_thread import call_in_thread
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.threads.loop_thread import call_in_thread
+from stepscope.runtime.windows.window import Step, Window
 
 Factory = Callable[[Path], Exporter]
 """Makes an exporter that writes to one file."""

@@ -13,22 +13,22 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.errors import OutputError, ProfilerStateError
-from stepscope.runtime.formats import replay_into, run_of, writing
+from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.formats import replay_into, run_of, writing
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
+from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.launch import launch_directory, launch_name, own_directory
-from stepscope.runtime.loop_thread import run_on_own_loop
-from stepscope.runtime.native_threads import Lock
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.paths import absolute, can_create_in, temporary_directory, user_directory
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.private_files import refuse_link
-from stepscope.runtime.processes import process_identity
-from stepscope.runtime.run import Run
-from stepscope.runtime.session import forget_run, keep_run
-from stepscope.runtime.session_note import MAX_OUTPUTS, SessionNote, new_note, replace_note
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.trace_note import TraceNote
-from stepscope.runtime.window import Window
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.session.directory import forget_run, keep_run
+from stepscope.runtime.session.launch import launch_directory, launch_name, own_directory
+from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, new_note, replace_note
+from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.threads.loop_thread import run_on_own_loop
+from stepscope.runtime.threads.native_threads import Lock
+from stepscope.runtime.windows.summary import Summary
+from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 

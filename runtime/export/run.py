@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.clock import ClockAnchor, identity, wall_clock
-from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.control.ranks import valid_rank, valid_world_size
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.paths import readable
-from stepscope.runtime.trace_note import NoteOutput
+from stepscope.runtime.control.requests.command import Answer, Command
+from stepscope.runtime.events.clock import ClockAnchor, identity, wall_clock
+from stepscope.runtime.export.trace_note import NoteOutput
+from stepscope.runtime.files.paths import readable
+from stepscope.runtime.settings.documented import Documented
 
 MAX_JOB = 200
 """Characters of a job's id."""

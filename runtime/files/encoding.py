@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.runtime.paths import readable
+from stepscope.runtime.files.paths import readable
 
 T = TypeVar("T")
 

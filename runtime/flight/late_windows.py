@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.accounting.ledger import SourceLedger
+from stepscope.runtime.events.intervals import FOREVER, Interval, touching_any
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.flight.retention import KeptBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
-from stepscope.runtime.flight.trigger import StepTimes
-from stepscope.runtime.intervals import FOREVER, Interval, touching_any
-from stepscope.runtime.ledger import SourceLedger
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.windows import RECORDER, Windows, WindowsStatistics
+from stepscope.runtime.flight.triggers.trigger import StepTimes
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.router import RECORDER, Windows, WindowsStatistics
+from stepscope.runtime.windows.step_marks import StepMark
 
 KEPT_PAUSES = KEPT_LOSSES = 1 << 16
 """Of the steps that are kept: as many as there may be steps."""

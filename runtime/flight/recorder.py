@@ -8,16 +8,16 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime.events import Block
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.flight.late_windows import FlightWindows
 from stepscope.runtime.flight.retention import RetentionStatistics
 from stepscope.runtime.flight.saved import SavedWindows
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.trigger import News
-from stepscope.runtime.flight.watch import Fired, Watch, WatchStatistics
-from stepscope.runtime.flight.windows import FlightWindows
-from stepscope.runtime.open_window import OpenWindow
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window
+from stepscope.runtime.flight.trigger_watch import Fired, Watch, WatchStatistics
+from stepscope.runtime.flight.triggers.trigger import News
+from stepscope.runtime.windows.open_window import OpenWindow
+from stepscope.runtime.windows.window import Window
 
 FACTS = "flight"
 """Key of a window's metadata that says why it was saved."""

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 WINDOWS = "windows"
 """Directory of the saved windows' journals, in that of the run."""

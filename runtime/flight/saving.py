@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from stepscope.runtime import clock
-from stepscope.runtime.arming import Arming
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.flight.found import made_anew
-from stepscope.runtime.flight.raised import Raised
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.terminated import Terminated
-from stepscope.runtime.flight.trigger import Finding
-from stepscope.runtime.flight.watch import Fired
-from stepscope.runtime.hub import Hub
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.plain import plain
-from stepscope.runtime.schedule import ScheduleFunction
-from stepscope.runtime.table import human_count
+from stepscope.runtime.flight.trigger_watch import Fired
+from stepscope.runtime.flight.triggers.finding import made_anew
+from stepscope.runtime.flight.triggers.raised import Raised
+from stepscope.runtime.flight.triggers.terminated import Terminated
+from stepscope.runtime.flight.triggers.trigger import Finding
+from stepscope.runtime.loop.drain_loop import Hub
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.recording.arming import Arming
+from stepscope.runtime.schedule.schedule import ScheduleFunction
 
 MAX_REASON = 200
 """Characters kept of the reason of a save."""

@@ -6,15 +6,15 @@ from typing import Annotated, Any
 
 import msgspec
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.memory_high import MemoryHigh
-from stepscope.runtime.flight.not_finite import NotFinite
-from stepscope.runtime.flight.raised import Raised
-from stepscope.runtime.flight.slow_step import SlowStep
-from stepscope.runtime.flight.stalled import Stalled
-from stepscope.runtime.flight.terminated import Terminated
-from stepscope.runtime.flight.trigger import Trigger
+from stepscope.runtime.flight.triggers.memory_high import MemoryHigh
+from stepscope.runtime.flight.triggers.not_finite import NotFinite
+from stepscope.runtime.flight.triggers.raised import Raised
+from stepscope.runtime.flight.triggers.slow_step import SlowStep
+from stepscope.runtime.flight.triggers.stalled import Stalled
+from stepscope.runtime.flight.triggers.terminated import Terminated
+from stepscope.runtime.flight.triggers.trigger import Trigger
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
 
 Whole = Annotated[int, msgspec.Meta(ge=0)]
 

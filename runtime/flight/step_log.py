@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.runtime.events import Block, empty_block, join_blocks
-from stepscope.runtime.flight.trigger import StepTimes
-from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.events.record import Block, empty_block, join_blocks
+from stepscope.runtime.flight.triggers.trigger import StepTimes
+from stepscope.runtime.windows.step_marks import StepMark
 
 
 class StepLog:

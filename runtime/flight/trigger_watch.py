@@ -6,11 +6,11 @@ from collections import Counter, deque
 
 import msgspec
 
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.flight.beside import Answer, Beside, ask
-from stepscope.runtime.flight.memory_high import MemoryHigh
+from stepscope.runtime.accounting.error_log import ErrorKeeper
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.flight.triggers.memory_high import MemoryHigh
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.flight.triggers.trigger_thread import Answer, Beside, ask
 
 MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.private_files import DeletionCheck, create
+from stepscope.runtime.files.descriptors import reserve_standard_descriptors
+from stepscope.runtime.files.private_files import DeletionCheck, create
 
 Piece = bytes | bytearray | memoryview
 

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EVENT_DTYPE, Block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EVENT_DTYPE, Block
 
 MAX_CONTENT_BYTES = 64 << 20
 """Bytes of columns, arguments and table; more are not believed."""

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag
 from stepscope.runtime.journal import columns
-from stepscope.runtime.plain import plain
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
 """First bytes of a journal; a transfer that changes line ends or clears the eighth bit shows."""

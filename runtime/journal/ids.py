@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block, Flag
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, Flag
 from stepscope.runtime.journal.format import heap_arguments
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.native_threads import Lock
+from stepscope.runtime.threads.native_threads import Lock
 
 LOST_NAME = "(name lost)"
 """Shown for a name whose text is missing from the file."""

@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.control.ranks import valid_rank, valid_world_size
-from stepscope.runtime.encoding import msgpack_bytes
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.encoding import msgpack_bytes
 from stepscope.runtime.journal.columns import Id as Id
 from stepscope.runtime.journal.columns import Int64 as Int64
 from stepscope.runtime.journal.columns import TrackRecord as TrackRecord
 from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.plain import plain
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.windows.window import Step, Window
 
 _STEP_BYTES = 24
 

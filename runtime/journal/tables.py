@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.runtime import tracks
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.named_texts import NamedTexts
+from stepscope.runtime.events.named_tracks import NamedTracks
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.tracks import Track
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records
-from stepscope.runtime.named_texts import NamedTexts
-from stepscope.runtime.named_tracks import NamedTracks
-from stepscope.runtime.tracks import Track
 
 _MOST_PER_ROW = 4096
 """Bytes that a name or a track takes at most, or nearly."""

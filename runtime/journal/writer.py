@@ -9,19 +9,24 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.private_files import (
+    CHECK_INTERVAL_S,
+    WINDOW_CHECK_INTERVAL_S,
+    deleted_error,
+    make_directories,
+)
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.tables import Tables
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.native_threads import Lock
-from stepscope.runtime.plain import plain
-from stepscope.runtime.private_files import CHECK_INTERVAL_S, WINDOW_CHECK_INTERVAL_S, deleted_error, make_directories
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.threads.native_threads import Lock
+from stepscope.runtime.windows.window import Window
 
 Fsync = Literal["never", "window", "always"]
 """When the disk is waited for: a machine that loses power keeps what was synced, a killed process keeps everything."""

@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 
 import anyio.lowlevel
 
-from stepscope.runtime import clock, hub
-from stepscope.runtime.bound import BoundSource
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import clock
+from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.options import Options
-from stepscope.runtime.output import Output
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import Recorder
-from stepscope.runtime.recorder_accounts import RecorderAccounts
-from stepscope.runtime.table import human_count
-from stepscope.runtime.threads import Work
+from stepscope.runtime.recording.recorder import Recorder
+from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.one_shot import Promise
 
 log = logging.getLogger("stepscope")
 
@@ -50,7 +51,7 @@ class Closing:
         self,
         name: str,
         options: Options,
-        hub_: hub.Hub,
+        hub_: drain_loop.Hub,
         pipeline: Pipeline,
         recorder: Recorder,
         accounts: RecorderAccounts | None,
@@ -139,7 +140,7 @@ class Closing:
             log.error("profiler %r could not be closed", self._name, exc_info=error)
             self._give_up("it failed: please report it")
         try:
-            hub.release()
+            drain_loop.release()
             if not self.given_up:
                 self._recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:

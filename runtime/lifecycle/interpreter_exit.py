@@ -14,12 +14,12 @@ import logging
 import threading
 
 from stepscope.runtime import _core, profiler
-from stepscope.runtime.closing import wait_for_late_closings
-from stepscope.runtime.ending import call_after_exit
-from stepscope.runtime.native_threads import Event, Thread, get_ident
+from stepscope.runtime.lifecycle.closing import wait_for_late_closings
+from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit
 from stepscope.runtime.profiler import close_all
-from stepscope.runtime.recorder import close_recorder
-from stepscope.runtime.threads import call_before_threads_end, start, start_also_at_exit
+from stepscope.runtime.recording.recorder import close_recorder
+from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
+from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 
 log = logging.getLogger("stepscope")
 

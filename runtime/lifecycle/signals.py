@@ -22,8 +22,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Concatenate, ParamSpec, TypeVar
 
-from stepscope.runtime import _core, locks
-from stepscope.runtime.native_threads import on_main_thread
+from stepscope.runtime import _core
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.native_threads import on_main_thread
 
 _getsignal: Callable[[int], object] = vars(import_module("_signal"))["getsignal"]
 """`signal.getsignal`, which looks the answer up in an enumeration: that takes as long as a third of a change of action."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from stepscope.runtime import clock, signals
 from stepscope.runtime.errors import BackendError, ProfilerStateError
-from stepscope.runtime.promise import LOOK, Promise
+from stepscope.runtime.events import clock
+from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.threads.one_shot import LOOK, Promise
 
 T = TypeVar("T")
 

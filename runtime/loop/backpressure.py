@@ -11,13 +11,13 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
-from stepscope.runtime import clock
-from stepscope.runtime.change import Change
-from stepscope.runtime.delivered import Delivered
-from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks, split_block
-from stepscope.runtime.faults import Faults
+from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks, split_block
 from stepscope.runtime.options import Options
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime.sources.pending_deliveries import Delivered
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1
 """Seconds until it goes on after a fault of ours."""

@@ -10,19 +10,22 @@ from typing import Any, TypeVar
 
 import anyio
 
-from stepscope.runtime import _core, clock, signals, threads
-from stepscope.runtime.change import Change
-from stepscope.runtime.events import Block, Kind, join_blocks, without_ids
-from stepscope.runtime.faults import Faults
-from stepscope.runtime.loop_thread import JOIN_S, LoopThread, loop_name
-from stepscope.runtime.native_threads import RLock, get_ident
-from stepscope.runtime.outlet import PATIENCE
-from stepscope.runtime.pipeline import Pipeline
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.recorder import Recorder
-from stepscope.runtime.source import Source
-from stepscope.runtime.threads import Work
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
+from stepscope.runtime.export.exporter_worker import PATIENCE
+from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.recording.recorder import Recorder
+from stepscope.runtime.sources.source import Source
+from stepscope.runtime.threads import background_call
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.loop_thread import JOIN_S, LoopThread, loop_name
+from stepscope.runtime.threads.native_threads import RLock, get_ident
+from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.windows.router import RECORDER
 
 T = TypeVar("T")
 
@@ -211,7 +214,7 @@ class Hub:
             self._loop.call_soon_threadsafe(answered.give, None)
         if answered.wait(ANSWER_S):
             return ""
-        frame = threads.frames().get(self._thread_id)
+        frame = background_call.frames().get(self._thread_id)
         called = None
         while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
             called, frame = frame, frame.f_back

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from stepscope.runtime import locks
 from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.threads import locks
 
 T = TypeVar("T")
 

@@ -7,11 +7,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import Detail
-from stepscope.runtime.events import Block
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.step_marks import StepMark
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.recording.detail import Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.windows.step_marks import StepMark
 
 
 class Delivery(msgspec.Struct, frozen=True):

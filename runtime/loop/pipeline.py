@@ -11,24 +11,25 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from stepscope.runtime import _core, clock, tracks
-from stepscope.runtime.attendance import Attendance
-from stepscope.runtime.backlog import Backlog
-from stepscope.runtime.bound import source_of
-from stepscope.runtime.change import Change
-from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.control.armed_facts import add_recorded
-from stepscope.runtime.delivered import Delivered
-from stepscope.runtime.delivering import deliver_for
-from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.events import Block, EventBatch, Kind
-from stepscope.runtime.fanout import Fanout
-from stepscope.runtime.faults import Faults, contained
-from stepscope.runtime.flight.flight import Flight
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.internal_errors import Faults, contained
+from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
+from stepscope.runtime.accounting.part_errors import GRACE
+from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics
+from stepscope.runtime.control.requests.armed_facts import add_recorded
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.events import clock, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.fanout import Fanout
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.flight.recorder import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.ledger import Ledger, events_in, losses
-from stepscope.runtime.messages import (
+from stepscope.runtime.loop.backpressure import Backlog
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop.messages import (
     ActionChanged,
     Advancing,
     Delivery,
@@ -45,22 +46,22 @@ from stepscope.runtime.messages import (
     WindowBegins,
     WindowEnds,
 )
-from stepscope.runtime.open_window import OpenWindow
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.overhead import OverheadBudget
-from stepscope.runtime.overseer import OVERHEAD, Overseer
-from stepscope.runtime.part_errors import GRACE
-from stepscope.runtime.profiler_statistics import PipelineStatistics
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.run import Run
-from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.source import Producer, Source
-from stepscope.runtime.step_statistics import OPTIMIZER, STEPS_END
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window, WindowActions
-from stepscope.runtime.window_tables import WindowTables
-from stepscope.runtime.windows import RECORDER, Ending, Windows
+from stepscope.runtime.overhead.budget import OverheadBudget
+from stepscope.runtime.overhead.controller import OVERHEAD, Overseer
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.sources.pending_deliveries import Delivered
+from stepscope.runtime.sources.source import Producer, Source
+from stepscope.runtime.sources.thread_bound import source_of
+from stepscope.runtime.sources.thread_coverage import Attendance
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.export_context import deliver_for
+from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.windows.open_window import OpenWindow
+from stepscope.runtime.windows.router import RECORDER, Ending, Windows
+from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
+from stepscope.runtime.windows.window import Window, WindowActions
+from stepscope.runtime.windows.window_tables import WindowTables
 
 ADVANCING_S = 0.5
 """How long closing waits for a backend after that said that it works on what it has yet to deliver."""

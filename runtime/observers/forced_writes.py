@@ -8,9 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime import _core, observing
-from stepscope.runtime.observing import SignalSource
-from stepscope.runtime.places import caller
+from stepscope.runtime import _core
+from stepscope.runtime.observers import observing
+from stepscope.runtime.observers.code_places import caller
+from stepscope.runtime.observers.observing import SignalSource
 
 CATEGORY = "forced write"
 

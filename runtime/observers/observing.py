@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from stepscope.runtime import _core, locks
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.options import Signal
-from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.threads import locks
 
 if TYPE_CHECKING:
-    from stepscope.runtime.stepping import Stepping
+    from stepscope.runtime.recording.step_controller import Stepping
 
 _READ_OF_STEPS = {
     "run_queue_ns": "/proc/thread-self/schedstat",

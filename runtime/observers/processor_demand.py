@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from stepscope.runtime import _core, clock, strings, tracks
+from stepscope.runtime import _core
+from stepscope.runtime.events import clock, strings, tracks
 
 CATEGORY = "processor demand"
 THIS_PROCESS = ("this process runs", "this process waits")

@@ -8,8 +8,9 @@ import inspect
 import weakref
 from typing import Any
 
-from stepscope.runtime import _core, clock, strings, tracks
-from stepscope.runtime.places import described_frame
+from stepscope.runtime import _core
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.observers.code_places import described_frame
 
 CATEGORY = "asyncio queue"
 MOST_QUEUES = 256

@@ -8,15 +8,18 @@ import threading
 import time
 from typing import NamedTuple
 
-from stepscope.runtime import _core, asyncio_tasks, clock, observing, strings, tracks
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.native_threads import Thread
-from stepscope.runtime.observing import SignalSource
-from stepscope.runtime.processor_demand import ProcessorDemand
-from stepscope.runtime.stepping import Stepping
-from stepscope.runtime.task_runs import TASKS
-from stepscope.runtime.threads import start
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.annotations import asyncio_tasks
+from stepscope.runtime.annotations.task_runs import TASKS
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.observers import observing
+from stepscope.runtime.observers.observing import SignalSource
+from stepscope.runtime.observers.processor_demand import ProcessorDemand
+from stepscope.runtime.recording.step_controller import Stepping
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Thread
 
 SAMPLE_S = 0.05
 """Seconds between two samples of a stack, on average."""

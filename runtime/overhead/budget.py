@@ -6,11 +6,11 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.options import PositiveFloat
-from stepscope.runtime.table import human_count
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.documented import Documented
 
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 

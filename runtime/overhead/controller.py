@@ -11,13 +11,15 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime import _core, locks, strings
-from stepscope.runtime.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
-from stepscope.runtime.events import Block, Kind, empty_block
-from stepscope.runtime.governor import Governor
-from stepscope.runtime.intervals import Interval
-from stepscope.runtime.meter import Counted, EventCosts, OwnThreads, event_costs
-from stepscope.runtime.overhead import OverheadBudget, OverheadStatistics
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import Interval
+from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.runtime.overhead.budget import OverheadBudget, OverheadStatistics
+from stepscope.runtime.overhead.governor import Governor
+from stepscope.runtime.overhead.meter import Counted, EventCosts, OwnThreads, event_costs
+from stepscope.runtime.recording.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
+from stepscope.runtime.threads import locks
 
 OVERHEAD = "overhead"
 """Source of the events that say what recording costs, and what was done about it."""

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.detail import are_operators
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events.record import Block, Flag, Kind
+from stepscope.runtime.recording.detail import are_operators
 
 OPERATOR_SPANS = 6.5
 """An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with

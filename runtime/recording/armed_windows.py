@@ -7,18 +7,19 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from stepscope.runtime import clock, locks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.bound import BoundSource
-from stepscope.runtime.control.armed import ArmedState
-from stepscope.runtime.control.armed_window import ArmedWindow
-from stepscope.runtime.control.end_change import EndChange, PendingEnd
-from stepscope.runtime.control.window_detail import WindowDetail
-from stepscope.runtime.messages import ActionChanged, WindowEnds
-from stepscope.runtime.metadata import Metadata
-from stepscope.runtime.schedule import NEVER, ScheduleFunction
-from stepscope.runtime.source import Producer
-from stepscope.runtime.stepping import Stepping
+from stepscope.runtime.accounting.metadata import Metadata
+from stepscope.runtime.control.requests.armed import ArmedState
+from stepscope.runtime.control.requests.armed_window import ArmedWindow
+from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.control.requests.window_detail import WindowDetail
+from stepscope.runtime.events import clock
+from stepscope.runtime.loop.messages import ActionChanged, WindowEnds
+from stepscope.runtime.recording.step_controller import Stepping
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
+from stepscope.runtime.sources.source import Producer
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 

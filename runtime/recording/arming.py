@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.armed_steps import ArmedSteps
-from stepscope.runtime.control.armed import Armed, ArmedStatus
-from stepscope.runtime.control.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.end_change import EndChange, PendingEnd
-from stepscope.runtime.control.placement import place
-from stepscope.runtime.control.window_request import MAX_STEP, WindowRequest
-from stepscope.runtime.schedule import NEVER
+from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.control.requests.placement import place
+from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.recording.armed_windows import ArmedSteps
+from stepscope.runtime.schedule.schedule import NEVER
+from stepscope.runtime.settings.arguments import got
 
 MOST_WAITING = 64
 """Armed windows that may wait at a time."""

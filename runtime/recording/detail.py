@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Kind
-from stepscope.runtime.intervals import Mask
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import Mask
+from stepscope.runtime.events.record import Block, Kind
 
 EVENTS, OPERATORS = _core.RECORD_EVENTS, _core.RECORD_OPERATORS
 EVERYTHING = EVENTS | OPERATORS

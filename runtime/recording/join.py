@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from stepscope.runtime import _core, locks, recorder
-from stepscope.runtime.arguments import got
+from stepscope.runtime import _core
 from stepscope.runtime.errors import SessionError
-from stepscope.runtime.private_files import is_gone
-from stepscope.runtime.processes import parent_of
-from stepscope.runtime.session import (
+from stepscope.runtime.files.private_files import is_gone
+from stepscope.runtime.recording import recorder
+from stepscope.runtime.session.directory import (
     ENVIRONMENT,
     make_part,
     read_identity,
@@ -28,6 +27,9 @@ from stepscope.runtime.session import (
     session_of,
     write_identity,
 )
+from stepscope.runtime.session.processes import parent_of
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 
@@ -110,7 +112,9 @@ def _try_sessions(level: int) -> bool:
     if recorder.current() is not None:
         _say(logging.INFO, "this process has a session of its own, so it does not join another")
         return False
-    import_module("stepscope.runtime.exit")  # what a joined process has recorded is taken over when it exits
+    import_module(
+        "stepscope.runtime.lifecycle.interpreter_exit"
+    )  # what a joined process has recorded is taken over when it exits
     problems: list[str] = []
     for session in _sessions():
         try:

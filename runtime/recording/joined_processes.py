@@ -11,14 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
+from stepscope.runtime.files.private_files import is_gone
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.private_files import is_gone
+from stepscope.runtime.recording.joined_accounts import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import Identity, parts, read_identity
-from stepscope.runtime.worker_accounts import WorkerAccounts, WorkerStatistics
+from stepscope.runtime.session.directory import Identity, parts, read_identity
 
 log = logging.getLogger("stepscope")
 

@@ -14,19 +14,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.runtime import _core, asyncio_tasks, greenlets
-from stepscope.runtime.descriptors import reserve_standard_descriptors
-from stepscope.runtime.detail import EVERYTHING
+from stepscope.runtime import _core
+from stepscope.runtime.annotations import asyncio_tasks, greenlets
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.events import EVENT_DTYPE, Block, join_blocks
-from stepscope.runtime.mounts import IN_MEMORY, file_system_of
-from stepscope.runtime.native_threads import Lock
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
+from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.files.descriptors import reserve_standard_descriptors
+from stepscope.runtime.files.paths import temporary_directory
+from stepscope.runtime.files.private_files import is_gone
 from stepscope.runtime.options import Options
-from stepscope.runtime.paths import temporary_directory
-from stepscope.runtime.private_files import is_gone
-from stepscope.runtime.recorder_statistics import RecorderStatistics
+from stepscope.runtime.recording.detail import EVERYTHING
+from stepscope.runtime.recording.joined_processes import Workers
+from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
-from stepscope.runtime.session import (
+from stepscope.runtime.session.directory import (
     ENVIRONMENT,
     end_session,
     make_session,
@@ -35,9 +36,9 @@ from stepscope.runtime.session import (
     remove_session,
     unmark_delivered,
 )
-from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.spool import Spool
-from stepscope.runtime.workers import Workers
+from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.session.spool import Spool
+from stepscope.runtime.threads.native_threads import Lock
 
 log = logging.getLogger("stepscope")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepscope.runtime.recorder_statistics import RecorderStatistics
+from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 
 if TYPE_CHECKING:
-    from stepscope.runtime.recorder import Recorder
+    from stepscope.runtime.recording.recorder import Recorder
 
 
 class RecorderAccounts:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from stepscope.runtime.table import human_count
-from stepscope.runtime.worker_accounts import WorkerStatistics
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.recording.joined_accounts import WorkerStatistics
 
 
 class RecorderStatistics(msgspec.Struct, frozen=True):

@@ -8,26 +8,27 @@ import operator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepscope.runtime import _core, clock
-from stepscope.runtime.action import ProfilerAction, checked_action
-from stepscope.runtime.bound import BoundSource
-from stepscope.runtime.control.window_detail import WindowDetail
-from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.error_text import error_text
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
-from stepscope.runtime.part_errors import from_signal_handler
-from stepscope.runtime.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
-from stepscope.runtime.serial import PATIENCE, Serial
-from stepscope.runtime.signals import uninterrupted
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.transitions import Transitions
+from stepscope.runtime.events import clock
+from stepscope.runtime.lifecycle.signals import uninterrupted
+from stepscope.runtime.loop.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.recording.transitions import Transitions
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.threads.call_serializer import PATIENCE, Serial
+from stepscope.runtime.windows.step_marks import StepMark
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stepscope.runtime.pipeline import Pipeline
-    from stepscope.runtime.recorder import Recorder
+    from stepscope.runtime.loop.pipeline import Pipeline
+    from stepscope.runtime.recording.recorder import Recorder
 
 log = logging.getLogger("stepscope")
 

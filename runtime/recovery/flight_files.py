@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.flight.kept_segment import PREFIX
 from stepscope.runtime.flight.saved import WINDOWS
-from stepscope.runtime.flight.segment import PREFIX
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.recovery.ring_content import RingContent
+from stepscope.runtime.recovery.ring_file import RingContent
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session_note import SessionNote
+from stepscope.runtime.session.note import SessionNote
 
 MAX_FILES = 1 << 14
 MAX_BYTES = 64 << 20

@@ -10,7 +10,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.session_note import RECOVERED
+from stepscope.runtime.session.note import RECOVERED
 
 _MAX_NAMED = 8
 

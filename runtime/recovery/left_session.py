@@ -11,8 +11,8 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.recovery.journals import run_in
-from stepscope.runtime.session import Identity, in_use, is_delivered, parts, read_identity, runs_of
-from stepscope.runtime.session_note import SessionNote, is_note, read_note, recovered_of
+from stepscope.runtime.session.directory import Identity, in_use, is_delivered, parts, read_identity, runs_of
+from stepscope.runtime.session.note import SessionNote, is_note, read_note, recovered_of
 
 
 class LeftSession(msgspec.Struct, frozen=True):

@@ -9,29 +9,29 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, RecoveredError
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.formats import run_of
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.export.formats import run_of
+from stepscope.runtime.export.run import Run, this_host
+from stepscope.runtime.files.private_files import temporary_name
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.private_files import temporary_name
-from stepscope.runtime.processes import is_running
-from stepscope.runtime.recovery.choice import being_written, choose
+from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.journals import below
-from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.left_session import is_recovered, notes_of
-from stepscope.runtime.recovery.leftovers import Leftovers, UnfinishedWindow
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.run import Run, this_host
-from stepscope.runtime.session_note import JOURNAL, SessionNote
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window
-from stepscope.runtime.windows import divide
+from stepscope.runtime.recovery.target import being_written, choose
+from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindow
+from stepscope.runtime.session.note import JOURNAL, SessionNote
+from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.windows.router import divide
+from stepscope.runtime.windows.window import Window
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.intervals import Mask
+from stepscope.runtime.events.intervals import Mask
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
 
 MAX_SLOTS = 1 << 24
 

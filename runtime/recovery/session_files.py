@@ -19,16 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EVENT_DTYPE, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.recovery.private_directory import PrivateDirectory
-from stepscope.runtime.recovery.ring_content import RingContent, Told, read_ring, waiting_in, written
-from stepscope.runtime.session import PART, is_session_of, remove_files
-from stepscope.runtime.spool import FILES as SPOOL_FILES
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.recovery.ring_file import RingContent, Told, read_ring, waiting_in, written
+from stepscope.runtime.session.directory import PART, is_session_of, remove_files
+from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 
 MAX_PARTS = 1 << 16
 MAX_RINGS = 4096

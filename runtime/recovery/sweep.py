@@ -17,13 +17,13 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.held_files import lock
-from stepscope.runtime.native_threads import Event
 from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import PREFIX, remove_session
-from stepscope.runtime.session_note import Swept, replace_note
-from stepscope.runtime.threads import Work
+from stepscope.runtime.session.directory import PREFIX, remove_session
+from stepscope.runtime.session.file_lock import lock
+from stepscope.runtime.session.note import Swept, replace_note
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.native_threads import Event
 
 log = logging.getLogger("stepscope")
 

@@ -12,7 +12,7 @@ import msgspec
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.recovery.journals import Journals, run_in
-from stepscope.runtime.session_note import SESSION_FILE, SessionNote, is_note, notes_in, recovered_of
+from stepscope.runtime.session.note import SESSION_FILE, SessionNote, is_note, notes_in, recovered_of
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
 """Endings of files that a note names and that are no journals."""

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.intervals import FOREVER, Mask, ends
+from stepscope.runtime.accounting.ledger import SAMPLED, Ledger, SourceLedger, losses
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.intervals import FOREVER, Mask, ends
+from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.ledger import SAMPLED, Ledger, SourceLedger, losses
-from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.recovery.kept import kept_blocks
-from stepscope.runtime.recovery.ring_content import Told
+from stepscope.runtime.recovery.flight_files import kept_blocks
+from stepscope.runtime.recovery.ring_file import Told
 from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.window import Window
 
 RECORDER = "recorder"
 

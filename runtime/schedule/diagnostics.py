@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.action import step_text
-from stepscope.runtime.schedule import NEVER, Always, Never, Schedule, ScheduleFunction
-from stepscope.runtime.table import human_count
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.schedule.action import step_text
+from stepscope.runtime.schedule.schedule import NEVER, Always, Never, Schedule, ScheduleFunction
 
 _HOW_TO_STEP = "call step() at the end of each iteration"
 

@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import msgspec
 
-from stepscope.runtime.action import ProfilerAction, checked_action, step_text
-from stepscope.runtime.arguments import number_argument
-from stepscope.runtime.diagnostics import explain, schedule_text
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction
-from stepscope.runtime.table import human_count
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action, step_text
+from stepscope.runtime.schedule.diagnostics import explain, schedule_text
+from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.settings.arguments import number_argument
 
 _ROWS_SHOWN = 40
 _LINE_SHOWN = 100

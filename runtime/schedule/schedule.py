@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final, Protocol, SupportsIndex, runtime_checka
 
 import msgspec
 
-from stepscope.runtime.action import ProfilerAction, checked_action
-from stepscope.runtime.arguments import got
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.validation import suggesting
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
-    from stepscope.runtime.plan import Plan
+    from stepscope.runtime.schedule.plan import Plan
 
 __all__ = [
     "NEVER",
@@ -143,7 +143,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             ScheduleError: if one of them is negative.
         """
-        from stepscope.runtime.plan import plan_of
+        from stepscope.runtime.schedule.plan import plan_of
 
         return plan_of(self, steps, first=first)
 

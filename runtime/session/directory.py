@@ -27,14 +27,14 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.encoding import exact_json, from_exact_json
 from stepscope.runtime.errors import OutputError, SessionError
-from stepscope.runtime.flight.segment import PREFIX as KEPT
-from stepscope.runtime.held_files import hold, lock, release
+from stepscope.runtime.files.encoding import exact_json, from_exact_json
+from stepscope.runtime.files.paths import absolute, temporary_directory
+from stepscope.runtime.flight.kept_segment import PREFIX as KEPT
 from stepscope.runtime.options import Options
-from stepscope.runtime.paths import absolute, temporary_directory
-from stepscope.runtime.processes import is_running, process_identity
-from stepscope.runtime.spool import FILES as SPOOL_FILES
+from stepscope.runtime.session.file_lock import hold, lock, release
+from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 
 log = logging.getLogger("stepscope")
 

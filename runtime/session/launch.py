@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.runtime.clock import identity
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.processes import birth_of
-from stepscope.runtime.run import job_from_environment, rank_from_environment, this_host
+from stepscope.runtime.events.clock import identity
+from stepscope.runtime.export.run import job_from_environment, rank_from_environment, this_host
+from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.session.processes import birth_of
 
 _JOB = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 """Of a job of other batch systems nothing tells one launch from the next."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from stepscope.runtime.documented import Documented, DocumentedMeta
-from stepscope.runtime.validation import find_invalid_value, unknown_field
+from stepscope.runtime.settings.documented import Documented, DocumentedMeta
+from stepscope.runtime.settings.validation import find_invalid_value, unknown_field
 
 
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__

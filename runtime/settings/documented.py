@@ -10,7 +10,7 @@ class DocumentedMeta(msgspec.StructMeta):
 
     @property
     def __doc__(cls) -> str:  # type: ignore[override]
-        from stepscope.runtime.fields import documented
+        from stepscope.runtime.settings.fields import documented
 
         return documented(cls)
 

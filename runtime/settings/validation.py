@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 import msgspec
 from msgspec.inspect import CollectionType, LiteralType, StructType, Type, UnionType, type_info
 
-from stepscope.runtime.arguments import shown
+from stepscope.runtime.settings.arguments import shown
 
 _PATH = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
 _KEY = re.compile(r"\.(\w+)|\[(\d+)\]")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from stepscope.runtime import clock
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Delivery, Message
+from stepscope.runtime.events import clock
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop.messages import Delivery, Message
 
 
 class Delivered:

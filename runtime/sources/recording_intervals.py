@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.intervals import FOREVER, Interval
+from stepscope.runtime.events.intervals import FOREVER, Interval
+from stepscope.runtime.schedule.action import ProfilerAction
 
 REMEMBERED = 256
 """Recordings of a backend that are remembered; windows are asked about when they close, soon after their end."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.events import Block
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.settings.documented import Documented
 
 
 class BackendReport(Documented, frozen=True, kw_only=True):

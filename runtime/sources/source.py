@@ -9,23 +9,23 @@ from typing import Protocol, cast
 
 import anyio
 
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.arguments import got
-from stepscope.runtime.detail import Detail
-from stepscope.runtime.error_keeper import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.part_errors import contain, from_signal_handler
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Block, EventBatch, check_block
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
-from stepscope.runtime.number import whole
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.numbers import whole
+from stepscope.runtime.events.record import Block, EventBatch, check_block
+from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.files.paths import readable
+from stepscope.runtime.lifecycle.signals import uninterrupted
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.options import Options
-from stepscope.runtime.part_errors import contain, from_signal_handler
-from stepscope.runtime.paths import readable
-from stepscope.runtime.programs_code import is_programs, run, run_async
-from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.signals import uninterrupted
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.recording.detail import Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.user_code import is_programs, run, run_async
 
 log = logging.getLogger("stepscope")
 

@@ -9,17 +9,17 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import FULL, Detail
 from stepscope.runtime.errors import BackendError, ClosedError
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.intervals import Interval
-from stepscope.runtime.listening import Listening
-from stepscope.runtime.messages import Message
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.intervals import Interval
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop.messages import Message
 from stepscope.runtime.options import Options
-from stepscope.runtime.promise import Promise
-from stepscope.runtime.source import Producer, Source
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.recording_intervals import Listening
+from stepscope.runtime.sources.source import Producer, Source
+from stepscope.runtime.threads.one_shot import Promise
 
 log = logging.getLogger("stepscope")
 

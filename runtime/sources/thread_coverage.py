@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from stepscope.runtime import tracks
-from stepscope.runtime.bound import BoundSource
-from stepscope.runtime.detail import are_operators
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.ledger import SourceLedger
-from stepscope.runtime.open_window import OpenWindow
-from stepscope.runtime.source import Source
-from stepscope.runtime.tracks import Track, TrackKind
+from stepscope.runtime.accounting.ledger import SourceLedger
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.tracks import Track, TrackKind
+from stepscope.runtime.recording.detail import are_operators
+from stepscope.runtime.sources.source import Source
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.windows.open_window import OpenWindow
 
 MOST_NAMED = 4
 """Threads that a note names; it counts the others."""

@@ -10,10 +10,11 @@ from functools import partial
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
-from stepscope.runtime import _core, native_threads
-from stepscope.runtime.greenlets import threads_replaced_by
-from stepscope.runtime.native_threads import Lock, Thread, get_ident, on_main_thread
-from stepscope.runtime.promise import LOOK, Promise
+from stepscope.runtime import _core
+from stepscope.runtime.annotations.greenlets import threads_replaced_by
+from stepscope.runtime.threads import native_threads
+from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread
+from stepscope.runtime.threads.one_shot import LOOK, Promise
 
 T = TypeVar("T")
 

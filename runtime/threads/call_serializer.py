@@ -6,10 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stepscope.runtime import locks
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.native_threads import get_ident
-from stepscope.runtime.promise import LOOK, Promise
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.one_shot import LOOK, Promise
 
 PATIENCE = 1.0
 """Seconds that a call waits for its turn, if nothing else is said."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from stepscope.runtime import locks
+from stepscope.runtime.threads import locks
 
 
 class _Waiter:

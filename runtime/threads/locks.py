@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from stepscope.runtime.native_threads import RLock, is_mine, set_free
+from stepscope.runtime.threads.native_threads import RLock, is_mine, set_free
 
 T = TypeVar("T")
 

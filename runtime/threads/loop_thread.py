@@ -14,12 +14,13 @@ from typing import ParamSpec, TypeVar
 import anyio
 import anyio.lowlevel
 
-from stepscope.runtime import _core, threads
-from stepscope.runtime.change import Change
-from stepscope.runtime.lasting_loop import lasting_loop
-from stepscope.runtime.meter import register_loop
-from stepscope.runtime.native_threads import Condition, Lock, SimpleQueue, Thread
-from stepscope.runtime.promise import Promise
+from stepscope.runtime import _core
+from stepscope.runtime.overhead.meter import register_loop
+from stepscope.runtime.threads import background_call
+from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.lasting_loop import lasting_loop
+from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
+from stepscope.runtime.threads.one_shot import Promise
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,13 +71,13 @@ class LoopThread:
         self._executor = DaemonExecutor()
         self._context = contextvars.copy_context()
         self._thread = Thread(target=self._run, name=name, daemon=True)
-        threads.start(self._thread)
+        background_call.start(self._thread)
 
     def join(self, seconds: float) -> None:
         """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""
         deadline = time.monotonic() + seconds
         for thread in (self._thread, *self._executor.threads):
-            threads.join(thread, max(deadline - time.monotonic(), 0))
+            background_call.join(thread, max(deadline - time.monotonic(), 0))
 
     def call(self, what: Callable[[], object]) -> None:
         """Calls it on the loop, as soon as there is one; from any thread. It is not called if the work has ended."""
@@ -212,7 +213,7 @@ class DaemonExecutor(ThreadPoolExecutor):
         if not spare:
             thread = Thread(target=self._run, name="stepscope worker", daemon=True)
             try:
-                threads.start(thread)
+                background_call.start(thread)
             except RuntimeError:
                 with self._guard:
                     self._workers -= 1

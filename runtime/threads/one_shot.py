@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Generic, TypeVar, cast
 
-from stepscope.runtime.native_threads import Lock
+from stepscope.runtime.threads.native_threads import Lock
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Block
+from stepscope.runtime.events.record import Block
 
 
 class Aggregates(_core.Aggregates):

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.intervals import FOREVER, Interval, Mask, clip, touching, without
-from stepscope.runtime.ledger import SourceLedger, losses
-from stepscope.runtime.nesting import Rows
-from stepscope.runtime.step_marks import StepMark, StepMarks
-from stepscope.runtime.window import Step
-from stepscope.runtime.window_tables import WindowTable
+from stepscope.runtime.accounting.ledger import SourceLedger, losses
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, clip, touching, without
+from stepscope.runtime.events.nesting import Rows
+from stepscope.runtime.events.record import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.windows.step_marks import StepMark, StepMarks
+from stepscope.runtime.windows.window import Step
+from stepscope.runtime.windows.window_tables import WindowTable
 
 RECORDER = "recorder"
 STEPS = "steps"

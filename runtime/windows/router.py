@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.control.armed_facts import ARMED
-from stepscope.runtime.detail import DetailFilter
-from stepscope.runtime.events import Block, EventBatch, Kind, join_blocks
-from stepscope.runtime.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
-from stepscope.runtime.ledger import SourceLedger, losses
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import RECORDER as RECORDER
-from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.window_tables import WindowTable
+from stepscope.runtime.accounting.ledger import SourceLedger, losses
+from stepscope.runtime.control.requests.armed_facts import ARMED
+from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
+from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.recording.detail import DetailFilter
+from stepscope.runtime.windows.open_window import RECORDER as RECORDER
+from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.window_tables import WindowTable
 
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 CUT = "the run ended before the last step of the window"

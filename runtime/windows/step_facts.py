@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, find_at_once
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, find_at_once
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""

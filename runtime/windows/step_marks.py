@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
-from stepscope.runtime.window import Step
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
+from stepscope.runtime.windows.window import Step
 
 KEPT = 1 << 20
 """Marks that a window keeps, 24 bytes each; of longer windows the oldest are let go."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.step_facts import SIGNALS, Facts, Phase
+from stepscope.runtime.windows.step_facts import SIGNALS, Facts, Phase
 
 NAMES = {
     Phase.GARBAGE_COLLECTION: "garbage collection",

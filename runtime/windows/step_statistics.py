@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Kind, empty_block
-from stepscope.runtime.step_facts import FACTS_DTYPE, Facts
-from stepscope.runtime.step_parts import UNCOVERED, durations, is_uncovered, parts_of
-from stepscope.runtime.table import human_time
+from stepscope.runtime.display.text_table import human_time
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.windows.aggregates import Aggregates
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts
+from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 
 FIRST_STEPS = 5
 """Steps at the begin that are not judged: caches are cold, code compiles."""

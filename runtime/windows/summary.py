@@ -7,15 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime.analysed import as_html
-from stepscope.runtime.arguments import got
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.events import OF_SIGNALS
-from stepscope.runtime.step_parts import UNCOVERED
-from stepscope.runtime.step_statistics import SHOWN_FROM_NS, Part, StepStatistics
-from stepscope.runtime.table import (
+from stepscope.runtime.display.text_table import (
     Column,
     human_count,
     human_number,
@@ -26,7 +20,14 @@ from stepscope.runtime.table import (
     shorten,
     text_table,
 )
-from stepscope.runtime.window_tables import WindowTable
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import OF_SIGNALS
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.windows.step_parts import UNCOVERED
+from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, Part, StepStatistics
+from stepscope.runtime.windows.window_tables import WindowTable
 
 NAME_WIDTH = 40
 """Columns that a name may take in a terminal's table; longer ones lose their middle."""

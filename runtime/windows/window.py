@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.settings.documented import Documented
 
 if TYPE_CHECKING:
-    from stepscope.runtime.summary import Summary
+    from stepscope.runtime.windows.summary import Summary
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):

@@ -7,12 +7,13 @@ import os
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import locks, tracks
-from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Block
-from stepscope.runtime.step_facts import StepFactsBuilder
-from stepscope.runtime.step_statistics import StepTotals
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.threads import locks
+from stepscope.runtime.windows.aggregates import Aggregates
+from stepscope.runtime.windows.step_facts import StepFactsBuilder
+from stepscope.runtime.windows.step_statistics import StepTotals
 
 MERGED_TOGETHER = 64
 """Windows that are added to the total at once, if nobody asks before."""

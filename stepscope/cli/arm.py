@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.control.client import ask_process
-from stepscope.runtime.control.command import Answer, Command
+from stepscope.runtime.control.entry_points.client import ask_process
+from stepscope.runtime.control.entry_points.controllable import takers
 from stepscope.runtime.control.ranks import ranks_from
-from stepscope.runtime.control.takers import takers
-from stepscope.runtime.control.window_detail import detail_from
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.requests.command import Answer, Command
+from stepscope.runtime.control.requests.window_detail import detail_from
+from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.files.encoding import json_bytes
 
 DESCRIPTION = """\
 Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of

@@ -18,10 +18,10 @@ from stepscope.cli import descriptors, nats_options
 from stepscope.cli.messages import message
 from stepscope.cli.sizes import size
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.validation import find_invalid_value
+from stepscope.runtime.settings.validation import find_invalid_value
 
 if TYPE_CHECKING:
-    from stepscope.runtime.checked import Checked
+    from stepscope.runtime.settings.checked import Checked
 
 DESCRIPTION = """\
 Receives what the ranks of a job send (each rank is one process), stores a journal for each, and shows all of them in the

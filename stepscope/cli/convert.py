@@ -13,18 +13,18 @@ from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
-from stepscope.runtime.consumer import Exporter
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.formats import Replayed, replay_into, run_of, writing
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.formats import Replayed, replay_into, run_of, writing
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.recovery.choice import choose
 from stepscope.runtime.recovery.journals import Journals, below
-from stepscope.runtime.run import Run
-from stepscope.runtime.session_note import JOURNAL, RECOVERED, can_recover
-from stepscope.runtime.table import human_count
-from stepscope.runtime.window import Window
+from stepscope.runtime.recovery.target import choose
+from stepscope.runtime.session.note import JOURNAL, RECOVERED, can_recover
+from stepscope.runtime.windows.window import Window
 
 EXAMPLES = """\
 examples:

@@ -20,7 +20,7 @@ from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.errors import OutputError, StepscopeError
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.schedule import schedule
 
 if TYPE_CHECKING:
     from stepscope.demo.digits import Training

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Iterable
 
 from stepscope.exporters import formats as _formats
-from stepscope.runtime.formats import exporter_for, known
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.export.formats import exporter_for, known
+from stepscope.runtime.settings.validation import did_you_mean
 
 _REGISTERED = (_formats,)
 """Imported for the formats that it registers."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_import import TorchImport
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.native_threads import get_ident
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.native_threads import get_ident
 
 
 class LateTorch:

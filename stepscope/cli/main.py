@@ -26,9 +26,9 @@ from stepscope.cli import (
     windows,
 )
 from stepscope.cli.messages import discard_unwritten, flush, message, print_any_text
-from stepscope.runtime.descriptors import reserve_standard_descriptors
 from stepscope.runtime.errors import NoWindowError, StepscopeError
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.files.descriptors import reserve_standard_descriptors
+from stepscope.runtime.settings.validation import did_you_mean
 from stepscope.runtime.version import VERSION
 
 COMMANDS = (demo, run, explain, report, windows, arm, recover, convert, analyse, collect, deliver, upload, merge)

@@ -15,10 +15,10 @@ from stepscope.cli import formats
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
+from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.formats import staged
-from stepscope.runtime.paths import absolute
-from stepscope.runtime.table import human_count, printable
+from stepscope.runtime.export.formats import staged
+from stepscope.runtime.files.paths import absolute
 
 EPILOG = """\
 examples:

@@ -16,7 +16,7 @@ import msgspec
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
-from stepscope.runtime.control.armed import ArmedStatus
+from stepscope.runtime.control.requests.armed import ArmedStatus
 from stepscope.runtime.errors import ControlError
 
 PATH = "/v1/windows"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from stepscope.cli.messages import discard_unwritten
-from stepscope.runtime.native_threads import Event, Thread
-from stepscope.runtime.threads import start
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Event, Thread
 
 PLAIN_INTERVAL = 5.0
 """Seconds between two lines where there is no terminal."""

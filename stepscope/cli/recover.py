@@ -14,9 +14,9 @@ from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, free_name, is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
-from stepscope.runtime.recovery.choice import being_written, unfinished
 from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.session_note import is_note
+from stepscope.runtime.recovery.target import being_written, unfinished
+from stepscope.runtime.session.note import is_note
 
 INCOMPLETE = 3
 """Exit code: what could be read was recovered, and something could not."""

@@ -11,7 +11,7 @@ from stepscope.cli import script
 from stepscope.cli.messages import message
 from stepscope.cli.traced_program import TracedProgram
 from stepscope.compat.mindspore.env import EnvProfiler
-from stepscope.runtime.ending import after_signal
+from stepscope.runtime.lifecycle.shutdown_hooks import after_signal
 
 DESCRIPTION = """\
 Runs a Python program as it is and traces it: torch's operators if it uses torch, and its calls of stepscope.span() and

@@ -18,7 +18,7 @@ from types import FrameType, ModuleType, TracebackType
 import msgspec
 
 from stepscope.cli.messages import message
-from stepscope.runtime.paths import absolute, real
+from stepscope.runtime.files.paths import absolute, real
 
 _OWN = (__file__, runpy.__file__)
 

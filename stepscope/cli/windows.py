@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
     from stepscope.analysis.recording import Rank

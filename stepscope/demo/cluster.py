@@ -24,8 +24,8 @@ from typing import Any
 
 from stepscope.demo import cluster_merged
 from stepscope.demo.place import Place, place_for
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 
 RANKS, STEPS, SLOW, KILLED = 4, 200, 2, 3

@@ -18,11 +18,11 @@ from stepscope.backends.script import Counter, Deliver, Instant, Raise, Span
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.backends.simulated import SimulatedDevice
 from stepscope.exporters.specimens import every_kind
-from stepscope.runtime import clock, strings
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.events import Flag, Kind, empty_block
-from stepscope.runtime.sink import BackendReport, Sink
-from stepscope.runtime.tracks import TrackKind, new
+from stepscope.runtime.events import clock, strings
+from stepscope.runtime.events.record import Flag, Kind, empty_block
+from stepscope.runtime.events.tracks import TrackKind, new
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import require
 from tests.support.journals import write_journal
 from tests.support.messages import refused

@@ -24,9 +24,9 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.parquet import ParquetExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import TensorBoardExporter
-from stepscope.runtime import strings
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support import pftrace
 from tests.support.basics import require

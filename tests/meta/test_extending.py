@@ -10,7 +10,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.memory import Method
-from stepscope.runtime.events import EVENT_DTYPE
+from stepscope.runtime.events.record import EVENT_DTYPE
 from tests.support.basics import ROOT
 from tests.support.messages import refused
 

@@ -18,7 +18,7 @@ from stepscope.analysis import explain
 from stepscope.analysis.findings import Answer, DeviceAnswer
 from stepscope.analysis.rank_summary import Call, Collection, Fetch, RankSummary, Row, Sample, TaskRun, judged_steps_of
 from stepscope.analysis.recording import Rank, Recording, load
-from stepscope.runtime.step_facts import FACTS_DTYPE, Device, Facts, Phase
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Device, Facts, Phase
 from tests.planted.live import Outcome, Program, programs
 
 PLACE = Path(__file__).parent / "recordings"

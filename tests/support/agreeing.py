@@ -12,10 +12,10 @@ from typing import Any
 import stepscope
 from stepscope import Options, Profiler
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.control.agreement import Agreement
-from stepscope.runtime.control.job_directory import JobDirectory
-from stepscope.runtime.control.proposal import Asked
-from stepscope.runtime.schedule import never
+from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.records import Asked
+from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.schedule.action import ProfilerAction
 
 
 class BlockingBackend(ScriptedBackend):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 
 
 def span_block(*spans: tuple[int, int], first_id: int = 1, self_ns: int | None = None) -> Block:

@@ -19,8 +19,8 @@ from stepscope.collector.app import Collector
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.server import Server
 from stepscope.exporters.collector import protocol
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
 from tests.support.launch import start

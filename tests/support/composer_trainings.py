@@ -19,7 +19,7 @@ from typing import Any
 
 import stepscope as sc
 from stepscope.compat.composer_schedule import our_action
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here
 from tests.support.frameworks import Runs
 

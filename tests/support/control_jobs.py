@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime.control.job_directory import Current
-from stepscope.runtime.control.peer import Peer
+from stepscope.runtime.control.agreement.job_directory import Current
+from stepscope.runtime.control.agreement.peer import Peer
 from tests.support.basics import ROOT
 from tests.support.control_rank import GONE, RankSettings, Steps
 from tests.support.launch import launched

@@ -29,7 +29,7 @@ import msgspec
 
 import stepscope
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 
 LEAD = 40
 GONE = 1 << 60

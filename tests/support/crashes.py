@@ -8,11 +8,11 @@ import textwrap
 from collections import Counter
 from pathlib import Path
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.launch import run_to_end
 
 START = """

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import batches
 from tests.support.launch import run_to_end
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import stepscope as sc
-from stepscope.runtime.flight.flight import FlightStatistics
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.recorder import FlightStatistics
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 
 QUIET = sc.Options(drain_interval=0.02, close_timeout=30)
 

@@ -10,7 +10,7 @@ import pytest
 import stepscope as sc
 from stepscope.compat.loop import Traced
 from stepscope.exporters.base import Window
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 
 
 class Runs:

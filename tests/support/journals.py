@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 
 from stepscope.exporters.specimens import run_in, window_of
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalItem, JournalReader

@@ -15,7 +15,7 @@ import numpy as np
 
 import stepscope as sc
 from stepscope.keras import StepscopeCallback
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 
 keras: Any = import_module("keras")
 

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import stepscope
 from stepscope.lightning import StepscopeCallback
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.control_rank import GONE, LEAD, STAGE, RankSettings, Steps, is_said, wait_for, writes_to
 
 

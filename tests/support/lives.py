@@ -22,9 +22,9 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Lose, Span
 from stepscope.exporters.memory import Method
 from stepscope.runtime import _core
-from stepscope.runtime.events import Kind
-from stepscope.runtime.ledger import SourceLedger
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.accounting.ledger import SourceLedger
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.recording.recorder import recorder
 from tests.support.window_audit import audit_window
 
 Exporter = Literal["fine", "slow", "raises", "cannot open", "hangs", "cannot close"]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
 
 CUT = int(Flag.CLIPPED | Flag.OPEN)

@@ -9,7 +9,7 @@ from typing import Any
 
 import stepscope as sc
 from stepscope.backends import torch_arm
-from stepscope.runtime.schedule import ScheduleFunction
+from stepscope.runtime.schedule.schedule import ScheduleFunction
 from tests.support.basics import Deferred
 
 ARMED = torch_arm.arm()

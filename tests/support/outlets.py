@@ -8,12 +8,12 @@ from pathlib import Path
 
 import anyio
 
-from stepscope.runtime import clock
-from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 from tests.support.blocks import instant_block
 
 

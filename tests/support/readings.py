@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block
 
 
 def texts(events: Block, field: str = "name") -> list[str]:

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import Recorder, current, recorder
+from stepscope.runtime.recording.recorder import Recorder, current, recorder
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 
@@ -149,9 +150,10 @@ def check_self_times(spans: list[Row]) -> None:
 PREAMBLE = """
 import json, os, sys, threading, time
 sys.path.append({root!r})
-from stepscope.runtime import _core, recorder as recorders
+from stepscope.runtime import _core
+from stepscope.runtime.recording import recorder as recorders
 from stepscope.runtime._core import counter, flow, instant, span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.options import Options
 from tests.support.recording import WANTED_BY, Log, check_self_times, recording
 def tell(value):

@@ -19,9 +19,9 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, spans
-from stepscope.runtime.events import Block, EventBatch
+from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Step
+from stepscope.runtime.windows.window import Step
 from tests.support.archives import restored
 from tests.support.basics import poll
 from tests.support.collectors import Process, free_port

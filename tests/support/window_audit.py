@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.window import Window
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.windows.window import Window
 
 
 def audit_window(window: Window) -> list[str]:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from stepscope.collector.files.store import Store
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch, empty_block
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
 from tests.support.streams import SYNC

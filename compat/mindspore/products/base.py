@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.exporters.output import whole_file
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 OPERATORS: Final = ("cpu_op", "kernel", "gpu_memcpy", "gpu_memset")
 """Categories of operators, as torch and this package's backends name them."""

@@ -12,11 +12,11 @@ import numpy as np
 from stepscope.compat.mindspore.products.base import is_collective, microseconds, spans
 from stepscope.compat.mindspore.products.step_times import Intervals, length, union
 from stepscope.exporters.output import whole_file
-from stepscope.runtime import strings
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 POINT_TO_POINT = ("send", "recv", "receive")
 """Parts of names, in small letters, of what passes between two ranks only."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from stepscope.compat.mindspore.products.base import PYTHON, in_categories, spans
 from stepscope.exporters.output import whole_file
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 
 class FoldedStacks:

@@ -8,12 +8,12 @@ from typing import IO, Any
 
 from stepscope.compat.mindspore.products.base import microseconds, spans
 from stepscope.exporters.rotation import part
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import TrackKind
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 HEAD = ("tid", "category", "name", "start_time(us)", "duration(us)", "self_time(us)", "step")
 """`start_time` is Unix time."""

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from stepscope.compat.mindspore.products.base import MEMORY, in_categories, microseconds, write_csv
-from stepscope.runtime import strings
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch, Kind
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 HEAD = ("Component", "Timestamp(us)", "Total Allocated(MB)", "Total Reserved(MB)", "Total Active(MB)", "Device Type")
 """Header of MindSpore 2.10; the timestamp is Unix time."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from stepscope.compat.mindspore.products.base import write_csv
 from stepscope.compat.mindspore.products.operator_table import OperatorRow, OperatorTable, by_type
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 DETAIL = ("op_side", "op_type", "op_name", "full_op_name", "op_occurrences", "op_total_time(ms)", "op_avg_time(ms)",
           "total_proportion", "subgraph", "pid")  # fmt: skip

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from stepscope.backends.mindspore_blocks import SHAPES
 from stepscope.compat.mindspore.products.base import OPERATORS, in_categories, spans
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import Block, EventBatch, Flag
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Flag
+from stepscope.runtime.events.tracks import TrackKind
 
 KEPT_ARGUMENTS = 1 << 14
 """Different arguments whose meaning is remembered."""

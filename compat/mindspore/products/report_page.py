@@ -11,9 +11,9 @@ from stepscope.compat.mindspore.products.memory_record import MemoryRecord
 from stepscope.compat.mindspore.products.operator_table import OperatorTable, by_type
 from stepscope.compat.mindspore.products.step_times import StepTimes
 from stepscope.exporters.output import whole_file
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 ROWS = 200
 """Rows of a table; the files have all."""

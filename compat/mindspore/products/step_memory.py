@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from stepscope.compat.mindspore.products.base import MEMORY, in_categories, write_csv
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Kind
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 HEAD = ("Step", "Component", "Peak Allocated(MB)", "Allocated(MB)", "Change(MB)", "Samples")
 """`Allocated` is that at the step's end, `Change` by how much more that is than at its begin."""

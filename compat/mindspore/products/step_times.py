@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.compat.mindspore.products.base import OPERATORS, in_categories, is_collective, spans, write_csv
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 HEAD = ("Step", "Computing", "Communication(Not Overlapped)", "Overlapped", "Communication", "Free", "Stage", "Bubble",
         "Communication(Not Overlapped and Exclude Receive)", "Preparing")  # fmt: skip

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 
 
 class TraceView:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepscope.runtime.control.job_directory import read_record
-from stepscope.runtime.control.proposal import Decision
+from stepscope.runtime.control.agreement.job_directory import read_record
+from stepscope.runtime.control.agreement.records import Decision
 
 
 class AgreedGate:

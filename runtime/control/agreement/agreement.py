@@ -12,18 +12,18 @@ import logging
 import time
 from pathlib import Path
 
+from stepscope.runtime.control.agreement.coordinator import Leading
+from stepscope.runtime.control.agreement.job_directory import JobDirectory
+from stepscope.runtime.control.agreement.membership import Membership
+from stepscope.runtime.control.agreement.outcomes import answer_before
+from stepscope.runtime.control.agreement.participant import Following, Outcome
+from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.records import Asked, Records, Wish
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.following import Following, Outcome
-from stepscope.runtime.control.job_directory import JobDirectory
-from stepscope.runtime.control.leading import Leading
-from stepscope.runtime.control.membership import Membership
-from stepscope.runtime.control.proposal import Asked, Records, Wish
-from stepscope.runtime.control.rate import StepRate
-from stepscope.runtime.control.telling import answer_before
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.files.encoding import json_bytes
 
 log = logging.getLogger("stepscope")
 

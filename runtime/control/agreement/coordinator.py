@@ -9,14 +9,14 @@ import time
 
 import msgspec
 
-from stepscope.runtime.control.choosing import choose_steps
-from stepscope.runtime.control.end_change import EndRequest, choose_end
-from stepscope.runtime.control.job_directory import Member, read_record
-from stepscope.runtime.control.proposal import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
-from stepscope.runtime.control.telling import repeats
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.control.agreement.job_directory import Member, read_record
+from stepscope.runtime.control.agreement.outcomes import repeats
+from stepscope.runtime.control.agreement.records import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
+from stepscope.runtime.control.agreement.step_choice import choose_steps
+from stepscope.runtime.control.requests.end_change import EndRequest, choose_end
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.private_files import replace_private
 
 log = logging.getLogger("stepscope")
 

@@ -19,13 +19,13 @@ from typing import TypeVar
 
 import msgspec
 
-from stepscope.runtime import locks
-from stepscope.runtime.control.file_reading import read_bounded
-from stepscope.runtime.control.peer import SILENCE, Peer
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.agreement.peer import SILENCE, Peer
+from stepscope.runtime.control.entry_points.file_reading import read_bounded
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.held_files import is_locked_by_another
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.private_files import replace_private
+from stepscope.runtime.session.file_lock import is_locked_by_another
+from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")
 

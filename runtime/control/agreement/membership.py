@@ -6,12 +6,12 @@ import contextlib
 import os
 import time
 
-from stepscope.runtime import locks
-from stepscope.runtime.control.job_directory import JobDirectory, Member, read_record
-from stepscope.runtime.control.proposal import Records
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.agreement.job_directory import JobDirectory, Member, read_record
+from stepscope.runtime.control.agreement.records import Records
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.private_files import replace_private
+from stepscope.runtime.threads import locks
 
 BEAT = 5.0
 """Seconds, at most, between two signs of life for ranks of other machines, which cannot look at this process."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.proposal import Decision, Proposal, Records, Start, Wish
+from stepscope.runtime.control.agreement.records import Decision, Proposal, Records, Start, Wish
 from stepscope.runtime.control.ranks import ranks_text
+from stepscope.runtime.control.requests.armed import Armed
 
 
 def answer_of_others(start: Start) -> Armed:

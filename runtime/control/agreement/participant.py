@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.runtime.control.agreed_gate import AgreedGate
+from stepscope.runtime.control.agreement.agreed_gate import AgreedGate
+from stepscope.runtime.control.agreement.outcomes import answer_of_others
+from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.records import ArmedAnswer, Asked, AtStep, Decision, Proposal, Records, Start
+from stepscope.runtime.control.agreement.step_choice import nearest_of, why_not
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.choosing import nearest_of, why_not
-from stepscope.runtime.control.proposal import ArmedAnswer, Asked, AtStep, Decision, Proposal, Records, Start
-from stepscope.runtime.control.rate import StepRate
-from stepscope.runtime.control.telling import answer_of_others
+from stepscope.runtime.control.requests.armed import Armed
 
 MOST_WINDOWS = 32
 """Of those that were armed: so many are told to the others."""

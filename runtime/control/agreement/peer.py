@@ -7,9 +7,9 @@ from functools import cache
 
 import msgspec
 
-from stepscope.runtime.clock import identity
-from stepscope.runtime.processes import is_running, process_identity
-from stepscope.runtime.run import this_host
+from stepscope.runtime.events.clock import identity
+from stepscope.runtime.export.run import this_host
+from stepscope.runtime.session.processes import is_running, process_identity
 
 SILENCE = 30.0
 """Seconds after which a process of another machine, whose file does not change, counts as dead."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.runtime.control.file_events import FileEvents
+from stepscope.runtime.control.entry_points.file_events import FileEvents
 
 WATCHED = ("proposal-", "start-", "decision-")
 """Records that a rank wakes up for."""

@@ -17,14 +17,14 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from stepscope.runtime.control.armed import ArmedStatus
-from stepscope.runtime.control.choosing import may_move
-from stepscope.runtime.control.end_change import EndChange, EndRequest
-from stepscope.runtime.control.file_reading import create_once
-from stepscope.runtime.control.job_directory import read_record
-from stepscope.runtime.control.rate import StepsPerSecond
-from stepscope.runtime.control.window_request import Rank, StepNumber, WindowRequest
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.agreement.job_directory import read_record
+from stepscope.runtime.control.agreement.rate import StepsPerSecond
+from stepscope.runtime.control.agreement.step_choice import may_move
+from stepscope.runtime.control.entry_points.file_reading import create_once
+from stepscope.runtime.control.requests.armed import ArmedStatus
+from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
+from stepscope.runtime.control.requests.window_request import Rank, StepNumber, WindowRequest
+from stepscope.runtime.files.encoding import json_bytes
 
 T = TypeVar("T", bound=msgspec.Struct)
 

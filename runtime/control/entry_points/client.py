@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.control.command import Answer, Command
-from stepscope.runtime.control.local_socket import NAME, peer_user
-from stepscope.runtime.control.takers import takers_near
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.entry_points.controllable import takers_near
+from stepscope.runtime.control.entry_points.local_socket import NAME, peer_user
+from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.processes import exists
-from stepscope.runtime.session import session_of
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.session.directory import session_of
+from stepscope.runtime.session.processes import exists
 
 MOST_BYTES = 1 << 22
 """Of all answers together."""

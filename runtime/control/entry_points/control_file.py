@@ -7,12 +7,20 @@ from typing import Literal
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.decoding import decode_json
-from stepscope.runtime.control.end_change import EndRequest
+from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.control.ranks import ranks_from
-from stepscope.runtime.control.window_detail import WindowDetail, detail_from
-from stepscope.runtime.control.window_request import Count, Rank, RunId, Seconds, Stage, StepNumber, WindowRequest
+from stepscope.runtime.control.requests.end_change import EndRequest
+from stepscope.runtime.control.requests.window_detail import WindowDetail, detail_from
+from stepscope.runtime.control.requests.window_request import (
+    Count,
+    Rank,
+    RunId,
+    Seconds,
+    Stage,
+    StepNumber,
+    WindowRequest,
+)
+from stepscope.runtime.settings.checked import Checked
 
 NAME = "stepscope.json"
 """Of the file in a directory that is watched."""

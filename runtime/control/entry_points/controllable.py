@@ -6,10 +6,10 @@ import contextlib
 import stat
 from pathlib import Path
 
-from stepscope.runtime.control.local_socket import NAME
+from stepscope.runtime.control.entry_points.local_socket import NAME
 from stepscope.runtime.errors import SessionError
-from stepscope.runtime.processes import parent_of
-from stepscope.runtime.session import PREFIX, places, read_identity
+from stepscope.runtime.session.directory import PREFIX, places, read_identity
+from stepscope.runtime.session.processes import parent_of
 
 MOST_NAMED = 10
 """Processes that a message names."""

@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import msgspec
 
-from stepscope.runtime.encoding import from_exact_json
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.validation import InvalidValue, find_invalid_value
+from stepscope.runtime.files.encoding import from_exact_json
+from stepscope.runtime.settings.validation import InvalidValue, find_invalid_value
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -9,16 +9,16 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from stepscope.runtime import locks
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.decoding import decode_json
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.control.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.options import SIGNALS, Options
-from stepscope.runtime.schedule import Schedule
-from stepscope.runtime.validation import did_you_mean, find_invalid_value
+from stepscope.runtime.schedule.schedule import Schedule
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.validation import did_you_mean, find_invalid_value
+from stepscope.runtime.threads import locks
 
 VARIABLE = "STEPSCOPE_OPTIONS"
 SIGNALS_VARIABLE = "STEPSCOPE_SIGNALS"

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.native_threads import Event, Thread
-from stepscope.runtime.threads import start
+from stepscope.runtime.threads.background_call import start
+from stepscope.runtime.threads.native_threads import Event, Thread
 
 log = logging.getLogger("stepscope")
 

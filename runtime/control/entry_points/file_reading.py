@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.private_files import temporary_name
+from stepscope.runtime.files.private_files import temporary_name
 
 
 class Reading(msgspec.Struct, frozen=True):

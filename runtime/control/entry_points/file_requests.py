@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.asking import Asking
-from stepscope.runtime.control.control_file import ControlFile
-from stepscope.runtime.control.taken import TakenRequests
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.encoding import json_bytes
-from stepscope.runtime.table import human_count
+from stepscope.runtime.control.entry_points.control_file import ControlFile
+from stepscope.runtime.control.requests.request_history import TakenRequests
+from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.files.encoding import json_bytes
 
 TRIGGER = "file"
 ASKING = "the ranks are being asked"

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
-from stepscope.runtime import locks
 from stepscope.runtime.control import control_loop
-from stepscope.runtime.control.command import MAX_BYTES, Answer, Command
-from stepscope.runtime.control.decoding import decode_json
-from stepscope.runtime.encoding import json_bytes
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.control.requests.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.promise import Promise
+from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.one_shot import Promise
 
 log = logging.getLogger("stepscope")
 

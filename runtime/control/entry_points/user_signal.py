@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from stepscope.runtime.native_threads import on_main_thread
+from stepscope.runtime.threads.native_threads import on_main_thread
 
 log = logging.getLogger("stepscope")
 

@@ -9,14 +9,14 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from stepscope.runtime.arguments import got
+from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.control import control_loop
-from stepscope.runtime.control.file_events import FileEvents
-from stepscope.runtime.control.file_reading import Reading, create_once, read_bounded
-from stepscope.runtime.control.status_file import StatusFile
-from stepscope.runtime.error_keeper import ErrorKeeper
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.paths import absolute
+from stepscope.runtime.control.entry_points.file_events import FileEvents
+from stepscope.runtime.control.entry_points.file_reading import Reading, create_once, read_bounded
+from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.settings.arguments import got
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.documented import Documented
+from stepscope.runtime.settings.documented import Documented
 
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """A window may be asked for that is longer than steps have numbers."""

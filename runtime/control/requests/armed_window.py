@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime.control.armed import ArmedState, ArmedStatus
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.schedule import NEVER
+from stepscope.runtime.control.requests.armed import ArmedState, ArmedStatus
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.schedule.schedule import NEVER
 
 Gate = Callable[[int], str]
 """Asked on the thread that steps when the window is to begin, once; it returns why it must not, or nothing."""

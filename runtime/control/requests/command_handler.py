@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.asking import Asking
-from stepscope.runtime.control.command import VERSION, Answer, Command
 from stepscope.runtime.control.control_task import ControlTask
-from stepscope.runtime.control.end_change import NOTHING_WAITS
-from stepscope.runtime.control.remote_gate import RemoteGate
-from stepscope.runtime.run import this_host
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.command import VERSION, Answer, Command
+from stepscope.runtime.control.requests.end_change import NOTHING_WAITS
+from stepscope.runtime.control.requests.remote_gate import RemoteGate
+from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.export.run import this_host
 
 MOST_PROPOSALS = 64
 

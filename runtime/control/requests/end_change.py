@@ -7,11 +7,11 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from stepscope.runtime.control.armed import Armed, ArmedStatus
-from stepscope.runtime.control.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.window_request import MAX_STEP, RunId, Seconds, StepNumber
-from stepscope.runtime.schedule import NEVER
-from stepscope.runtime.table import human_count
+from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.control.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.schedule.schedule import NEVER
 
 NOTHING = "no armed window runs"
 NOTHING_WAITS = "no armed window runs or waits"

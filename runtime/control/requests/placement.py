@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.runtime.control.armed_window import ArmedWindow
-from stepscope.runtime.control.window_request import WindowRequest
-from stepscope.runtime.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
+from stepscope.runtime.control.requests.armed_window import ArmedWindow
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
 MOST_CHANGES = 1000
 """Changes of the schedule that are looked at; a window that collides with all of them is refused."""

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.runtime import locks
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.threads import locks
 
 MOST = 1000
 """Requests that are remembered, the latest of all files."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from stepscope.runtime.control.agreement import Agreement
+from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.records import Asked
 from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.armed import Armed
-from stepscope.runtime.control.proposal import Asked
+from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.ranks import ranks_text
-from stepscope.runtime.control.status_file import StatusFile
-from stepscope.runtime.control.taken import TakenRequests
-from stepscope.runtime.control.window_request import WindowRequest
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.request_history import TakenRequests
+from stepscope.runtime.control.requests.window_request import WindowRequest
 
 log = logging.getLogger("stepscope")
 

@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.detail import FULL, Detail
-from stepscope.runtime.validation import did_you_mean
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.validation import did_you_mean
 
 MOST_STEPS = 1 << 20
 

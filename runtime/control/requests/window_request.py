@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.window_detail import WindowDetail
-from stepscope.runtime.schedule import NEVER
-from stepscope.runtime.table import human_count
+from stepscope.runtime.control.requests.window_detail import WindowDetail
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.schedule.schedule import NEVER
+from stepscope.runtime.settings.checked import Checked
 
 MAX_RUN_ID = 80
 """Characters of a run id."""

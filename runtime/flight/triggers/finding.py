@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.flight.trigger import Finding
-from stepscope.runtime.number import real, whole
-from stepscope.runtime.plain import plain
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.events.numbers import real, whole
+from stepscope.runtime.flight.triggers.trigger import Finding
+from stepscope.runtime.settings.arguments import got
 
 MAX_TEXT = 1000
 """Characters kept of what a trigger says, and of its value."""

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.memory import ProcessMemory, Usage
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.memory import ProcessMemory, Usage
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
 
 _REARM = 0.95
 """Share of the threshold below which memory must fall before the trigger may fire again."""

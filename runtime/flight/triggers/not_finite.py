@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.events import Block, Flag, Kind
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.checked import Checked
 
 
 class NotFinite(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

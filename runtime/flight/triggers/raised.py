@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.runtime.arguments import got
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.checked import Checked
 
 
 class Raised(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

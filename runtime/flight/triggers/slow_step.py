@@ -8,10 +8,10 @@ from typing import Annotated
 import msgspec
 import numpy as np
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.quantile import RunningQuantile
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
-from stepscope.runtime.table import human_number
+from stepscope.runtime.display.text_table import human_number
+from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.checked import Checked
 
 _TOGETHER = 64
 """Steps that are compared with one quantile, before they are added to it."""

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.quantile import RunningQuantile
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
-from stepscope.runtime.table import human_number
+from stepscope.runtime.display.text_table import human_number
+from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.checked import Checked
 
 
 class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

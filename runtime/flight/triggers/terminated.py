@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.settings.checked import Checked
 
 
 class Terminated(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):

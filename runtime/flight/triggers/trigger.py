@@ -8,8 +8,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.documented import Documented
-from stepscope.runtime.events import Block
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.settings.documented import Documented
 
 
 class StepTimes(Documented, frozen=True):
@@ -18,7 +18,7 @@ class StepTimes(Documented, frozen=True):
     numbers: NDArray[np.int64]
     """As in `step_num`."""
     starts: NDArray[np.int64]
-    """When each began, in ns of `stepscope.runtime.clock`."""
+    """When each began, in ns of `stepscope.runtime.events.clock`."""
     ends: NDArray[np.int64]
     """When each ended, likewise."""
 
@@ -38,7 +38,7 @@ class News(Documented, frozen=True, kw_only=True):
     """What has happened since the last look, some times a second."""
 
     now: int
-    """Time up to which everything is known, in ns of `stepscope.runtime.clock`."""
+    """Time up to which everything is known, in ns of `stepscope.runtime.events.clock`."""
     steps: StepTimes = NO_STEPS
     """Steps that ended since, without those that a pause lies in: their times say nothing."""
     blocks: Sequence[tuple[str, Block]] = ()

@@ -8,12 +8,12 @@ from collections.abc import Sequence, Sized
 from itertools import islice
 from typing import NamedTuple
 
-from stepscope.runtime.error_text import error_text
-from stepscope.runtime.flight.found import made_anew
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News, Trigger
-from stepscope.runtime.native_threads import SimpleQueue
-from stepscope.runtime.programs_code import run
-from stepscope.runtime.threads import Work
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.flight.triggers.finding import made_anew
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.native_threads import SimpleQueue
+from stepscope.runtime.threads.user_code import run
 
 MAX_FINDINGS = 256
 """What a trigger may find at one look; the rest is counted."""

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import msgspec
 
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.sums import added_up
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.sums import added_up
 
 KINDS = (fmt.FrameType.DISCARDED, fmt.FrameType.GIVEN_UP)
 """Frames of which nothing is left but what they were."""

@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
-from stepscope.runtime.journal.holes import UNABLE, clear, crc_of_zeros, punch
-from stepscope.runtime.journal.walk import Found
+from stepscope.runtime.journal.retention import given_up
+from stepscope.runtime.journal.retention.given_up import GivenUp
+from stepscope.runtime.journal.retention.holes import UNABLE, clear, crc_of_zeros, punch
+from stepscope.runtime.journal.retention.walk import Found
 
 LONGEST = 1 << 20
 """Bytes up to which frames that are given up become one; each such frame leaves a header behind."""

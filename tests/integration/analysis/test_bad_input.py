@@ -25,11 +25,13 @@ from stepscope.analysis.page.render import report_html
 from stepscope.analysis.rank_summary import RankSummary
 from stepscope.analysis.recording import load
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime import _core, queue_lengths, strings, tracks
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block, join_blocks
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.window import Window
+from stepscope.runtime.observers import queue_lengths
+from stepscope.runtime.windows.window import Window
 from tests.support.basics import html_of
 from tests.support.commands import stepscope
 from tests.support.journals import frame_borders

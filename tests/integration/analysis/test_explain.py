@@ -15,10 +15,10 @@ import pytest
 import stepscope as sc
 from stepscope.analysis.explain import NOTHING, explain
 from stepscope.analysis.findings import Answer
-from stepscope.runtime.control.environment import SIGNALS_VARIABLE
+from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.step_facts import Phase
-from stepscope.runtime.step_parts import columns_of
+from stepscope.runtime.windows.step_facts import Phase
+from stepscope.runtime.windows.step_parts import columns_of
 from tests.support.commands import stepscope
 from tests.support.crashes import Crash
 

@@ -14,7 +14,7 @@ from stepscope.analysis.recording import load
 from stepscope.backends.torch import TorchBackend
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.schedule import schedule
 from tests.support.basics import require
 
 

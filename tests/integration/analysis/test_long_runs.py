@@ -14,8 +14,8 @@ from benchmarks.long_runs import write_training
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.rank_summary import RankSummary
-from stepscope.runtime import strings
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 from tests.support.journals import batch_with_arguments, write_journal
 
 MOST_BYTES = 1_000_000

@@ -24,7 +24,7 @@ from stepscope.analysis.page.render import answer_html, report_html
 from stepscope.analysis.rank_summary import arguments
 from stepscope.analysis.terminal import show
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import ROOT, html_of
 from tests.support.commands import python, stepscope
 from tests.support.torch_trace import kernel, kineto_text, loop, rows, save, span, step

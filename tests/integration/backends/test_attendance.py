@@ -19,7 +19,7 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Item, Lose, Span
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.integration.backends.test_torch_threads import run
 
 T = TypeVar("T")

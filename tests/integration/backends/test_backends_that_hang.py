@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime.schedule.action import ProfilerAction
 
 HANGS_S = 60.0
 

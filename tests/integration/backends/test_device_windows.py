@@ -10,8 +10,8 @@ import pytest
 import stepscope as sc
 from stepscope.backends.simulated import SimulatedDevice
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime import strings
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 
 
 def train(profiler: sc.Profiler, steps: int, seconds: float = 0.02) -> None:

@@ -20,7 +20,7 @@ from stepscope.backends.counting import CountingBackend
 from stepscope.backends.host_readings import HostReadings
 from stepscope.backends.nvml import refusal
 from stepscope.backends.perf import refusals
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from tests.support import nvml
 from tests.support.basics import missing
 from tests.support.messages import refused

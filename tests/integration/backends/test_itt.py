@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.backends import torch_arm
-from stepscope.runtime import _core, strings
-from stepscope.runtime.detail import EVERYTHING
-from stepscope.runtime.events import Kind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.recording.detail import EVERYTHING
 from tests.support.basics import ROOT, missing
 from tests.support.operators import ARMED, environment, record, torch
 from tests.support.readings import texts

@@ -13,9 +13,9 @@ import pytest
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.kineto_result import SharedResult
 from stepscope.backends.kineto_worker import FinishedTrace, KinetoWorker
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import ROOT
 from tests.support.readings import decoded
 

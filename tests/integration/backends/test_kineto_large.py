@@ -8,7 +8,7 @@ from typing import Any
 
 import stepscope as sc
 from stepscope.backends.kineto_worker import FinishedTrace, Keeper
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.schedule.schedule import schedule
 from tests.support.operators import torch
 
 ADDS = 30_000

@@ -7,9 +7,9 @@ import pytest
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli.late_torch import LateTorch
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.detail import FULL, Detail
+from stepscope.runtime.events import clock
+from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.operators import torch
 from tests.support.readings import texts
 

@@ -16,10 +16,10 @@ from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.mindspore import MindSporeBackend
 from stepscope.backends.mindspore_blocks import Converted, MindSporeTracks, convert, find_clock
 from stepscope.backends.mindspore_files import read_runs, read_shapes
-from stepscope.runtime import tracks
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, Kind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import Block, Kind
 from tests.support.messages import refused
 from tests.support.recording import rows_of
 

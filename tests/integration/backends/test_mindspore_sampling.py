@@ -15,7 +15,7 @@ from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.process_memory import ProcessMemoryBackend
 from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.backends.sampling import SamplingBackend
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from tests.support.messages import refused
 
 CASES = {

@@ -18,12 +18,12 @@ from stepscope.backends.replay import ReplayBackend
 from stepscope.build import trace
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, every_kind, spans
-from stepscope.runtime import strings
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.intervals import ends
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import ends
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.journals import batch_with_arguments, described, write_journal
 from tests.support.messages import refused
 

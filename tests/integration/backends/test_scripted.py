@@ -11,11 +11,12 @@ import pytest
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.script import Counter, Deliver, Instant, Lose, Raise, Span, Watermark
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.action import ProfilerAction
+from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Kind
-from stepscope.runtime.sink import BackendReport
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction

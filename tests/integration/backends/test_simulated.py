@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.conformance import check_block
 from stepscope.backends.simulated import SimulatedDevice
-from stepscope.runtime import clock as process_clock
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError
-from stepscope.runtime.events import Block, Kind
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import clock as process_clock
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.messages import refused
 
 NONE, WARMUP, RECORD, SAVE = ProfilerAction

@@ -21,11 +21,11 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_kineto import KinetoMode
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
-from stepscope.runtime import clock, strings, tracks
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.clock import ClockAnchor, ClockMapping
-from stepscope.runtime.events import Kind
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.events import clock, strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor, ClockMapping
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import schedule
 from tests.support.operators import record, torch, train
 from tests.support.readings import decoded, texts
 

@@ -20,9 +20,9 @@ from stepscope.backends.conformance import CHECKS, Case
 from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_links import ENGINE, PENDING, SEQUENCE, ForwardBackwardLinker
 from stepscope.backends.torch_symbols import enable_numbers
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.schedule import schedule
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.schedule.schedule import schedule
 from tests.integration.backends.test_itt import python
 from tests.support.basics import missing, require
 from tests.support.messages import refused

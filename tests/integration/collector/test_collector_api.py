@@ -16,7 +16,7 @@ import pytest
 
 from stepscope.collector.live.views import RankView
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, require
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
 

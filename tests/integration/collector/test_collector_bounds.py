@@ -26,7 +26,7 @@ from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.piece import Piece
 from stepscope.exporters.specimens import run_in as a_run
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import run_record

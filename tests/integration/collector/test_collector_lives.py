@@ -19,12 +19,12 @@ from stepscope.collector.live.views import WindowView
 from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.runs.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.journal.retention.given_up import GivenUp
 from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.collectors import COMMAND, answer, connected

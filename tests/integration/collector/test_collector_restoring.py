@@ -12,7 +12,7 @@ from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
-from stepscope.runtime.events import empty_block
+from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from tests.support.messages import said
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync

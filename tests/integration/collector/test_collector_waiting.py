@@ -18,7 +18,7 @@ from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.stretches import Stretches
 from stepscope.collector.live.waiting import Allowance, Waiting
-from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
 from tests.support.basics import require

@@ -19,12 +19,12 @@ from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
-from stepscope.runtime.events import Kind, empty_block
+from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discard import discard, places
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.retention.discard import discard, places
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.run import Run
 from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require
 from tests.support.collectors import COMMAND

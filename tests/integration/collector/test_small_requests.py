@@ -18,11 +18,11 @@ from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.control import ranks
-from stepscope.runtime.control.control_file import decode_control_file
+from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.control.ranks import MAX_RANKS, ranks_from, ranks_text
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.journal.records import ClockSync, RunRecord
-from stepscope.runtime.run import rank_from_environment
 from tests.support.basics import ROOT
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected

@@ -30,9 +30,9 @@ from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal.discard import block_bytes, discard, places
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.retention.discard import block_bytes, discard, places
 from tests.support.basics import poll
 from tests.support.collecting import collecting, trained, until
 from tests.support.collectors import answer, connected

@@ -19,10 +19,10 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.left_journal import Head
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord, encode_record, run_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.run import Run
 from tests.support.basics import poll
 from tests.support.collectors import Running, answer, collecting, connected
 from tests.support.journals import frame_borders

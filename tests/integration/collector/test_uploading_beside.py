@@ -23,7 +23,7 @@ from stepscope.collector.retention.retention import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.journal.discard import discard, places
+from stepscope.runtime.journal.retention.discard import discard, places
 from tests.integration.collector.test_storage_limits import kept
 from tests.support.archives import HangingStore, following, restored
 from tests.support.basics import poll

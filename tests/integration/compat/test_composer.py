@@ -14,8 +14,8 @@ import stepscope as sc
 from stepscope.backends.conformance import check_backend
 from stepscope.compat.chrome_files import ChromeFilesBackend
 from stepscope.composer import StepscopeTraceHandler, cyclic_schedule
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.composer_trainer import Action, SmallTrainer, Timestamp, write_trace
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.compat.loop import KEPT, Loop, Traced, guarded
 from stepscope.compat.loop_settings import LoopArguments, LoopSettings
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT
 from tests.support.frameworks import Runs, steps

@@ -8,7 +8,7 @@ from pathlib import Path
 import stepscope as sc
 from stepscope.compat.mindspore.mstx import MAX_OPEN
 from stepscope.mindspore import mstx
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from tests.support.recording import recording, run_program
 
 

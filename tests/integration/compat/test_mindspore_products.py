@@ -15,11 +15,11 @@ from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.cost import costs
 from stepscope.compat.mindspore.layout import RAW
 from stepscope.mindspore import Profiler, ProfilerActivity, ProfilerLevel, schedule
-from stepscope.runtime import strings
 from stepscope.runtime._core import span
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime.windows.router import RECORDER
 from tests.support import mindspore_output as output
 from tests.support.basics import require
 from tests.support.messages import refused

@@ -14,8 +14,8 @@ import stepscope.mindspore as ms
 from stepscope.compat.mindspore.analyses import analyses
 from stepscope.compat.mindspore.analysis import PRODUCTS
 from stepscope.compat.mindspore.layout import RAW
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ControlError, ScheduleError
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support import mindspore_output as output
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.messages import refused

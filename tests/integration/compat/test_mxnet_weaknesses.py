@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import require
 from tests.support.launch import run_to_end
 from tests.support.mxnets import alone, begin, durations, load, slices, statistics

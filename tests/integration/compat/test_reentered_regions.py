@@ -16,8 +16,8 @@ import stepscope.mxnet as mxnet
 import stepscope.nvtx as nvtx
 import stepscope.torch as ours
 from stepscope.compat.torch import record_function as module
-from stepscope.runtime import strings
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 from tests.support.operators import torch
 
 REGIONS: dict[str, Callable[[], Any]] = {

@@ -12,8 +12,8 @@ import stepscope.torch as ours
 from stepscope.compat.torch.cycle import Asked, Cycle
 from stepscope.compat.torch.function_events import FunctionEvents
 from stepscope.exporters.journal import JournalExporter
-from stepscope.runtime import tracks
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.tracks import TrackKind
 from tests.support.operators import cpu, network, torch
 from tests.support.viewers.scene import Scene, make_run, make_window
 

@@ -27,9 +27,9 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.ledger import OutputLedger
 from tests.support.basics import poll
 from tests.support.collectors import COMMAND, Process, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of

@@ -26,7 +26,7 @@ from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.run import Run
+from stepscope.runtime.export.run import Run
 from tests.support.basics import BUSY, missing, poll
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of

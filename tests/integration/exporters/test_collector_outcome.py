@@ -18,7 +18,7 @@ from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.ledger import Ledger
+from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import python

@@ -16,9 +16,9 @@ import msgspec
 
 from stepscope.exporters.collector import delivery
 from stepscope.exporters.collector.spool import DIRECTORY, LOCK, NOTE, SUFFIX, Spool, StreamNote
-from stepscope.runtime import held_files
-from stepscope.runtime.control.peer import this_machine
+from stepscope.runtime.control.agreement.peer import this_machine
 from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.session import file_lock
 from tests.integration.exporters.test_collector_exporter import connecting
 from tests.support.basics import ROOT, missing
 from tests.support.collectors import COMMAND, collecting, free_port, journals
@@ -105,9 +105,9 @@ def of_another_machine(directory: Path, **changes: object) -> None:
 
 def let_go(directory: Path) -> None:
     """Releases what this process holds there, as its end would."""
-    for descriptor in list(held_files._held):  # pyright: ignore[reportPrivateUsage]
+    for descriptor in list(file_lock._held):  # pyright: ignore[reportPrivateUsage]
         if Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_relative_to(directory):
-            held_files.release(descriptor)
+            file_lock.release(descriptor)
 
 
 async def test_a_process_of_another_container_is_left_alone(tmp_path: Path) -> None:
@@ -205,8 +205,8 @@ def test_a_child_does_not_keep_what_its_parent_held(tmp_path: Path) -> None:
     """A worker that outlives a killed rank is no reason not to deliver."""
     path = tmp_path / LOCK
     path.touch()
-    held = held_files.hold(path)
-    assert held_files.is_held(path)
+    held = file_lock.hold(path)
+    assert file_lock.is_held(path)
     (ours, theirs), (begun, begins) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
@@ -217,11 +217,11 @@ def test_a_child_does_not_keep_what_its_parent_held(tmp_path: Path) -> None:
     os.close(ours)
     os.read(begun, 1)
     try:
-        held_files.release(held)
-        held_files.release(held)
-        assert held_files.is_held(path) is False
+        file_lock.release(held)
+        file_lock.release(held)
+        assert file_lock.is_held(path) is False
     finally:
         for end in (theirs, begun, begins):
             os.close(end)
         os.waitpid(child, 0)
-    assert held_files.is_held(tmp_path / "missing") is None
+    assert file_lock.is_held(tmp_path / "missing") is None

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.errors import ClosedError, FormatError
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.ids import LOST_NAME
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.ledger import Ledger, SourceLedger
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT
 from tests.support.journals import HandMade, batch_with_arguments, described, events_of, read_journal, write_journal
 from tests.support.launch import run_to_end
@@ -139,11 +139,12 @@ def test_another_process_reads_it(tmp_path: Path) -> None:
     path = write_journal(tmp_path / "journal", [EventBatch("recorder", 0, block, batch.args), batch_of(inline)])
     program = f"""
 from pathlib import Path
-from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events import tracks
 for number in range(500):
     strings.intern(f"shift {{number}}"), strings.category(f"c{{number}}")
     tracks.new(tracks.TrackKind.THREAD, 9, number, "shift")
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from tests.support.journals import described, read_journal
 items, damage = read_journal(Path({str(path)!r}))
 assert not damage, damage

@@ -15,14 +15,14 @@ import pytest
 
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
-from stepscope.runtime import clock
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter_worker import Outlet
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime.windows.window import Step, Window
 from tests.support import disks
 from tests.support.basics import poll
 from tests.support.blocks import scattered

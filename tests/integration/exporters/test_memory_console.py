@@ -16,10 +16,10 @@ from stepscope.build import trace
 from stepscope.exporters.console import ConsoleExporter, ConsoleStatistics
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import ODD_NAMES, batch_of, every_kind, run_in, spans, window_of
-from stepscope.runtime import strings
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import EventBatch, Kind, empty_block
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from tests.support.journals import batch_with_arguments
 from tests.support.messages import refused
 

@@ -16,12 +16,12 @@ from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.consumer import Settling
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import Kind
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.export.exporter import Settling
+from stepscope.runtime.export.formats import replay_into, run_of
+from stepscope.runtime.export.run import this_host
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.run import this_host
 from tests.support.basics import ROOT
 from tests.support.commands import python
 from tests.support.messages import refused
@@ -97,13 +97,14 @@ def test_a_run_arrives(compression: str, tmp_path: Path, monkeypatch: pytest.Mon
 PLAY = """
 import asyncio, sys
 from pathlib import Path
-from stepscope.runtime import strings, tracks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events import tracks
 for number in range(100):  # names and tracks get other numbers than in the process that recorded
     strings.intern(f"of this process {number}")
     tracks.new(tracks.TrackKind.THREAD, 1, number, "of this process")
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.export.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 with JournalReader(Path(sys.argv[1])) as reader:
     options = OtlpOptions(spans_per_second=None, leave_out=())

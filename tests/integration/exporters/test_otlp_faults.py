@@ -27,7 +27,7 @@ from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.retry import LONGEST_ASKED, retry_after
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import BrokenError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import BUSY, missing
 from tests.support.messages import refused
 from tests.support.receiver import Receiver, ReceiverThread, Reply, receiver

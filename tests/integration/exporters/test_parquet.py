@@ -16,9 +16,9 @@ import stepscope as sc
 from stepscope.exporters.parquet import MOST_BYTES, MOST_PIECES, ParquetExporter
 from stepscope.exporters.parquet_rows import COLUMNS
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, Deferred
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

@@ -17,8 +17,8 @@ from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.perfetto_file import PerfettoFile
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import Flag
-from stepscope.runtime.formats import exporter_for
+from stepscope.runtime.events.record import Flag
+from stepscope.runtime.export.formats import exporter_for
 from tests.support import pftrace
 from tests.support.basics import require
 from tests.support.launch import run_to_end

@@ -12,7 +12,7 @@ import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.exporters.output import whole_file
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.formats import staged
+from stepscope.runtime.export.formats import staged
 from tests.support.basics import require
 from tests.support.messages import refused, said
 

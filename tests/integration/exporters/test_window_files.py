@@ -12,7 +12,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.chrome_rows import NOTES
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.viewers import perfetto
 

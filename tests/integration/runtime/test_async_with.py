@@ -11,7 +11,7 @@ import anyio.to_thread
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import threads
+from stepscope.runtime.threads import background_call
 from tests.support.basics import poll, require
 from tests.support.crashes import names
 
@@ -52,10 +52,10 @@ def test_the_programs_jobs_hold_up_nothing_on_trio(tmp_path: Path) -> None:
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed before"])
 async def test_no_thread_can_be_started(closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing blocks the loop then, and is done all the same; the program hears nothing of it."""
-    start = threads.start
+    start = background_call.start
 
     def none(thread: threading.Thread) -> None:
-        monkeypatch.setattr(threads, "start", start)  # there is one for what comes later
+        monkeypatch.setattr(background_call, "start", start)  # there is one for what comes later
         raise RuntimeError("can't start new thread")
 
     async with sc.trace(output_dir=tmp_path) as profiler:
@@ -64,6 +64,6 @@ async def test_no_thread_can_be_started(closed: bool, tmp_path: Path, monkeypatc
         profiler.step()
         if closed:
             profiler.close()
-        monkeypatch.setattr(threads, "start", none)
+        monkeypatch.setattr(background_call, "start", none)
     assert profiler.statistics().state == "closed"
     assert names(tmp_path / "journal")["work"] == 1

@@ -16,13 +16,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import recorder
-from stepscope.runtime.session import parts, read_identity
-from stepscope.runtime.workers import Worker
+from stepscope.runtime.recording.joined_processes import Worker
+from stepscope.runtime.recording.recorder import recorder
+from stepscope.runtime.session.directory import parts, read_identity
 from tests.support.basics import ROOT
 from tests.support.messages import refused
 from tests.support.recording import recording, rows_of

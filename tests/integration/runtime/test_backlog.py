@@ -15,15 +15,16 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime import backlog, clock
-from stepscope.runtime.backlog import JUDGED, MOST, Backlog
-from stepscope.runtime.change import Change
-from stepscope.runtime.delivered import Delivered
-from stepscope.runtime.events import EVENT_DTYPE, Block, Kind, split_block
-from stepscope.runtime.faults import Faults
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.ledger import OutputLedger
-from stepscope.runtime.sink import Sink
+from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, split_block
+from stepscope.runtime.loop import backpressure
+from stepscope.runtime.loop.backpressure import JUDGED, MOST, Backlog
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.sources.pending_deliveries import Delivered
+from stepscope.runtime.sources.sink import Sink
+from stepscope.runtime.threads.condition import Change
 from tests.support.basics import poll
 
 SMALL = 64 << 10
@@ -347,7 +348,7 @@ async def test_what_cannot_be_split_is_not_lost(monkeypatch: pytest.MonkeyPatch)
             raise failures.pop()
         return split_block(*arguments)
 
-    monkeypatch.setattr(backlog, "split_block", split)
+    monkeypatch.setattr(backpressure, "split_block", split)
     async with running() as bench:
         bench.give(300, 1)
         await bench.through()

@@ -13,10 +13,10 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.runtime import clock
-from stepscope.runtime.clock import ClockAnchor, WallClock, set_between
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.clock import ClockAnchor, WallClock, set_between
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Window
 from tests.support import pftrace
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import run_to_end
@@ -59,7 +59,7 @@ def test_a_clock_that_is_set_for_ever_takes_no_memory() -> None:
 def one_hour(monkeypatch: pytest.MonkeyPatch) -> WallClock:
     """The clock of this process, to be set by hand."""
     wall = WallClock()
-    monkeypatch.setattr("stepscope.runtime.run.wall_clock", wall)
+    monkeypatch.setattr("stepscope.runtime.export.run.wall_clock", wall)
     return wall
 
 
@@ -109,7 +109,7 @@ def test_windows_tell_the_new_time(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """In `wall_start_ns`, in the base of a file of one window, and in a sentence where the clock was set in the window."""
     wall = WallClock()
     monkeypatch.setattr(clock, "wall_clock", wall)
-    monkeypatch.setattr("stepscope.runtime.run.wall_clock", wall)
+    monkeypatch.setattr("stepscope.runtime.export.run.wall_clock", wall)
     look, ahead = wall.look, [0]
 
     def moved(found: ClockAnchor | None = None) -> None:

@@ -24,14 +24,14 @@ from stepscope.backends.python_stacks import PythonStacksBackend
 from stepscope.cli.main import main
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.exporters import Kind
-from stepscope.runtime import strings
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.control.client import ask_process
-from stepscope.runtime.control.command import Command
-from stepscope.runtime.control.window_detail import detail_from
-from stepscope.runtime.detail import FULL, MARKS_ONLY, NO_OPERATORS
-from stepscope.runtime.schedule import never
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.control.entry_points.client import ask_process
+from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.control.requests.window_detail import detail_from
+from stepscope.runtime.events import strings
+from stepscope.runtime.recording.detail import FULL, MARKS_ONLY, NO_OPERATORS
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import never
+from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import ROOT, require
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.runtime.control.job_directory import Member
+from stepscope.runtime.control.agreement.job_directory import Member
 from tests.support.basics import missing
 from tests.support.control_jobs import job, rank_settings
 

@@ -16,11 +16,11 @@ from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.errors import ControlError
-from stepscope.runtime.control.client import ask_process, ask_socket
-from stepscope.runtime.control.command import Command
-from stepscope.runtime.control.local_socket import peer_user
-from stepscope.runtime.processes import parent_of
-from stepscope.runtime.session import session_of
+from stepscope.runtime.control.entry_points.client import ask_process, ask_socket
+from stepscope.runtime.control.entry_points.local_socket import peer_user
+from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.session.directory import session_of
+from stepscope.runtime.session.processes import parent_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
 from tests.support.looping import QUICK, looping, wait

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.pipeline import CROWDED
+from stepscope.runtime.loop.pipeline import CROWDED
 from tests.support.blocking import BlockingBackend
 
 STEPS = 4 * CROWDED

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.consumer import Exporter
-from stepscope.runtime.outlet_statistics import OutletStatistics
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_statistics import OutletStatistics
 from tests.support.flights import Profile
 from tests.support.launch import run_to_end
 
@@ -133,7 +133,7 @@ def test_a_deleted_window_of_the_flight_recorder(tmp_path: Path) -> None:
 REMOVED_SESSION = """
 import pathlib, shutil, sys
 import stepscope as sc
-from stepscope.runtime import recorder
+from stepscope.runtime.recording import recorder
 memory = sc.exporters.MemoryExporter()
 options = sc.Options(session_dir=sys.argv[2], drain_interval=0.02, close_timeout=30)
 with sc.trace(output_dir=sys.argv[1], keep_last=sc.FlightRecorder(steps=400, triggers=()), exporters=[memory], options=options) as profiler:

@@ -9,7 +9,7 @@ import pytest
 import stepscope
 from stepscope import Options, Profiler, Window
 from stepscope.control import WindowRequest
-from stepscope.runtime.schedule import never
+from stepscope.runtime.schedule.schedule import never
 from tests.support.arming import say_in_environment
 from tests.support.messages import refused
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.collecting import until
 from tests.support.launch import Server, run_to_end
 from tests.support.messages import said
@@ -28,8 +28,8 @@ def run(
 
 def journal_names(path: Path) -> tuple[list[str], list[Window]]:
     """Names of the events in a journal, and its closed windows."""
-    from stepscope.runtime import strings
-    from stepscope.runtime.events import EventBatch
+    from stepscope.runtime.events import strings
+    from stepscope.runtime.events.record import EventBatch
 
     names: list[str] = []
     windows: list[Window] = []
@@ -244,8 +244,8 @@ import stepscope as sc
 with sc.trace(output_dir="run"):
     with sc.span("work"):
         pass
-    from stepscope.runtime import hub
-    print(hub._hub.result().loop_name)
+    from stepscope.runtime.loop import drain_loop
+    print(drain_loop._hub.result().loop_name)
 """
     assert run(script, tmp_path).stdout == "uvloop\n"
     assert run(script.replace("len(sys.argv) > 1", "True"), tmp_path).stdout == "asyncio\n"

@@ -13,10 +13,10 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.error_keeper import KEPT
+from stepscope.runtime.accounting.error_log import KEPT
+from stepscope.runtime.accounting.internal_errors import Faults
 from stepscope.runtime.errors import InternalError
-from stepscope.runtime.events import Kind
-from stepscope.runtime.faults import Faults
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import poll
 from tests.support.flights import QUIET
 from tests.support.raised import length

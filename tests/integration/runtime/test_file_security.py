@@ -22,12 +22,12 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.output import Output
-from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
+from stepscope.runtime.session.processes import process_identity
 from tests.support.crashes import BODY, MIDWAY, Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

@@ -17,7 +17,7 @@ import pytest
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Window
 from stepscope.runtime.errors import TriggerError
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import QUIET, Profile, When

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.flight.trigger import Finding
-from stepscope.runtime.flight.watch import MAX_WAITING, Fired, Watch
+from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, Watch
+from stepscope.runtime.flight.triggers.trigger import Finding
 from tests.support.basics import ROOT, heed_interrupts
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile

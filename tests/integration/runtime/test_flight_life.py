@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.events import Kind
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
 from tests.support.flights import QUIET, Profile, When
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

@@ -15,9 +15,9 @@ import pytest
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.runtime.errors import ProfilerStateError, TriggerError
-from stepscope.runtime.events import Flag, Kind
-from stepscope.runtime.flight.beside import MAX_FINDINGS
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News
+from stepscope.runtime.flight.triggers.trigger_thread import MAX_FINDINGS
 from tests.support.crashes import windows as read_windows
 from tests.support.flights import Profile, When
 from tests.support.messages import refused

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import recover
 from tests.support.crashes import batches, names, open_names, windows
 from tests.support.launch import launched, run_to_end

@@ -80,7 +80,7 @@ def test_a_child_of_a_task() -> None:
     """The task's stack belongs to the parent, whatever becomes of the task's context in the child."""
     (result,) = run("""
     import asyncio, gc
-    from stepscope.runtime import tracks
+    from stepscope.runtime.events import tracks
     async def child():
         with span("child's task"):
             await asyncio.sleep(0)

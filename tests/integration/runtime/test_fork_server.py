@@ -137,7 +137,7 @@ def test_a_process_that_joins_as_the_session_is_removed(tmp_path: Path) -> None:
         """
 import os, subprocess, sys
 import stepscope as sc
-from stepscope.runtime.workers import Workers
+from stepscope.runtime.recording.joined_processes import Workers
 
 place = sys.argv[1]
 CHILD = "import sys, stepscope as sc; print(sc.join(), flush=True); sys.stdin.readline(); sc.instant('child')"
@@ -172,12 +172,13 @@ def test_a_process_that_fails_to_join_removes_no_session(tmp_path: Path) -> None
 import os, shutil, sys
 from pathlib import Path
 import stepscope as sc
-from stepscope.runtime import join, session
+from stepscope.runtime.recording import join
+from stepscope.runtime.session import directory
 
 def remove_and_make_again(part):
     shutil.rmtree(part.parent)
     part.parent.mkdir(0o700)
-    session.write_identity(part)
+    directory.write_identity(part)
 
 with sc.trace(output_dir=f"{sys.argv[1]}/0"):
     directory = Path(os.environ["STEPSCOPE_SESSION"])

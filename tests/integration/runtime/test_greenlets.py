@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime import greenlets, tasks
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.annotations import greenlets, tasks
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched, run_to_end
 from tests.support.messages import said

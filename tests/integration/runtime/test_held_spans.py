@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import tasks
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.integration.runtime.test_exit import run
 from tests.support.crashes import open_names

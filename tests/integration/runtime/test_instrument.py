@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.runtime.events import Flag
-from stepscope.runtime.patterns import Patterns
+from stepscope.runtime.annotations.patterns import Patterns
+from stepscope.runtime.events.record import Flag
 from tests.support.basics import require
 from tests.support.instrumented import sample
 from tests.support.launch import run_to_end

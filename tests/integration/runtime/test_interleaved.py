@@ -19,12 +19,13 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Block, Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind
+from stepscope.runtime.recording.joined_processes import Worker
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session import parts, read_identity
-from stepscope.runtime.workers import Worker
+from stepscope.runtime.session.directory import parts, read_identity
 from tests.support.basics import ROOT
 from tests.support.crashes import Crash, batches, open_names
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans

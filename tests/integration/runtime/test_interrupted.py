@@ -17,11 +17,12 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.compat.mindspore.dataset_waits import DatasetWaits
 from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.runtime import _core, locks
-from stepscope.runtime.events import Kind
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.join import leave
-from stepscope.runtime.threads import Work
+from stepscope.runtime import _core
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.recording.join import leave
+from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.background_call import Work
 from tests.support.interrupting import interrupting
 
 # A test that hangs does so in a lock: no handler of a signal ends it.

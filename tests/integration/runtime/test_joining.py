@@ -10,8 +10,8 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.options import Options
-from stepscope.runtime.processes import is_running, parent_of, process_identity
-from stepscope.runtime.session import make_session, parts, read_identity, read_options
+from stepscope.runtime.session.directory import make_session, parts, read_identity, read_options
+from stepscope.runtime.session.processes import is_running, parent_of, process_identity
 from tests.support.families import Family
 from tests.support.messages import refused
 
@@ -63,7 +63,7 @@ def test_a_first_process_that_has_the_variable(family: Family) -> None:
     family.of(
         ORPHANED
         + """
-from stepscope.runtime.join import join_if_told, joined
+from stepscope.runtime.recording.join import join_if_told, joined
 logging.basicConfig(level=logging.WARNING)
 def work():
     os.environ["STEPSCOPE_JOIN"] = "1"
@@ -223,7 +223,7 @@ def test_the_environment_is_as_it_was(family: Family) -> None:
     """The variable that names the session is there while it is open, and what was there before comes back."""
     family.of("""
     import atexit
-    from stepscope.runtime import recorder
+    from stepscope.runtime.recording import recorder
     os.environ["STEPSCOPE_SESSION"] = "/of/another"
     atexit.unregister(recorder.close_recorder)
     with trace() as profiler:
@@ -240,7 +240,7 @@ def test_an_ended_session_is_not_joined(family: Family) -> None:
     family.of("""
     import logging
     logging.basicConfig(level=logging.INFO)
-    from stepscope.runtime.recorder import close_recorder
+    from stepscope.runtime.recording.recorder import close_recorder
     def work():
         os.read(pipe[0], 1)
         assert not sc.join()

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime import locks
+from stepscope.runtime.threads import locks
 from tests.support.terminations import WORK, delivered, run
 
 PROGRAM = (
     """
 import logging
-from stepscope.runtime import locks
+from stepscope.runtime.threads import locks
 class Says(sc.exporters.MemoryExporter):
     async def aclose(self):
         logging.getLogger("stepscope").warning("it closes")

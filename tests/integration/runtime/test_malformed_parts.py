@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import clock
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import BackendError, TriggerError
-from stepscope.runtime.events import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.flights import Profile
 from tests.support.journals import events_of
 

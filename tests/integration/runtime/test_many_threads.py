@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import strings, tracks
 from stepscope.runtime._core import instant, span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.integration.runtime.test_exit import run
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import check_self_times, recording

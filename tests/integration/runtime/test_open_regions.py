@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import strings
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import Crash, names, open_names, windows
 from tests.unit.runtime.test_stack import open_rows
 

@@ -10,11 +10,12 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime import _core, strings
-from stepscope.runtime.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
-from stepscope.runtime.events import Block, Kind, empty_block
-from stepscope.runtime.meter import event_costs
-from stepscope.runtime.overseer import Overseer
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.runtime.overhead.controller import Overseer
+from stepscope.runtime.overhead.meter import event_costs
+from stepscope.runtime.recording.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
 from tests.support.blocking import BlockingBackend
 from tests.support.messages import refused
 from tests.support.readings import texts

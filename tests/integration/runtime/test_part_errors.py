@@ -14,8 +14,8 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.part_errors import from_signal_handler
+from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.messages import refused
 
 

@@ -17,10 +17,10 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Moment, Raise
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.schedule.action import ProfilerAction
 from tests.support.interrupting import interrupting
 from tests.support.messages import refused
 from tests.support.raised import LostForWords

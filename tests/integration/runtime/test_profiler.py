@@ -17,7 +17,7 @@ import stepscope as sc
 from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime import _core
 from stepscope.runtime.errors import OutputError, ProfilerStateError
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.basics import heed_interrupts
 from tests.support.messages import refused, said
 

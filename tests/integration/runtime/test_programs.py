@@ -14,7 +14,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans, overlaps
 from tests.support.random_programs import Program, Runner, random_program
 

@@ -11,9 +11,10 @@ import pytest
 import uvloop
 
 import stepscope as sc
-from stepscope.runtime import _core, asyncio_tasks
+from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.annotations import asyncio_tasks
+from stepscope.runtime.events.record import Kind
 from tests.support.recording import check_self_times, recording
 
 PyTask: Any = getattr(asyncio.tasks, "_PyTask")  # noqa: B009 - asyncio's own, without its C half

@@ -15,7 +15,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.runtime.session_note import notes_in, replace_note
+from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support import pftrace
 from tests.support.launch import run_to_end
 from tests.support.messages import said

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Flag, Kind
-from stepscope.runtime.formats import replay_into, run_of
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.export.formats import replay_into, run_of
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import Recovery, recover

@@ -13,16 +13,16 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.launch import own_directory
-from stepscope.runtime.output import Output
-from stepscope.runtime.processes import process_identity
-from stepscope.runtime.recovery.choice import being_written, choose
-from stepscope.runtime.recovery.kept import complete_windows
+from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session_note import SESSION_FILE, SessionNote, new_note, read_note
+from stepscope.runtime.recovery.target import being_written, choose
+from stepscope.runtime.session.launch import own_directory
+from stepscope.runtime.session.note import SESSION_FILE, SessionNote, new_note, read_note
+from stepscope.runtime.session.processes import process_identity
 from tests.support.basics import ROOT
 from tests.support.crashes import Crash, names
 from tests.support.launch import run_to_end

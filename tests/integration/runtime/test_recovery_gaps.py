@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stepscope.runtime.events import Flag, Kind, empty_block
-from stepscope.runtime.intervals import clip
+from stepscope.runtime.events.intervals import clip
+from stepscope.runtime.events.record import Flag, Kind, empty_block
 from stepscope.runtime.recovery.recover import recover
 from tests.support.crashes import Crash, batches, names, windows
 

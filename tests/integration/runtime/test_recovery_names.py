@@ -9,11 +9,11 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.recovery.kept import complete_windows
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.run import rank_from_environment
-from stepscope.runtime.session_note import SessionNote, read_note
+from stepscope.runtime.session.note import SessionNote, read_note
 from tests.support.messages import refused
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.spool import FILES as SPOOL_FILES
+from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 from tests.support.crashes import Crash, names, windows
 from tests.support.disks import small_disk
 

@@ -15,9 +15,9 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.action import ProfilerAction
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.schedule.action import ProfilerAction
 
 # A test that hangs is ended by a thread: some take the signal by which it would be ended otherwise.
 pytestmark = pytest.mark.timeout(method="thread")

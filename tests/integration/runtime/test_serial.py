@@ -11,10 +11,10 @@ import pytest
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime import _core
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.error_keeper import KEPT
+from stepscope.runtime.accounting.error_log import KEPT
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.serial import Serial
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.threads.call_serializer import Serial
 from tests.support.crashes import names
 
 LONG = 30.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import sweep
 from tests.support.crashes import names, open_names

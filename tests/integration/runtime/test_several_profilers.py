@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import stepscope as sc
 from stepscope.backends.script import Raise
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.events import Kind
-from stepscope.runtime.schedule import Schedule
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.schedule import Schedule
 
 SCHEDULES: tuple[Callable[[], Schedule | None], ...] = (
     lambda: None,

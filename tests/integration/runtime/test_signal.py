@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.runtime._core import counter, instant, span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from stepscope.runtime.recovery.session_files import SessionFiles
 from tests.support.basics import ROOT
 from tests.support.launch import run_to_end

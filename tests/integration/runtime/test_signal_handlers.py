@@ -32,7 +32,7 @@ def test_a_handler_that_was_put_back_is_heard_in_native_code(how: str, tmp_path:
 
 
 BUSY = """
-from stepscope.runtime import locks
+from stepscope.runtime.threads import locks
 ours = locks.reentrant()
 def busy():
     with ours:

@@ -16,7 +16,7 @@ from tests.support.crashes import names
 from tests.support.terminations import BOUND, DEAF, HOLDER, START, WORK, delivered, run
 
 WHO = """
-from stepscope.runtime.ending import before_close
+from stepscope.runtime.lifecycle.shutdown_hooks import before_close
 before_close(lambda: print(threading.current_thread() is threading.main_thread(), flush=True))
 """
 """Says whether the main thread closes."""

@@ -24,13 +24,15 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import _core, loop_callbacks, processor_demand, queue_lengths, strings
-from stepscope.runtime.control.environment import SIGNALS_VARIABLE
+from stepscope.runtime import _core
+from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.events import Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
 from stepscope.runtime.options import SIGNALS, Signal
-from stepscope.runtime.step_facts import SIGNAL, Phase, StepFactsBuilder
-from stepscope.runtime.step_facts import SIGNALS as READINGS
+from stepscope.runtime.windows.step_facts import SIGNAL, Phase, StepFactsBuilder
+from stepscope.runtime.windows.step_facts import SIGNALS as READINGS
 from tests.support import commands
 from tests.support.basics import require
 from tests.support.recording import Row, rows_of

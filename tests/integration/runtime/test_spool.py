@@ -11,7 +11,7 @@ import stepscope
 from stepscope.exporters.specimens import every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.spool import FILES, Spool
+from stepscope.runtime.session.spool import FILES, Spool
 from tests.stress.fuzz.seeds import spool_frame
 from tests.support.crashes import Crash, names
 from tests.support.recording import run_program

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import stepscope as sc
-from stepscope.runtime import tasks
 from stepscope.runtime._core import instant, span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import Crash, open_names
 from tests.support.recording import Log, Row, check_self_times, recording
 from tests.unit.runtime.test_stack import open_rows

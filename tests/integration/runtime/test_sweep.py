@@ -17,14 +17,14 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, ProfilerStateError
-from stepscope.runtime.held_files import lock
 from stepscope.runtime.options import Options
-from stepscope.runtime.processes import process_identity
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
-from stepscope.runtime.session import in_use, make_session
-from stepscope.runtime.session_note import SessionNote, new_note, read_note
+from stepscope.runtime.session.directory import in_use, make_session
+from stepscope.runtime.session.file_lock import lock
+from stepscope.runtime.session.note import SessionNote, new_note, read_note
+from stepscope.runtime.session.processes import process_identity
 from tests.support.crashes import BODY, MIDWAY, Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused, said
@@ -299,7 +299,7 @@ def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.
     def places(wanted: str | None) -> list[str]:
         return [str(small_disk), str(tmp_path)]
 
-    monkeypatch.setattr("stepscope.runtime.session.places", places)
+    monkeypatch.setattr("stepscope.runtime.session.directory.places", places)
     session = make_session(Options())
     assert session.parent == tmp_path
     assert [path.name for path in small_disk.iterdir()] == ["filling"]

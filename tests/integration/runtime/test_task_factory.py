@@ -18,9 +18,10 @@ import pytest
 import uvloop
 
 import stepscope as sc
-from stepscope.runtime import _core, tasks
+from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.recording import check_self_times, recording
 
 

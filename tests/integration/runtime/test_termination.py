@@ -172,7 +172,8 @@ def test_a_handler_that_is_set_while_it_is_looked_whose_it_is(tmp_path: Path) ->
     """A thread of ours has seen its own handler, and takes the signal when the program has one: it is the program's."""
     run(
         """
-from stepscope.runtime import _core, signals
+from stepscope.runtime import _core
+from stepscope.runtime.lifecycle import signals
 came = []
 with profiler:
     ours = signal.getsignal(signal.SIGTERM)

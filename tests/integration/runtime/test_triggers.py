@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope import FlightRecorder
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Kind, empty_block
-from stepscope.runtime.flight.memory import ProcessMemory
-from stepscope.runtime.flight.quantile import RunningQuantile
-from stepscope.runtime.flight.trigger import Evaluator, Finding, News, StepTimes, Trigger
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Kind, empty_block
+from stepscope.runtime.flight.triggers.memory import ProcessMemory
+from stepscope.runtime.flight.triggers.quantile import RunningQuantile
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, StepTimes, Trigger
 from stepscope.triggers import MemoryHigh, NotFinite, Raised, SlowStep, Stalled
 from tests.support.messages import refused
 from tests.support.recording import run_program
@@ -235,7 +235,7 @@ def test_memory_of_the_address_space() -> None:
     (told,) = run_program(
         """
         import resource
-        from stepscope.runtime.flight.memory import ProcessMemory
+        from stepscope.runtime.flight.triggers.memory import ProcessMemory
         resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
         tell([usage.what for usage in ProcessMemory().read() if usage.limit == 1 << 40])
         """

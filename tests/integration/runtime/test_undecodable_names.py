@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.encoding import exact_json, from_exact_json, json_bytes, msgpack_bytes
+from stepscope.runtime.files.encoding import exact_json, from_exact_json, json_bytes, msgpack_bytes
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.session_note import SessionNote
+from stepscope.runtime.session.note import SessionNote
 from tests.support.journals import events_of
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]

@@ -19,8 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime.control.control_file import ControlFile, decode_control_file, default_content, file_of
-from stepscope.runtime.control.watched_file import LIMIT, WatchedFile
+from stepscope.runtime.control.entry_points.control_file import (
+    ControlFile,
+    decode_control_file,
+    default_content,
+    file_of,
+)
+from stepscope.runtime.control.entry_points.watched_file import LIMIT, WatchedFile
 from stepscope.runtime.errors import ControlError
 from tests.support.basics import ROOT, require
 from tests.support.launch import run_to_end
@@ -29,7 +34,7 @@ from tests.support.messages import refused, said
 _CREATE = """
 import sys
 from pathlib import Path
-from stepscope.runtime.control.file_reading import create_once
+from stepscope.runtime.control.entry_points.file_reading import create_once
 path = Path(sys.argv[1])
 while not path.with_name("go").exists():
     pass
@@ -219,7 +224,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     program = """
 import asyncio, importlib.util, os, tempfile
 from pathlib import Path
-from stepscope.runtime.control.watched_file import WatchedFile
+from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 from tests.integration.runtime.test_watched_file import status, wait
 if importlib.util.find_spec("watchfiles"):
     import watchfiles
@@ -354,7 +359,7 @@ def test_two_files_are_watched_by_one_thread(tmp_path: Path) -> None:
 def test_a_program_that_does_not_close_its_file_ends_all_the_same(tmp_path: Path, end: str) -> None:
     """In whatever way: neither a process nor a file is left beside the status."""
     program = f"""
-from stepscope.runtime.control.watched_file import WatchedFile
+from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 file = WatchedFile({str(tmp_path / "x.json")!r}, bytes, create=True, default=b"1")
 file.start()
 {end}

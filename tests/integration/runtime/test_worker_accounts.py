@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.session import remove_session
-from stepscope.runtime.worker_accounts import KEPT_ENDED, WorkerAccounts, WorkerStatistics
+from stepscope.runtime.recording.joined_accounts import KEPT_ENDED, WorkerAccounts, WorkerStatistics
+from stepscope.runtime.session.directory import remove_session
 from tests.support.families import Family
 
 
@@ -197,7 +197,7 @@ def test_workers_of_a_killed_owner(family: Family) -> None:
         os.write(1, json.dumps(os.path.exists(os.environ["STEPSCOPE_SESSION"])).encode())
     if __name__ == "__main__":
         import json, pathlib
-        from stepscope.runtime.session import remove_session
+        from stepscope.runtime.session.directory import remove_session
         sc.trace(output_dir=sys.argv[1]).start()
         session = pathlib.Path(os.environ["STEPSCOPE_SESSION"])
         if in_child(work) and os.fork():

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.crashes import batches
 from tests.support.families import START, Family, pair

@@ -25,15 +25,15 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError, StepscopeError
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, join_blocks
-from stepscope.runtime.intervals import ends
+from stepscope.runtime.events.intervals import ends
+from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.leftovers import Leftovers
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
+from stepscope.runtime.recovery.unsaved_events import Leftovers
 
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 RUN = run_in(Path("/"))

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind
-from stepscope.runtime.intervals import ends
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import ends
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.stress.torture.diary import LANES, lane_name
 from tests.support.window_audit import audit_ledger, audit_window
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import stepscope
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime.action import ProfilerAction
-from stepscope.runtime.sink import BackendReport, Sink
+from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.stress.torture.diary import Diary, Lane
 from tests.stress.torture.victim import MAIN, begin, profiler
 

@@ -16,7 +16,7 @@ from typing import Any, cast
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Exporter
 from stepscope.exporters.memory import MemoryExporter, Method
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from tests.stress.torture.servers import StreamExporter
 from tests.support.raised import length

@@ -19,8 +19,8 @@ import msgspec
 import uvloop
 
 import stepscope as sc
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.profiler import Profiler
 
 STEPS = 100

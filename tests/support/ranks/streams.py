@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch, Kind, empty_block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch, Kind, empty_block
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord, decode_record, encode_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.run import Run
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.viewers.scene import START, make_run, make_window
 
 Clock = Callable[[int], int]

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag, Kind
-from stepscope.runtime.ledger import Ledger, SourceLedger
-from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import TrackKind
-from stepscope.runtime.window import Step, Window
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, Flag, Kind
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.windows.window import Step, Window
 
 START = 5_000_123_456_789
 """Monotonic time of the run's beginning, in ns."""

@@ -16,11 +16,11 @@ from stepscope.collector.retention.retention import Held, StoragePolicy, ranking
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.journal.discard import discard, free, places
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.retention.discard import discard, free, places
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
@@ -97,7 +97,7 @@ def test_a_crash_between_the_two_writes_leaves_a_whole_file(tmp_path: Path, monk
 
     path = record(tmp_path / "journal", 2)
     before, _, _ = read(path)
-    monkeypatch.setattr("stepscope.runtime.journal.holes._fallocate", refuse)
+    monkeypatch.setattr("stepscope.runtime.journal.retention.holes._fallocate", refuse)
     chosen = [place for place in places(path) if place.header.window == 0]
     with pytest.raises(OSError):
         discard(path, chosen)

@@ -16,7 +16,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill

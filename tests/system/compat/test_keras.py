@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import ROOT, Deferred, jax_python
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, say_in_environment
 from tests.support.basics import ROOT, Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.arming import SOCKET, arm_here, say_in_environment
 from tests.support.basics import Deferred, require
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps

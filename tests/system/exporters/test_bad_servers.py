@@ -16,7 +16,7 @@ import stepscope as sc
 from stepscope.exporters.collector.spool import DIRECTORY
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.ledger import OutputLedger
+from stepscope.runtime.accounting.ledger import OutputLedger
 from tests.stress.torture.passage import Passage
 from tests.support.basics import BUSY
 from tests.support.collecting import collecting, until

@@ -22,7 +22,7 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import BUSY, ROOT
 from tests.support.jetstreams import Publisher, jetstream

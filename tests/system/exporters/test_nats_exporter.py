@@ -22,10 +22,10 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import batch_of, run_in
 from stepscope.exporters.specimens import spans as named
-from stepscope.runtime.ending_tasks import end_tasks
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collectors import spans
 from tests.support.jetstreams import jetstream

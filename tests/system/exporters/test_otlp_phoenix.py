@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import phoenix
 from tests.support.recording import rows_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_file import Dialect, base_of
-from stepscope.runtime.events import EventBatch, Flag, Kind
+from stepscope.runtime.events.record import EventBatch, Flag, Kind
 from tests.support.viewers import catapult, perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES
 from tests.support.viewers.scene import NAMES, PID, START, Scene, everything, make_run, make_window

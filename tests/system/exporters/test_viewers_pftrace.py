@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from stepscope.exporters.perfetto import PerfettoExporter
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.run import Run
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.export.run import Run
 from tests.support import pftrace
 from tests.support.viewers import perfetto
 from tests.support.viewers.perfetto import PROBLEMS, SLICES

@@ -71,7 +71,7 @@ def test_a_worker_that_changes_its_user(tmp_path: Path, before: int) -> None:
 SERVER = """
 import json, os, sys, threading, time
 import stepscope as sc
-from stepscope.runtime import recorder
+from stepscope.runtime.recording import recorder
 
 def record(name, count):
     for _ in range(count):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime import _core, threads
+from stepscope.runtime import _core
+from stepscope.runtime.threads import background_call
 from tests.support.basics import ROOT, require
 from tests.support.nats import NatsServer
 
@@ -124,7 +125,7 @@ def test_the_mask_of_a_thread() -> None:
 
     for start_on in (_here, _on_a_thread):
         thread = threading.Thread(target=work)
-        start_on(partial(threads.start, thread))
+        start_on(partial(background_call.start, thread))
         thread.join()
         assert blocked() == before
         assert seen["own"] == seen["inner"] == seen["after"] == ALL
@@ -144,7 +145,7 @@ def test_what_the_main_thread_blocks_counts_now() -> None:
             done.release()
 
     thread = threading.Thread(target=work)
-    threads.start(thread)
+    background_call.start(thread)
     before = blocked()
     for more in (set[int](), {signal.SIGUSR1}, {signal.SIGUSR1, signal.SIGRTMIN + 7}, signal.valid_signals()):
         signal.pthread_sigmask(signal.SIG_BLOCK, more)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.control.environment import SIGNALS_VARIABLE
+from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
+from stepscope.runtime.windows.window import Window
 from tests.support.basics import ROOT, require
 from tests.support.commands import python, stepscope
 from tests.support.messages import said

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.runtime.launch import launch_name
-from stepscope.runtime.output import Output
-from stepscope.runtime.run import JOB_VARIABLES, job_from_environment
+from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.export.run import JOB_VARIABLES, job_from_environment
+from stepscope.runtime.session.launch import launch_name
 from tests.support.basics import ROOT, require
 from tests.support.collectors import spans
 from tests.support.launch import run_to_end

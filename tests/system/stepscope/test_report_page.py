@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stepscope.runtime.table import printable
+from stepscope.runtime.display.text_table import printable
 from tests.support.basics import ROOT, axe
 from tests.support.commands import python, stepscope
 from tests.support.viewers.browser import open_page, served

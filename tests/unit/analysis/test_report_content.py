@@ -22,7 +22,7 @@ from stepscope.analysis.page.icicle import icicle_of, kind_of
 from stepscope.analysis.page.render import answer_html, report_html
 from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.analysis.recording import Recording
-from stepscope.runtime.table import percents, printable
+from stepscope.runtime.display.text_table import percents, printable
 from tests.support.basics import html_of
 
 HOSTILE = "</script><b>\"'&\u2028\x00\ud800"

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from stepscope.backends.kineto_blocks import KinetoConverter, nest
 from stepscope.backends.kineto_file import KinetoFile, arguments
 from stepscope.backends.kineto_tracks import KinetoTracks
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.clock import ClockMapping
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.clock import ClockMapping
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.events.tracks import TrackKind
 from tests.support.basics import ROOT
 from tests.support.messages import refused
 from tests.support.readings import decoded, texts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
-from stepscope.runtime.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import ClockSync
 from tests.support.clocks import START, UNIX, Network, TrueClock, every, round_trips
 from tests.support.messages import refused

@@ -28,11 +28,11 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.charts import Charts
 from stepscope.collector.web.live_events import INTERVAL, LiveEvents
 from stepscope.exporters.collector.protocol import Hello
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch, Kind, empty_block
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, EndRecord, RunRecord, WindowRecord, encode_record
-from stepscope.runtime.ledger import Ledger, SourceLedger
 
 SECOND = 10**9
 START = 1_700_000_000 * SECOND

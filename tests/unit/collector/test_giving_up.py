@@ -18,13 +18,13 @@ from stepscope.collector.retention.retention import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.settings import CollectorSettings
-from stepscope.runtime.clock import ClockAnchor
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discard import places
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
+from stepscope.runtime.journal.retention.discard import places
 from tests.support.calls import counted
 from tests.support.streams import SYNC
 from tests.support.windowed import END, SECOND, START, Frame, closed, encoded, events, no_text, run_of, stored, windows

@@ -15,7 +15,7 @@ import pytest
 
 from stepscope import mxnet
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.basics import require
 from tests.support.messages import refused
 from tests.support.mxnets import alone, begin, durations, load, slices, statistics

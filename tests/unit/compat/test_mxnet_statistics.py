@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stepscope.compat.mxnet import statistics
 from stepscope.compat.mxnet.moments import EXACT, Moments, Values
 from stepscope.compat.mxnet.series import CounterSeries, SpanSeries
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
 parts = st.lists(st.lists(numbers, min_size=1, max_size=30), min_size=1, max_size=8)

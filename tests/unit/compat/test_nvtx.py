@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepscope import nvtx
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.basics import require
 from tests.support.messages import refused
 from tests.support.recording import Log, recording

@@ -11,7 +11,7 @@ import pytest
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.conformance import check_exporter
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.events.record import EventBatch
 from tests.conformance.test_exporter_conformance import json_spans
 from tests.support.viewers.scene import make_run, make_window
 from tests.unit.exporters.test_chrome_exporter import many, read, spans

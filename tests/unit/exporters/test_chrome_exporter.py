@@ -16,7 +16,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_rows import NOTES_TID
 from stepscope.exporters.output import OutputFile
 from stepscope.runtime.errors import ClosedError, OutputError
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
 from tests.support.messages import refused
 from tests.support.viewers.scene import PID, Scene, make_run, make_window, training

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.clock import ClockAnchor
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import RunRecord
 

@@ -12,9 +12,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings, tracks
+from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import columns
 from stepscope.runtime.journal.ids import IdMap
 from tests.unit.exporters import columns_reader

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import batch_of, spans
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.events import EventBatch, empty_block
+from stepscope.runtime.events.record import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.ids import LOST_NAME

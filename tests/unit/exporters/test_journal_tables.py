@@ -10,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import run_in, spans
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import EVENT_DTYPE, EventBatch, Flag
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.named_texts import NamedTexts
+from stepscope.runtime.events.named_tracks import NamedTracks
+from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, Flag
+from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import TrackRecord, decode_record
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.named_texts import NamedTexts
-from stepscope.runtime.named_tracks import NamedTracks
-from stepscope.runtime.tracks import TrackKind
 from tests.support.journals import frames_of
 from tests.support.recording import rows_of
 

@@ -9,12 +9,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.nesting import FRAMES, MOST_CUT_NS, cut_frames
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.windows import RECORDER, Windows
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.nesting import FRAMES, MOST_CUT_NS, cut_frames
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.router import RECORDER, Windows
+from stepscope.runtime.windows.step_marks import StepMark
 from tests.support.nesting import overlaps
 from tests.unit.exporters.test_perfetto_nesting import Span, ended, forests, read
 

@@ -20,10 +20,10 @@ from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.outcomes import Outcomes
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
-from stepscope.runtime import strings, tracks
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.ledger import Ledger, OutputLedger, SourceLedger
-from stepscope.runtime.run import Run
+from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.export.run import Run
 from tests.support.receiver import attributes_of
 
 RUN = run_in(Path("/"))

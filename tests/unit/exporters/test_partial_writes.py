@@ -16,11 +16,11 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.window_journals import WindowJournalsExporter
-from stepscope.runtime import strings
-from stepscope.runtime.consumer import Lost
-from stepscope.runtime.events import EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.ledger import OutputLedger
 from tests.support import disks, pftrace
 from tests.support.blocks import scattered
 from tests.support.messages import refused

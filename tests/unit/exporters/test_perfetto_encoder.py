@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import Flag, Kind, empty_block
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Flag, Kind, empty_block
+from stepscope.runtime.events.tracks import TrackKind
 from tests.support.messages import refused
 from tests.support.pftrace import COUNTER, INSTANT, Slice, Trace
 from tests.support.viewers.scene import PID, START, Scene, make_run

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings, tracks
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
+from stepscope.runtime.events.tracks import TrackKind
 from tests.support.pftrace import Slice, Trace
 
 TRACK = tracks.new(TrackKind.THREAD, 4711, 4711, "row")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.plainjson import dumps, plain
-from stepscope.runtime.ledger import Ledger, SourceLedger
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 
 DATA: st.SearchStrategy[Any] = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.binary(), st.builds(object)),

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings
-from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Block, Flag, Kind, empty_block
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
+from stepscope.runtime.windows.aggregates import Aggregates
 from tests.support.messages import refused
 
 ERROR = 1 / 128

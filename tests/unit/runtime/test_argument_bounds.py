@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime._core import instant, span
+from stepscope.runtime.events import strings
 from tests.support.messages import refused
 from tests.support.recording import recording, run_program
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import instant, span
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events.record import Flag
 from tests.support.recording import recording
 
 MAX_VALUE, MAX_BYTES, MAX_ITEMS = 4096, 16384, 256

@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from stepscope.runtime.change import Change
+from stepscope.runtime.threads.condition import Change
 from tests.support.basics import poll
 
 

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.support.recording import check_self_times, recording
 
 

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from stepscope import schedule
 from stepscope.control import WindowRequest
-from stepscope.runtime.control.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement import Agreement
-from stepscope.runtime.control.end_change import EndRequest
-from stepscope.runtime.control.job_directory import Current, JobDirectory, Member, read_record
-from stepscope.runtime.control.leading import ATTEMPTS
-from stepscope.runtime.control.peer import Peer
-from stepscope.runtime.control.proposal import Decision, Proposal, Records, Start
-from stepscope.runtime.control.rate import StepRate
+from stepscope.runtime.control.agreement.agreed_gate import AgreedGate
+from stepscope.runtime.control.agreement.agreement import Agreement
+from stepscope.runtime.control.agreement.coordinator import ATTEMPTS
+from stepscope.runtime.control.agreement.job_directory import Current, JobDirectory, Member, read_record
+from stepscope.runtime.control.agreement.peer import Peer
+from stepscope.runtime.control.agreement.rate import StepRate
+from stepscope.runtime.control.agreement.records import Decision, Proposal, Records, Start
+from stepscope.runtime.control.requests.end_change import EndRequest
 from tests.support.agreeing import Rank, job, settle
 
 encode = msgspec.json.encode

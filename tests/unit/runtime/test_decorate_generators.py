@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events.record import Flag
 from tests.support.recording import Log, recording
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.runtime.error_keeper import KEPT, ErrorKeeper
-from stepscope.runtime.error_text import LONGEST
+from stepscope.runtime.accounting.error_log import KEPT, ErrorKeeper
+from stepscope.runtime.accounting.error_text import LONGEST
 from tests.support.raised import length
 
 TIMES = 50

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import Flag, empty_block, join_blocks, split_block, without_ids
+from stepscope.runtime.events.record import Flag, empty_block, join_blocks, split_block, without_ids
 
 
 @given(st.lists(st.integers(-1, 300), max_size=40), st.integers(1, 12))

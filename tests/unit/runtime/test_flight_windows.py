@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.flight.late_windows import FlightWindows
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.windows import FlightWindows
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.router import RECORDER
+from stepscope.runtime.windows.step_marks import StepMark
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
 
 SERIAL = 7

@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import counter, flow, instant, span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.messages import refused
 from tests.support.recording import recording
 

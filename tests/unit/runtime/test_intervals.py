@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events import Flag
-from stepscope.runtime.intervals import Interval, clip, ends, touching, without
+from stepscope.runtime.events.intervals import Interval, clip, ends, touching, without
+from stepscope.runtime.events.record import Flag
 from tests.support.blocks import instant_block, span_block
 
 TIMES = st.integers(0, 200)

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.runtime import _core, session
-from stepscope.runtime.events import EVENT_DTYPE
-from stepscope.runtime.recovery import ring_content, session_files
+from stepscope.runtime import _core
+from stepscope.runtime.events.record import EVENT_DTYPE
+from stepscope.runtime.recovery import ring_file, session_files
+from stepscope.runtime.session import directory
 
 LAYOUTS = _core.layouts()
 
@@ -39,7 +40,7 @@ def offsets(layout: struct.Struct) -> list[int]:
     ("layout", "record", "fields"),
     [
         (
-            ring_content._FIELDS,  # pyright: ignore[reportPrivateUsage]
+            ring_file._FIELDS,  # pyright: ignore[reportPrivateUsage]
             "Header",
             "version slots track alive tid head reserve produced sampled tail serial sampled_seen",
         ),
@@ -73,6 +74,6 @@ def test_record_types(dtype: np.dtype[Any], record: str) -> None:
 
 def test_the_control_page_that_is_closed() -> None:
     """Its fields lie where those of a dead process are overwritten."""
-    assert session._OVER_AT == LAYOUTS["Control", "recording"]  # pyright: ignore[reportPrivateUsage]
-    assert LAYOUTS["Control", "closed"] == session._OVER_AT + 4  # pyright: ignore[reportPrivateUsage]
-    assert ring_content._HEADER == LAYOUTS["Header", ""]  # pyright: ignore[reportPrivateUsage]
+    assert directory._OVER_AT == LAYOUTS["Control", "recording"]  # pyright: ignore[reportPrivateUsage]
+    assert LAYOUTS["Control", "closed"] == directory._OVER_AT + 4  # pyright: ignore[reportPrivateUsage]
+    assert ring_file._HEADER == LAYOUTS["Header", ""]  # pyright: ignore[reportPrivateUsage]

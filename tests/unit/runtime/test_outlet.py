@@ -12,12 +12,12 @@ import anyio.lowlevel
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
-from stepscope.runtime import clock
-from stepscope.runtime.accounts import KEPT_WINDOWS
-from stepscope.runtime.consumer import Closing
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.outlet import WINDOWS_WAITING, Outlet
-from stepscope.runtime.run import Run
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.exporter import Closing
+from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
+from stepscope.runtime.export.exporter_worker import WINDOWS_WAITING, Outlet
+from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
 from tests.support.outlets import batch, closed, run_facts, running
 from tests.support.raised import length

@@ -9,13 +9,13 @@ import anyio
 import pytest
 
 from stepscope.exporters.memory import MemoryExporter, Method
-from stepscope.runtime import clock
-from stepscope.runtime.accounts import KEPT_WINDOWS
-from stepscope.runtime.consumer import Keeping, Settled, Settling
-from stepscope.runtime.events import EventBatch
-from stepscope.runtime.ledger import OutputLedger
-from stepscope.runtime.outcome import Kept, counted, remedy
-from stepscope.runtime.outlet import Outlet
+from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.export.delivery_outcome import Kept, counted, remedy
+from stepscope.runtime.export.exporter import Keeping, Settled, Settling
+from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
+from stepscope.runtime.export.exporter_worker import Outlet
 from tests.support.basics import poll
 from tests.support.outlets import batch, closed, run_facts, running
 

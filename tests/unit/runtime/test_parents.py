@@ -16,9 +16,9 @@ import anyio.to_thread
 import pytest
 
 import stepscope as sc
-from stepscope.runtime import tasks
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.events.record import Kind
 from tests.support.recording import check_self_times, recording
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.control.file_reading import create_once
-from stepscope.runtime.private_files import replace_private
+from stepscope.runtime.control.entry_points.file_reading import create_once
+from stepscope.runtime.files.private_files import replace_private
 
 
 def at_once(count: int, write: Callable[[int], object]) -> list[Exception]:

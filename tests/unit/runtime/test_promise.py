@@ -9,7 +9,7 @@ from types import FrameType
 
 import pytest
 
-from stepscope.runtime.promise import Promise
+from stepscope.runtime.threads.one_shot import Promise
 from tests.support.interrupting import interrupting
 
 

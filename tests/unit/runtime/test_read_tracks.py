@@ -8,12 +8,12 @@ import threading
 
 from stepscope.backends.kineto_tracks import KinetoTracks
 from stepscope.backends.mindspore_blocks import MindSporeTracks
-from stepscope.runtime import tracks
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.events.tracks import Track, TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
-from stepscope.runtime.tracks import Track, TrackKind
 from tests.support.recording import recording
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import stepscope as sc
-from stepscope.runtime import trust
+from stepscope.runtime.accounting import run_report
 from tests.support.basics import ROOT
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
         profiler.save()
     said = set(re.findall(r"^  (\w+)", str(profiler.report()), re.MULTILINE))
     assert {"state", "run", "recorded", "output", "flight", "saved", "clock", "backend", "cost", "overhead"} <= said
-    could_be = set(re.findall(r'f"(\w+) {2,}', inspect.getsource(trust)))
+    could_be = set(re.findall(r'f"(\w+) {2,}', inspect.getsource(run_report)))
     assert len(could_be) > 10
     explained = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", PAGE, re.MULTILINE))))
     assert said | could_be <= explained

@@ -8,7 +8,7 @@ import pytest
 
 from stepscope.runtime._core import instant, span
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.recording.recorder import recorder
 from tests.support.native import require_compiler
 from tests.support.recording import Row, recording, run_program
 

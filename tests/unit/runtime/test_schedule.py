@@ -11,11 +11,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from stepscope.runtime.action import ProfilerAction, checked_action
-from stepscope.runtime.diagnostics import explain
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.plan import plan_of
-from stepscope.runtime.schedule import NEVER, PlannedSchedule, Schedule, always, schedule
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.diagnostics import explain
+from stepscope.runtime.schedule.plan import plan_of
+from stepscope.runtime.schedule.schedule import NEVER, PlannedSchedule, Schedule, always, schedule
 from tests.support.basics import require
 from tests.support.messages import refused
 

@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime import _core, clock, strings
-from stepscope.runtime.events import EVENT_DTYPE, Block, EventBatch, Flag, Kind, empty_block
-from stepscope.runtime.inbox import Inbox
-from stepscope.runtime.messages import Delivery, Dropped, Message
+from stepscope.runtime import _core
+from stepscope.runtime.events import clock, strings
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop.messages import Delivery, Dropped, Message
 from stepscope.runtime.options import Options
-from stepscope.runtime.outlet import Outlet
-from stepscope.runtime.shedding import Shedding
-from stepscope.runtime.source import InboxSink
+from stepscope.runtime.sources.source import InboxSink
 from tests.support.blocks import gap_block, mark_block
 from tests.support.outlets import run_facts
 

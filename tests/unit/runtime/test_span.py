@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime._core import counter, flow, instant, span
-from stepscope.runtime.events import Flag
+from stepscope.runtime.events.record import Flag
 from tests.support.messages import refused
 from tests.support.recording import Row, check_self_times, recording
 

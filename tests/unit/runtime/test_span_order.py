@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import instant, span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.recording import check_self_times, recording
 
 KEPT_FRAMES = 126

@@ -7,9 +7,9 @@ import threading
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.options import Options
-from stepscope.runtime.recorder import current, recorder
+from stepscope.runtime.recording.recorder import current, recorder
 from tests.support.native import require_compiler
 from tests.support.recording import Row, recording, rows_of, run_program
 

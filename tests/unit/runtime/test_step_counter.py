@@ -9,7 +9,7 @@ import pytest
 
 from stepscope.runtime import _core
 from stepscope.runtime._core import StepCounter, span
-from stepscope.runtime.events import Flag, Kind
+from stepscope.runtime.events.record import Flag, Kind
 from tests.support.recording import recording, run_program
 
 NEVER = 1 << 60

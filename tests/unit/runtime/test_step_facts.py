@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import step_facts, strings
-from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.step_facts import (
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.windows import step_facts
+from stepscope.runtime.windows.step_facts import (
     MANY_OPEN,
     SIGNAL,
     SIGNALS,

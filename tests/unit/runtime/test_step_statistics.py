@@ -10,14 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepscope.runtime import step_facts, strings, tracks
-from stepscope.runtime.events import Block, Kind, empty_block, join_blocks
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import RECORDER
-from stepscope.runtime.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
-from stepscope.runtime.step_marks import StepMark
-from stepscope.runtime.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, durations, parts_of
-from stepscope.runtime.step_statistics import (
+from stepscope.runtime.events import strings, tracks
+from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows import step_facts
+from stepscope.runtime.windows.open_window import RECORDER
+from stepscope.runtime.windows.router import Windows
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
+from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, durations, parts_of
+from stepscope.runtime.windows.step_statistics import (
     FIRST_STEPS,
     KEPT_STEPS,
     OPTIMIZER,
@@ -26,10 +29,8 @@ from stepscope.runtime.step_statistics import (
     startup_step,
     statistics_of,
 )
-from stepscope.runtime.summary import Summary
-from stepscope.runtime.tracks import TrackKind
-from stepscope.runtime.window_tables import WindowTable
-from stepscope.runtime.windows import Windows
+from stepscope.runtime.windows.summary import Summary
+from stepscope.runtime.windows.window_tables import WindowTable
 
 SERIAL = 3
 TRACK, OTHER = (tracks.new(TrackKind.THREAD, os.getpid(), tid, "thread") for tid in (7, 8))

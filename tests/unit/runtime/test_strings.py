@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import _core, strings
+from stepscope.runtime import _core
 from stepscope.runtime._core import MAX_NAME, counter, instant, span
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind
 from tests.support.messages import refused
 from tests.support.recording import recording, run_program
 

@@ -12,13 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime import strings
-from stepscope.runtime.aggregates import Aggregates
-from stepscope.runtime.events import Kind, empty_block
-from stepscope.runtime.step_parts import RUNNING
-from stepscope.runtime.step_statistics import Part, StepStatistics
-from stepscope.runtime.summary import FORMATS, NAME_WIDTH, SORT_KEYS, InstantRow, Summary, SummaryRow
-from stepscope.runtime.table import (
+from stepscope.runtime.display.text_table import (
     Column,
     columns,
     human_count,
@@ -29,6 +23,12 @@ from stepscope.runtime.table import (
     shorten,
     text_table,
 )
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.windows.aggregates import Aggregates
+from stepscope.runtime.windows.step_parts import RUNNING
+from stepscope.runtime.windows.step_statistics import Part, StepStatistics
+from stepscope.runtime.windows.summary import FORMATS, NAME_WIDTH, SORT_KEYS, InstantRow, Summary, SummaryRow
 from tests.support.messages import refused
 
 names = st.text(st.characters(codec="utf-8"), max_size=60)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 
-from stepscope.runtime import tasks, tracks
 from stepscope.runtime._core import span
-from stepscope.runtime.events import Flag, Kind
-from stepscope.runtime.tracks import TrackKind
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.events.tracks import TrackKind
 from tests.support.nesting import overlaps
 from tests.support.recording import Log, check_self_times, recording, run_program
 
@@ -114,7 +115,8 @@ def test_tasks_with_a_name_each_run_out_of_rows_slowly() -> None:
     """After some thousand names, further tasks are on rows named `task`, and no further name is kept."""
     (outcome,) = run_program("""
         import asyncio
-        from stepscope.runtime import tasks, tracks
+        from stepscope.runtime.annotations import tasks
+        from stepscope.runtime.events import tracks
         async def work():
             with span("work"):
                 await asyncio.sleep(0)
@@ -136,7 +138,7 @@ def test_tasks_when_the_table_of_rows_is_full() -> None:
     """They share the last row, and go on; each that is released is released once, so that looking for a row ends."""
     (outcome,) = run_program("""
         import asyncio
-        from stepscope.runtime import tasks
+        from stepscope.runtime.annotations import tasks
         names = {_core.intern(f"n{number}"): number for number in range(3000)}
         async def hold(gate, ready):
             with span("held"):

@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import uvloop
 
-from stepscope.runtime import _core, tracks
+from stepscope.runtime import _core
 from stepscope.runtime._core import counter, flow, instant, span
-from stepscope.runtime.events import Flag, Kind
-from stepscope.runtime.tracks import Track, TrackKind
+from stepscope.runtime.events import tracks
+from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.events.tracks import Track, TrackKind
 from tests.support.recording import Log, Row, check_self_times, recording
 
 

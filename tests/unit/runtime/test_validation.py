@@ -19,11 +19,11 @@ from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.settings import CollectorSettings
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.compat.mxnet.settings import MXNetSettings
-from stepscope.runtime.checked import Checked
-from stepscope.runtime.control.control_file import ControlFile
-from stepscope.runtime.control.decoding import decode_json
-from stepscope.runtime.control.environment import EnvironmentOptions, ScheduleOptions
+from stepscope.runtime.control.entry_points.control_file import ControlFile
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.control.entry_points.environment import EnvironmentOptions, ScheduleOptions
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.settings.checked import Checked
 from tests.support.messages import refused
 
 STRANGE = object()

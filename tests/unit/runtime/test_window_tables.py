@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.runtime.events import Kind, empty_block
-from stepscope.runtime.strings import FIRST_NAME
-from stepscope.runtime.window_tables import KEPT_TABLES, WindowTable, WindowTables
+from stepscope.runtime.events.record import Kind, empty_block
+from stepscope.runtime.events.strings import FIRST_NAME
+from stepscope.runtime.windows.window_tables import KEPT_TABLES, WindowTable, WindowTables
 
 
 def table(names: int = 1) -> WindowTable:

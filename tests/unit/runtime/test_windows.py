@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events import Block, EventBatch, Flag, Kind, join_blocks
-from stepscope.runtime.messages import WindowEnds
-from stepscope.runtime.open_window import STEPS, OpenWindow
-from stepscope.runtime.step_marks import StepMark, StepMarks
-from stepscope.runtime.window import Step
-from stepscope.runtime.windows import RECORDER, Windows
+from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
+from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.router import RECORDER, Windows
+from stepscope.runtime.windows.step_marks import StepMark, StepMarks
+from stepscope.runtime.windows.window import Step
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
 
 NONE = span_block()

@@ -12,8 +12,8 @@ from rich.console import Console
 from stepscope.analysis.findings import Answer, Finding, Place, RankAnswer, Share, TaskTimes
 from stepscope.analysis.terminal import short_places, show
 from stepscope.cli.short_answer import MOST_LINES, show_short
-from stepscope.runtime.paths import shown_file
-from stepscope.runtime.step_statistics import StepStatistics as Statistics
+from stepscope.runtime.files.paths import shown_file
+from stepscope.runtime.windows.step_statistics import StepStatistics as Statistics
 
 STATISTICS = Statistics(
     steps=150,

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stepscope.runtime import strings
-from stepscope.runtime.events import EventBatch, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.stress.torture import strain
 from tests.stress.torture.fault import Fault, Outcome

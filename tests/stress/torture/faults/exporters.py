@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.exporters.base import EventBatch
-from stepscope.runtime import strings
+from stepscope.runtime.events import strings
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.options import Options
 from tests.stress.torture import neighbour, servers

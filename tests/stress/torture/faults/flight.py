@@ -20,13 +20,14 @@ import numpy as np
 
 import stepscope as sc
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.runtime import _core, clock
+from stepscope.runtime import _core
 from stepscope.runtime.errors import StepscopeError
-from stepscope.runtime.events import Kind
-from stepscope.runtime.flight.flight import FlightStatistics
+from stepscope.runtime.events import clock
+from stepscope.runtime.events.record import Kind
+from stepscope.runtime.flight.recorder import FlightStatistics
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.recording.recorder import recorder
 from stepscope.runtime.recovery.recover import recover
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT

@@ -13,10 +13,10 @@ from typing import Any, Literal
 import msgspec
 
 import stepscope as sc
-from stepscope.runtime.events import EventBatch
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.ledger import Ledger
-from stepscope.runtime.recorder import recorder
+from stepscope.runtime.recording.recorder import recorder
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT
 

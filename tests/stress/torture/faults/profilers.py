@@ -15,7 +15,7 @@ import stepscope as sc
 from stepscope.backends.script import Deliver, Moment, Raise, Span
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.errors import ClosedError, ProfilerStateError
-from stepscope.runtime.events import Kind
+from stepscope.runtime.events.record import Kind
 from tests.stress.torture.fault import Fault, Outcome
 
 TICKS = 400

@@ -14,11 +14,11 @@ import numpy as np
 import uvloop
 
 import stepscope as sc
-from stepscope.runtime import strings
-from stepscope.runtime.events import Block, EventBatch, Kind
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import Block, EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.window import Window
-from stepscope.runtime.windows import RECORDER
+from stepscope.runtime.windows.router import RECORDER
+from stepscope.runtime.windows.window import Window
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.nesting import CUT, chrome_problems, journal_problems, journal_spans
 from tests.support.random_programs import Program, Runner, random_program
