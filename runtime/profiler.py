@@ -96,7 +96,7 @@ class Profiler(Reporting):
         control: Control | None = None,
     ) -> None:
         import_module("stepscope.runtime.lifecycle.interpreter_exit")  # closes profilers when the interpreter exits
-        for source in ("forced_writes", "sampling", "task_runs"):
+        for source in ("observers.forced_writes", "observers.stack_sampler", "annotations.task_runs"):
             import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
         self.options = options
