@@ -24,7 +24,7 @@ from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.nesting import cut_frames
 from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.sources.sink import Sink
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 
 BLOCK = 1 << 15
@@ -72,7 +72,7 @@ class KinetoWorker:
         self._unfinished: deque[FinishedTrace] = deque()
         self._closing = False
         self._abandoned = False
-        self._working: Work[None] | None = None
+        self._working: BackgroundCall[None] | None = None
         self._told = 0.0
         self.problems: Counter[str] = Counter()
         """What went wrong, and how often."""
@@ -85,8 +85,8 @@ class KinetoWorker:
             if isinstance(item, int):
                 self._sink.watermark(item)
                 return
-            self._working = Work(self._run, name="stepscope-kineto", elsewhere=True)
-        self._working.begin()
+            self._working = BackgroundCall(self._run, name="stepscope-kineto", elsewhere=True)
+        self._working.start()
         if isinstance(item, FinishedTrace):
             self._unfinished.append(item)
         self._queue.put(item)
@@ -169,9 +169,9 @@ class KinetoWorker:
 
     def _save(self, trace: FinishedTrace, path: Path) -> bool:
         """Has torch write the trace, which takes some µs for an event, and looks at the file grow."""
-        saving = Work(trace.result.save, str(path), name="stepscope-kineto-save", elsewhere=True).begin()
+        saving = BackgroundCall(trace.result.save, str(path), name="stepscope-kineto-save", elsewhere=True).start()
         written = -1
-        while not saving.over:
+        while not saving.finished:
             with suppress(TimeoutError):
                 saving.result(TELL_S)
             size = sum(file.stat().st_size for file in (path, Path(f"{path}.tmp")) if file.exists())

@@ -20,7 +20,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 
 _lock = locks.reentrant()
@@ -83,7 +83,7 @@ class MindSporeBackend:
         self._error_ns = 0
         self._rows = MindSporeTracks()
         self._queue: SimpleQueue[_Recorded | int | None] = SimpleQueue()
-        self._delivering: Work[None] | None = None
+        self._delivering: BackgroundCall[None] | None = None
 
     def stream_only(self) -> None:
         """Refuses: there is nothing of MindSpore before a window ends.
@@ -226,8 +226,8 @@ class MindSporeBackend:
             if isinstance(item, int):
                 self._sink.watermark(item)
                 return
-            self._delivering = Work(self._run, self._sink, name="stepscope mindspore", elsewhere=True)
-        self._delivering.begin()
+            self._delivering = BackgroundCall(self._run, self._sink, name="stepscope mindspore", elsewhere=True)
+        self._delivering.start()
         self._queue.put(item)
 
     def _run(self, sink: Sink) -> None:

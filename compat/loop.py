@@ -13,7 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError
@@ -67,7 +67,7 @@ class Loop:
         """Of the run that is open, or was the last."""
         self.stage = ""
         """Of the run that is open; empty if none is."""
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper(KEPT)
+        self.raised: ErrorLog[Exception] = ErrorLog(KEPT)
         """What went wrong."""
         self._spans: list[tuple[str, span]] = []
         self._used: set[str] = set()
@@ -209,7 +209,7 @@ class Loop:
     def keep(self, error: Exception) -> None:
         """Keeps an error, and says it in the log if it is among the first."""
         before = len(self.raised.kept)
-        self.raised.keep("hook", error)
+        self.raised.record("hook", error)
         for _, text in self.raised.kept[before:]:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 

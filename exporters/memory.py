@@ -14,7 +14,7 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
 from stepscope.runtime.settings.arguments import number_argument
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.native_threads import Event
 
 Method = Literal["open", "export", "close_window", "aclose"]
@@ -64,7 +64,7 @@ class MemoryExporter:
         self._fail = dict(fail or {})
         self._delay = delay
         self._hang_in, self._block_in = hang_in, block_in
-        self._change = Change()
+        self._change = LoopCondition()
         self._released = Event()
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -95,7 +95,7 @@ class MemoryExporter:
     def release(self) -> None:
         """Lets calls that hang go on, and later ones through; from any thread."""
         self._released.set()
-        self._change.tell()
+        self._change.notify_all()
 
     def __len__(self) -> int:
         return sum(len(batch) for batch in self.batches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.export.exporter import DeliveryResult
 
 
 class Outcomes:
@@ -31,11 +31,13 @@ class Outcomes:
         if count:
             self._dropped.setdefault(window, Counter())[reason] += count
 
-    def take(self) -> list[Settled]:
+    def take(self) -> list[DeliveryResult]:
         """What was counted since the last call."""
         windows = sorted({*self._exported, *self._dropped})
         taken = [
-            Settled(window, self._exported[window], dict(self._dropped.get(window, Counter())), self._kept[window])
+            DeliveryResult(
+                window, self._exported[window], dict(self._dropped.get(window, Counter())), self._kept[window]
+            )
             for window in windows
         ]
         self._exported.clear()

@@ -30,7 +30,7 @@ from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle import signals
-from stepscope.runtime.lifecycle.closing import Closing
+from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
 from stepscope.runtime.lifecycle.signals import uninterrupted
 from stepscope.runtime.lifecycle.starting import Starting
@@ -50,11 +50,11 @@ from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunctio
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import Work
-from stepscope.runtime.threads.call_serializer import PATIENCE, Serial
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.threads.export_context import delivering
 from stepscope.runtime.threads.native_threads import get_ident
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -107,8 +107,8 @@ class Profiler(Reporting):
         self._controller = None if control is None else _controller(control, self, rank, world_size)
         self._start_on_enter = start
         self._budget = budget
-        self._closing: Work[None] | None = None
-        self._opening: Work[str] | None = None
+        self._closing: BackgroundCall[None] | None = None
+        self._opening: BackgroundCall[str] | None = None
         self._closes_by = 0
         """When closing is to be done, in ns; 0 before it was asked for."""
         self._begins_closing = locks.reentrant()
@@ -121,7 +121,7 @@ class Profiler(Reporting):
         if self._hub is not None or self in _alive:
             self._become_inert(_FORKED)
         else:
-            self._calls = Serial()
+            self._calls = CallSerializer()
             self._metadata = self._metadata.copy()
 
     def _become_inert(self, reason: str) -> None:
@@ -205,11 +205,11 @@ class Profiler(Reporting):
 
     def _have_opened(self, starting: Starting) -> str:
         """Waits for the opening, which a start that gave it up may have begun; returns what that does."""
-        opening = self._opening = self._opening or Work(self._open, name="stepscope opening")
+        opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
             return opening.finish(starting.look)
         finally:
-            if opening.over:
+            if opening.finished:
                 self._opening = None
 
     def _open(self) -> str:
@@ -353,7 +353,7 @@ class Profiler(Reporting):
         if self._pipeline is None or self._state in ("closed", "inert") or not self._may_wait():
             return False
         seconds = self.options.close_timeout if timeout is None else timeout
-        done: Promise[bool] = Promise()
+        done: OneShot[bool] = OneShot()
         try:
             self._pipeline.inbox.put(Flush(clock.now(), done))
             return done.result(seconds)
@@ -451,13 +451,13 @@ class Profiler(Reporting):
                 if self._closing is None:
                     self._pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
                     parts = self._hub, self._pipeline, self._recorder, self._accounts, self.output
-                    self._ending = Closing(self.name, self.options, *parts)
-                    self._closing = Work(self._finish, self._ending, name="stepscope closing")
-            self._closing.begin()
+                    self._ending = CloseProcedure(self.name, self.options, *parts)
+                    self._closing = BackgroundCall(self._finish, self._ending, name="stepscope closing")
+            self._closing.start()
         if self._controller is not None:
             self._controller.close()
 
-    def _finish(self, ending: Closing) -> None:
+    def _finish(self, ending: CloseProcedure) -> None:
         """On a thread of its own: so it goes on whatever interrupts the caller."""
         try:
             ending.run(self._bound(), lambda: self._closes_by)
@@ -492,9 +492,9 @@ class Profiler(Reporting):
         self._tell_end(error)
         self._end_here()
         # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
-        closing = Work(self.close, name="stepscope closing").begin()
+        closing = BackgroundCall(self.close, name="stepscope closing").start()
         with anyio.CancelScope(shield=True):
-            while not closing.over:  # noqa: ASYNC110 - the loop may be of any kind
+            while not closing.finished:  # noqa: ASYNC110 - the loop may be of any kind
                 await anyio.sleep(CLOSED_LOOK_S)
         closing.result()
         if self._controller is not None:

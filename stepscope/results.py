@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from stepscope.analysis.findings import Finding as Finding
     from stepscope.analysis.recording import Rank as Rank
     from stepscope.analysis.recording import Recording as Recording
-    from stepscope.runtime.accounting.run_report import TrustReport as TrustReport
+    from stepscope.runtime.accounting.run_report import RunReport as RunReport
     from stepscope.runtime.annotations.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead.budget import OverheadStatistics as OverheadStatistics
     from stepscope.runtime.windows.step_facts import Phase as Phase
@@ -27,7 +27,7 @@ else:
             "stepscope.runtime.overhead.budget": ("OverheadStatistics",),
             "stepscope.runtime.windows.step_facts": ("Phase",),
             "stepscope.runtime.windows.summary": ("Summary",),
-            "stepscope.runtime.accounting.run_report": ("TrustReport",),
+            "stepscope.runtime.accounting.run_report": ("RunReport",),
             "stepscope.runtime.windows.window": ("Window",),
         },
     )
@@ -40,7 +40,7 @@ __all__ = [
     "Phase",
     "Rank",
     "Recording",
+    "RunReport",
     "Summary",
-    "TrustReport",
     "Window",
 ]

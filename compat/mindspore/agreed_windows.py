@@ -16,7 +16,7 @@ from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.requests.armed import Armed
 from stepscope.runtime.control.requests.end_change import EndRequest
 from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.export.run import job_from_environment
 
 
@@ -40,7 +40,7 @@ class AgreedWindows:
         """
         self._windows, self._status, self._rank = windows, status, rank
         taken = TakenRequests(path)
-        self._asking = Asking(windows, rank, status, taken, self._refused)
+        self._asking = RequestRouter(windows, rank, status, taken, self._refused)
         self._requests = FileRequests(windows, self._asking, taken)
         agreement = self._asking.agreement = Agreement(
             JobDirectory(path, job_from_environment()),

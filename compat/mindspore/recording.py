@@ -20,7 +20,7 @@ from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.metadata import Metadata
-from stepscope.runtime.accounting.run_report import TrustReport
+from stepscope.runtime.accounting.run_report import RunReport
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
@@ -247,7 +247,7 @@ class Recording:
             self._takes.remove(take)
             take.discard()
 
-    def trust_report(self) -> TrustReport | None:
+    def trust_report(self) -> RunReport | None:
         """What the latest recording captured, what it dropped, and at what cost; `None` before the first."""
         return self._takes[-1].profiler.report() if self._takes else None
 

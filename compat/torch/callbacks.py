@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 from stepscope.runtime.threads.user_code import run
 
@@ -34,7 +34,7 @@ class Callbacks:
         self._turn = _Turn(self._call, None)
         self._ended = self._turn
         self._pid = os.getpid()
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
+        self.raised: ErrorLog[Exception] = ErrorLog()
         self.made = 0
         """Calls that have returned or raised."""
 
@@ -47,7 +47,7 @@ class Callbacks:
         with self._lock:
             turn = self._turn
             turn.waiting.put(view)
-        turn.work.begin()
+        turn.work.start()
 
     def finish(self) -> None:
         """Waits for the calls that were asked for, however long they take, and ends the thread.
@@ -59,7 +59,7 @@ class Callbacks:
         following = _Turn(self._call, self._turn)
         with self._lock:
             # No call between: a signal handler that makes calls, or raises, finds the one turn or the other.
-            if self._turn.work.begun:
+            if self._turn.work.started:
                 self._ended, self._turn = self._turn, following
         self._ended.finish()
 
@@ -68,7 +68,7 @@ class Callbacks:
             run(self._callback, view)
         except Exception as error:
             log.warning("on_trace_ready raised, training goes on: %s", error_text(error), exc_info=error)
-            self.raised.keep("on_trace_ready", error)
+            self.raised.record("on_trace_ready", error)
         finally:
             self.made += 1
 
@@ -78,13 +78,13 @@ class _Turn:
 
     def __init__(self, call: Callable[[Any], None], before: _Turn | None) -> None:
         self.waiting: SimpleQueue[Any] = SimpleQueue()
-        self.work: Work[None] = Work(self._run, name="stepscope on_trace_ready", elsewhere=True)
+        self.work: BackgroundCall[None] = BackgroundCall(self._run, name="stepscope on_trace_ready", elsewhere=True)
         self._call, self._before = call, before
         self._thread: threading.Thread | None = None
 
     def finish(self) -> None:
         """Ends it when what waits is done; waits for that, unless the caller is one of the calls."""
-        if not self.work.begun:
+        if not self.work.started:
             return
         self.waiting.put(None)
         if self._thread is threading.current_thread():
@@ -92,7 +92,7 @@ class _Turn:
         try:
             self.work.result(LOG_AFTER_S)
         except TimeoutError:
-            if self.work.over:  # the callback's own
+            if self.work.finished:  # the callback's own
                 raise
             log.warning(
                 "stop() has waited for on_trace_ready for %g s and goes on waiting: a callback that waits for other ranks, or "
@@ -105,7 +105,7 @@ class _Turn:
     def _run(self) -> None:
         self._thread = threading.current_thread()
         before, self._before = self._before, None
-        if before is not None and before.work.begun:  # calls do not overlap
+        if before is not None and before.work.started:  # calls do not overlap
             before.waiting.put(None)
             before.work.wait()
         while (view := self.waiting.get()) is not None:

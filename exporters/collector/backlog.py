@@ -10,7 +10,7 @@ from stepscope.exporters.collector.piece import OVERHEAD, Piece
 from stepscope.exporters.collector.protocol import MAX_FRAMES
 from stepscope.exporters.collector.spool import Spool
 from stepscope.exporters.outcomes import Outcomes
-from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.export.exporter import DeliveryResult
 
 MERGED = 256 << 10
 """Bytes up to which pieces that lie next to each other on disk are one: there may be many small ones."""
@@ -198,7 +198,7 @@ class Backlog:
         """So many events of a window were given to the exporter and not put here."""
         self._outcomes.drop(window, reason, count)
 
-    def outcomes(self) -> list[Settled]:
+    def outcomes(self) -> list[DeliveryResult]:
         """What became of events since the last call."""
         return self._outcomes.take()
 

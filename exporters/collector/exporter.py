@@ -30,8 +30,8 @@ from stepscope.runtime.control.requests.command import VERSION as CONTROL
 from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.export.delivery_outcome import Kept
-from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.export.delivery_outcome import UnsentFiles
+from stepscope.runtime.export.exporter import DeliveryResult
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
@@ -99,7 +99,7 @@ class CollectorExporter:
         self._tls = tls
         self.stream = uuid.uuid4().hex
         """The stream's id, which names it at the collector."""
-        self.kept: Kept | None = None
+        self.kept: UnsentFiles | None = None
         """Where that is which was not confirmed when the run ended; `None` if it was, or the run goes on."""
         self._backlog = Backlog(self._settings.memory_bytes)
         self._spool: Spool | None = None
@@ -209,7 +209,7 @@ class CollectorExporter:
         if problem := self._leave():
             raise OutputError(problem)
 
-    def settle(self) -> list[Settled]:
+    def settle(self) -> list[DeliveryResult]:
         """What became of events since the last call: a confirmed one is exported, and one that is kept."""
         return self._backlog.outcomes()
 
@@ -292,7 +292,7 @@ class CollectorExporter:
         lost = self._backlog.leave("undelivered")["lost"]
         if on_disk and self._spool is not None:
             command = shlex.join(["stepscope", "deliver", str(self._run.output_dir), *self._delivery()])
-            self.kept = Kept(str(self._spool.directory), why, command)
+            self.kept = UnsentFiles(str(self._spool.directory), why, command)
         problems = [self._closed_spool()]
         if left > on_disk:
             what = f"{lost:,} events are lost" if lost else "the end of the stream is lost"

@@ -16,7 +16,7 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.target import Choice, choose
+from stepscope.runtime.recovery.target import RecoveryTarget, choose
 from stepscope.runtime.session.note import JOURNAL, RECOVERED, notes_in
 
 
@@ -90,7 +90,7 @@ def left_journal(directory: Path, note: StreamNote) -> Path | None:
     return made
 
 
-def _choice(place: Path, note: StreamNote) -> tuple[Path, Choice] | None:
+def _choice(place: Path, note: StreamNote) -> tuple[Path, RecoveryTarget] | None:
     """What `recover` is told for the journal of this run, and what it takes then."""
     process = note.pid, note.start_time
     left = [path for path, one in notes_in(place, []) if (one.pid, one.start_time) == process]

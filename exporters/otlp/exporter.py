@@ -21,7 +21,7 @@ from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events.clock import wall_clock
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.exporter import Settled
+from stepscope.runtime.export.exporter import DeliveryResult
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.validation import suggesting
@@ -158,7 +158,7 @@ class OtlpExporter:
             self._in_hand = None
             await self._close_senders()
 
-    def settle(self) -> Iterable[Settled]:
+    def settle(self) -> Iterable[DeliveryResult]:
         """What became of events since the last call."""
         return self._outcomes.take()
 

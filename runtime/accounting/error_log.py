@@ -27,7 +27,7 @@ class KeptError(NamedTuple, Generic[E]):
     text: str
 
 
-class ErrorKeeper(Generic[E]):
+class ErrorLog(Generic[E]):
     """Keeps the first exceptions that it is given, and counts all.
 
     What is kept does not grow, whatever is raised again. A part may raise the same object each time, as asyncio's
@@ -63,7 +63,7 @@ class ErrorKeeper(Generic[E]):
         """Whether this very object came before, and was kept."""
         return any(kept.error is error for kept in list(self.kept))
 
-    def keep(self, where: str, error: E, by: str = "", text: str = "") -> bool:
+    def record(self, where: str, error: E, by: str = "", text: str = "") -> bool:
         """Counts an exception, and keeps it if it is among the first.
 
         Args:
@@ -93,9 +93,9 @@ class ErrorKeeper(Generic[E]):
             BaseException.with_traceback(one, first)  # not by assignment, which a class may forbid
         return first_of_all
 
-    def keep_and_say(self, where: str, error: E, by: str, text: str = "") -> None:
+    def record_and_log(self, where: str, error: E, by: str, text: str = "") -> None:
         """The same, and the first is in the log."""
-        if self.keep(where, error, by, text):
+        if self.record(where, error, by, text):
             log.error("%s failed in %s", by, self.first)
 
 

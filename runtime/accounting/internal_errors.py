@@ -8,32 +8,32 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 
 log = logging.getLogger("stepscope")
 
 
-class Faults:
+class InternalErrors:
     """Of one profiler, or of the loop; on the loop, but for reading."""
 
     def __init__(self, whose: str) -> None:
         """Args: whose they are, in a message."""
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
+        self.raised: ErrorLog[Exception] = ErrorLog()
         self._whose = whose
         self._said: set[type[Exception]] = set()
 
-    def keep(self, where: str, error: Exception) -> None:
+    def record(self, where: str, error: Exception) -> None:
         """Counts and keeps what went wrong; the log has the first of each kind.
 
         Args:
             where: the function in which it did.
             error: what was raised; its frames are cleared, as they may hold many events, or all memory.
         """
-        self.say(where, error)
+        self.log(where, error)
         self.note(where, error)
 
-    def say(self, where: str, error: Exception) -> None:
+    def log(self, where: str, error: Exception) -> None:
         """Has it in the log if it is the first of its kind."""
         if type(error) not in self._said:
             self._said.add(type(error))
@@ -48,12 +48,12 @@ class Faults:
     def note(self, where: str, error: Exception) -> None:
         """Counts and keeps it without a word: another has said it."""
         traceback.clear_frames(error.__traceback__)
-        self.raised.keep(where, error)
+        self.raised.record(where, error)
 
 
 class _Faulty(Protocol):
     @property
-    def faults(self) -> Faults: ...
+    def faults(self) -> InternalErrors: ...
 
 
 S = TypeVar("S", bound=_Faulty)
@@ -74,7 +74,7 @@ def contained(default: T) -> Callable[[Callable[Concatenate[S, P], T]], Callable
             try:
                 return method(self, *args, **kwargs)
             except Exception as error:
-                self.faults.keep(method.__name__.strip("_"), error)
+                self.faults.record(method.__name__.strip("_"), error)
                 return default
 
         return call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from stepscope.runtime.export.exporter_statistics import OutletStatistics
+from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.flight.recorder import FlightStatistics
 from stepscope.runtime.loop.inbox import InboxStatistics
 from stepscope.runtime.overhead.budget import OverheadStatistics
@@ -18,7 +18,7 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
 
     inbox: InboxStatistics
     windows: WindowsStatistics
-    exporters: tuple[OutletStatistics, ...]
+    exporters: tuple[ExporterStatistics, ...]
     drained: int
     """Events that the recorder held while this profiler was open."""
     routed: int

@@ -11,7 +11,7 @@ from stepscope.runtime.accounting.audit import audit
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.accounting.recorded_errors import error_notes, kept_errors, schedule_errors
-from stepscope.runtime.accounting.run_report import TrustReport
+from stepscope.runtime.accounting.run_report import RunReport
 from stepscope.runtime.analysed import ShownText, as_html
 from stepscope.runtime.annotations.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.display.notebook import progress
@@ -20,7 +20,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.flight.saving import Saving
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.lifecycle.closing import Closing
+from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Signal
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
@@ -40,7 +40,7 @@ class Reporting(Saving):
         self.output = output
         self._accounts: RecorderAccounts | None = None
         self._anchor: clock.ClockAnchor | None = None
-        self._ending: Closing | None = None
+        self._ending: CloseProcedure | None = None
         self._signals: tuple[Signal, ...] = ()
         """What is recorded beside the program's own events."""
         self._without_effect = ""
@@ -161,10 +161,10 @@ class Reporting(Saving):
             time.sleep(0.005)
         return found
 
-    def report(self) -> TrustReport:
+    def report(self) -> RunReport:
         """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
         reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
-        return TrustReport(
+        return RunReport(
             name=self.name,
             statistics=self.statistics(),
             imbalances=self.audit(),

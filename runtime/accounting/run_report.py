@@ -22,7 +22,7 @@ SHOWN = 16
 """Processes that joined, and windows that were saved, each on a line of its own; the others share one."""
 
 
-class TrustReport(Documented, frozen=True, kw_only=True):
+class RunReport(Documented, frozen=True, kw_only=True):
     """Facts first; `str()` is the text for people, `json()` the one for programs."""
 
     name: str

@@ -32,7 +32,7 @@ def is_layer(target: object) -> bool:
     )
 
 
-class Layer:
+class ForwardWrapper:
     """Stands for the `forward` of one layer, in the layer itself. A copy or pickle of the model has one of its own, for
     its own layers; to read the pickle, stepscope must be installed.
 

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 
 from stepscope.runtime.annotations.forward_wrapper import is_layer
 from stepscope.runtime.annotations.patterns import Patterns
-from stepscope.runtime.annotations.target_scanner import Replacement, Survey, immutable
+from stepscope.runtime.annotations.target_scanner import Replacement, TargetScanner, immutable
 from stepscope.runtime.settings.arguments import got
 
 CATEGORY = "function"
@@ -20,7 +20,7 @@ _MISSING = object()
 class Instrumentation:
     """What `instrument` has changed. `undo()`, or leaving it as a context manager, takes it back."""
 
-    def __init__(self, survey: Survey) -> None:
+    def __init__(self, survey: TargetScanner) -> None:
         self._survey = survey
         self._changes: list[tuple[Replacement, Any]] = []
         self._names: list[str] = []
@@ -106,7 +106,7 @@ def instrument(
     """
     if not isinstance(category, str):
         raise TypeError(f"category must be a str, {got(category)}")
-    survey = Survey(Patterns(include, exclude), properties, category)
+    survey = TargetScanner(Patterns(include, exclude), properties, category)
     if is_layer(target):
         found = survey.layers(target)
     elif isinstance(target, types.ModuleType):

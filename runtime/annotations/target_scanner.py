@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.runtime import _core
 from stepscope.runtime.annotations.decorate import decorate
-from stepscope.runtime.annotations.forward_wrapper import Layer, is_ours, mark_ours
+from stepscope.runtime.annotations.forward_wrapper import ForwardWrapper, is_ours, mark_ours
 from stepscope.runtime.annotations.patterns import Patterns
 
 _IN_C = (
@@ -31,7 +31,7 @@ class Replacement(msgspec.Struct, frozen=True):
     """Name of the span, `module.Class.method`."""
 
 
-class Survey:
+class TargetScanner:
     """Looks at what was chosen, and changes nothing.
 
     Args:
@@ -82,7 +82,7 @@ class Survey:
         for path, layer in model.named_modules():
             if "forward" not in vars(layer) and self._chosen.take(path or "forward"):
                 span = ".".join(part for part in (type(model).__qualname__, path, "forward") if part)
-                yield Replacement(layer, "forward", Layer(layer, span, self._category), span)
+                yield Replacement(layer, "forward", ForwardWrapper(layer, span, self._category), span)
 
     def _attribute(self, owner: Any, name: str, value: Any, span: str) -> Iterator[Replacement]:
         if isinstance(value, property):

@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.threads.ending_tasks import end_tasks
 from stepscope.runtime.threads.loop_thread import LoopThread
 from stepscope.runtime.threads.native_threads import RLock
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -31,26 +31,26 @@ class ControlLoop:
     """
 
     def __init__(self) -> None:
-        self._ready: Promise[asyncio.AbstractEventLoop] = Promise()
+        self._ready: OneShot[asyncio.AbstractEventLoop] = OneShot()
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
+        self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         """By work; each is in the log, too."""
         self._thread = LoopThread("stepscope control", self._main, self._failed)
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        self._ready.give(asyncio.get_running_loop())
+        self._ready.set_result(asyncio.get_running_loop())
         await self._stop.wait()
         await end_tasks(*self._tasks)
 
     def _failed(self, error: BaseException) -> None:
-        self._ready.fail(error)
+        self._ready.set_exception(error)
         self._keep(error)
 
     def _keep(self, error: BaseException) -> None:
         log.error("control failed: %s", error_text(error), exc_info=error)
-        self.raised.keep("work", error)
+        self.raised.record("work", error)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Callable[[], None]:
         """Runs a coroutine function on the loop; what it returns ends that, from any thread."""
@@ -93,7 +93,7 @@ class ControlLoop:
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
         try:
-            return self._ready.over and asyncio.get_running_loop() is self._ready.result()
+            return self._ready.done and asyncio.get_running_loop() is self._ready.result()
         except RuntimeError:
             return False
 

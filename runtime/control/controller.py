@@ -26,7 +26,7 @@ from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.control.requests.command_handler import CommandHandler
 from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.export.run import is_child, job_from_environment, rank_from_environment
@@ -50,11 +50,11 @@ class Controller:
         self.settings = settings
         self._profiler, self._rank = profiler, rank
         self._file: WatchedFile[ControlFile] | None = None
-        self._asking = Asking(profiler, rank)
+        self._asking = RequestRouter(profiler, rank)
         if settings.path is not None:
             self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
             taken = TakenRequests(self._file.path)
-            self._asking = Asking(profiler, rank, self._file.status, taken)
+            self._asking = RequestRouter(profiler, rank, self._file.status, taken)
             self._requests = FileRequests(profiler, self._asking, taken)
             if settings.agree and rank is not None and (world_size or 1) > 1:
                 self._asking.agreement = Agreement(

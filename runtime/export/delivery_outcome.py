@@ -7,7 +7,7 @@ import msgspec
 from stepscope.runtime.accounting.ledger import OutputLedger
 
 
-class Kept(msgspec.Struct, frozen=True):
+class UnsentFiles(msgspec.Struct, frozen=True):
     """Where an exporter has put what the other end has not confirmed."""
 
     place: str
@@ -18,7 +18,7 @@ class Kept(msgspec.Struct, frozen=True):
     """What sends it."""
 
 
-def counted(ledger: OutputLedger, kept: Kept | None = None) -> str:
+def counted(ledger: OutputLedger, kept: UnsentFiles | None = None) -> str:
     """What became of each event: `0 of 80 events confirmed, 77 kept in runs/1/unsent/a (no answer), 3 dropped (undelivered)`.
 
     Args:
@@ -33,6 +33,6 @@ def counted(ledger: OutputLedger, kept: Kept | None = None) -> str:
     return said + (f", {ledger.in_flight:,} in flight" if ledger.in_flight else "")
 
 
-def remedy(kept: Kept | None) -> str:
+def remedy(kept: UnsentFiles | None) -> str:
     """What is to be done about what is kept, after a semicolon; empty if nothing is."""
     return "" if kept is None else f"; when this process has ended, send that with: {kept.command}"

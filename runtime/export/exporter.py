@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.delivery_outcome import Kept
+from stepscope.runtime.export.delivery_outcome import UnsentFiles
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
@@ -28,7 +28,7 @@ class Exporter(Protocol):
     One whose output cannot be read unless `aclose` has completed it says so with an attribute `whole_or_nothing` that is true:
     if that fails, all of its events count as dropped.
     An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`. One that sends events
-    later, or leaves some out for reasons of its own, is `Settling`.
+    later, or leaves some out for reasons of its own, is `SupportsDeferredAck`.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Exporter(Protocol):
 
 
 @runtime_checkable
-class Discarding(Protocol):
+class SupportsDiscard(Protocol):
     """What an exporter may have besides, if it can take a window back that it has closed."""
 
     async def discard_window(self, window: int) -> None:
@@ -65,7 +65,7 @@ class Discarding(Protocol):
 
 
 @runtime_checkable
-class Closing(Protocol):
+class SupportsEarlyClose(Protocol):
     """What an exporter may have besides, if it can be long in ending, such as one that tries again what has failed."""
 
     def closing(self) -> None:
@@ -76,7 +76,7 @@ class Closing(Protocol):
         ...
 
 
-class Settled(msgspec.Struct, frozen=True):
+class DeliveryResult(msgspec.Struct, frozen=True):
     """What became of some events of a window that an exporter had kept."""
 
     window: int
@@ -88,14 +88,14 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 @runtime_checkable
-class Settling(Protocol):
+class SupportsDeferredAck(Protocol):
     """What an exporter has besides, if events are not exported yet when `export` returns, such as one that collects them.
 
     The events that it was given are in flight until `settle` tells of them, also those of an `export` that raised.
     What it never tells of is dropped as `closed` in the end.
     """
 
-    def settle(self) -> Iterable[Settled]:
+    def settle(self) -> Iterable[DeliveryResult]:
         """What became of events since the last call; asked on the exporter's thread after each of its methods."""
         ...
 
@@ -129,11 +129,11 @@ class Counting(Protocol):
 
 
 @runtime_checkable
-class Keeping(Protocol):
+class SupportsUnsentFiles(Protocol):
     """What a settling exporter has besides, if what the other end has not confirmed stays in files when the run ends.
 
     One that was cancelled at the deadline, and then says where these are, has ended in order.
     """
 
-    kept: Kept | None
+    kept: UnsentFiles | None
     """Where the files are, once it is closed; `None` if there are none."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from stepscope.runtime.accounting.ledger import OutputLedger
-from stepscope.runtime.export.exporter import Lost, Settled
+from stepscope.runtime.export.exporter import DeliveryResult, Lost
 
 KEPT_WINDOWS = 256
 """Closed windows whose accounts are kept apart; those of older ones are added up, as a run may have millions."""
@@ -63,7 +63,7 @@ class Accounts:
         """So many are with a settling exporter, which will tell what became of them."""
         self._held[window] += count
 
-    def settle(self, settled: Settled) -> None:
+    def settle(self, settled: DeliveryResult) -> None:
         """Counts what an exporter told of events that it held; more than those it cannot tell of."""
         window = settled.window
         left = self._held.pop(window, 0)
@@ -105,7 +105,7 @@ class Accounts:
         return self._held.total()
 
     @property
-    def untold(self) -> int:
+    def unreported_drops(self) -> int:
         """Events that were dropped, of windows whose end the exporter has not been given yet."""
         return self._all_dropped - self._told
 

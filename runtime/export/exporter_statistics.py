@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from stepscope.runtime.accounting.ledger import OutputLedger
-from stepscope.runtime.export.delivery_outcome import Kept
+from stepscope.runtime.export.delivery_outcome import UnsentFiles
 
 
-class OutletStatistics(msgspec.Struct, frozen=True):
+class ExporterStatistics(msgspec.Struct, frozen=True):
     """Accounts of one exporter over the run."""
 
     name: str
@@ -25,5 +25,5 @@ class OutletStatistics(msgspec.Struct, frozen=True):
     first_error: str
     busy_ns: int
     """Time spent in the exporter's calls, in ns."""
-    kept: Kept | None = None
+    kept: UnsentFiles | None = None
     """Where those events are that are `ledger.kept`; `None` while there are none."""

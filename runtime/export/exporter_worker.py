@@ -10,20 +10,28 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
 from stepscope.runtime.accounting.part_errors import GRACE, cancels
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.delivery_outcome import Kept, counted, remedy
+from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.drop_priority import SPARE, Shedding
-from stepscope.runtime.export.exporter import Closing, Counting, Discarding, Exporter, Keeping, Lost, Settling
+from stepscope.runtime.export.exporter import (
+    Counting,
+    Exporter,
+    Lost,
+    SupportsDeferredAck,
+    SupportsDiscard,
+    SupportsEarlyClose,
+    SupportsUnsentFiles,
+)
 from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS, Accounts
-from stepscope.runtime.export.exporter_statistics import OutletStatistics
+from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.options import Options
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.loop_thread import LoopThread
 from stepscope.runtime.threads.user_code import is_programs, run_async
 from stepscope.runtime.windows.window import Window
@@ -52,7 +60,7 @@ class WindowDiscarded(msgspec.Struct, frozen=True):
 Item = EventBatch | WindowClosed | WindowDiscarded
 
 
-class Outlet:
+class ExporterWorker:
     """Feeds one exporter at its own speed, on a loop and thread of its own.
 
     What it does wrong costs its own output only, also if it blocks its loop and never comes back. `offer` and its like
@@ -72,7 +80,7 @@ class Outlet:
         goes first when the queue is full."""
         self.exporter = exporter
         self.name = readable(exporter.name)
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
+        self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.given = 0
         """Items put into the queue so far."""
@@ -83,8 +91,8 @@ class Outlet:
         self._outputs = outputs
         self._queue: deque[Item] = deque()
         self._in_hand: EventBatch | None = None
-        self._work = Change()
-        self._progress = Change()
+        self._work = LoopCondition()
+        self._progress = LoopCondition()
         self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
         self._inside = ""
@@ -98,11 +106,11 @@ class Outlet:
         """The reason by which everything is dropped from now on; empty while the exporter is fed."""
         self._bytes = self._peak = self._batches = self._handled = self._busy = 0
         self._accounts = Accounts()
-        self._kept: Kept | None = None
+        self._kept: UnsentFiles | None = None
         self._cap_seen = self._written_before = 0
         self._counting = exporter if isinstance(exporter, Counting) else None
-        self._settling = exporter if isinstance(exporter, Settling) else None
-        self._keeping = exporter if isinstance(exporter, Keeping) else None
+        self._settling = exporter if isinstance(exporter, SupportsDeferredAck) else None
+        self._keeping = exporter if isinstance(exporter, SupportsUnsentFiles) else None
         self._batches_seen = (0, 0)
         self._windows_given = self._windows_closed = 0
         self._latest = -1
@@ -142,7 +150,7 @@ class Outlet:
                 self._accounts.drop(batch.window, "queue", count)
             else:
                 self._admit(batch)
-        self._work.tell()
+        self._work.notify_all()
 
     def _admit(self, batch: EventBatch) -> None:
         if self._queue:  # else it passes, however large it is
@@ -192,7 +200,7 @@ class Outlet:
         with self._lock:
             left_out = not self._abandoned and self._leaves_out(window.index)
         if left_out:
-            self._progress.tell()
+            self._progress.notify_all()
             return
         missed, self._left_out_told = self._windows_left_out - self._left_out_told, self._windows_left_out
         if missed:
@@ -203,7 +211,7 @@ class Outlet:
 
     def discard_window(self, index: int) -> None:
         """Queues the deletion of a window, for exporters that can do that."""
-        if isinstance(self.exporter, Discarding) and index not in self._left_out:
+        if isinstance(self.exporter, SupportsDiscard) and index not in self._left_out:
             self._put(WindowDiscarded(index))
 
     def _put(self, item: WindowClosed | WindowDiscarded) -> None:
@@ -212,7 +220,7 @@ class Outlet:
                 self._queue.append(item)
                 self.given += 1
                 self._idle = False
-        self._work.tell()
+        self._work.notify_all()
 
     @property
     def windows_waiting(self) -> int:
@@ -227,17 +235,17 @@ class Outlet:
             self._batches_seen = (self._batches, now)
         return full and now - self._batches_seen[1] < PATIENCE * 1e9
 
-    def crowded(self) -> bool:
+    def half_full(self) -> bool:
         """Whether more than half of its queue waits, and it is worth waiting for."""
         return self._bytes > self._max // 2 and not self._stuck
 
-    async def relieve(self) -> None:
+    async def wait_below_half(self) -> None:
         """Waits while more than half of the queue is full and the exporter gets on with it.
 
         So a burst passes without a drop. One that makes no progress for `PATIENCE` seconds is not waited for again
         until it does: it must not hold up the others.
         """
-        while self.crowded():
+        while self.half_full():
             handled = self._handled
             with anyio.move_on_after(PATIENCE) as waited:
                 await self._progress.wait_for(lambda: self._handled != handled)  # noqa: B023
@@ -246,12 +254,12 @@ class Outlet:
     def finish(self) -> None:
         """No more will be offered."""
         self._closing = True
-        self._work.tell()
+        self._work.notify_all()
         exporter = self.exporter
-        if self._thread is not None and isinstance(exporter, Closing):
+        if self._thread is not None and isinstance(exporter, SupportsEarlyClose):
             self._thread.call(lambda: self._say_closing(exporter))
 
-    def _say_closing(self, exporter: Closing) -> None:
+    def _say_closing(self, exporter: SupportsEarlyClose) -> None:
         try:
             exporter.closing()
         except BaseException as error:  # on its own loop, where no cancellation is thrown into a call
@@ -274,10 +282,10 @@ class Outlet:
             return self.given - len(self._queue) - (self._in_hand is not None)
 
     @property
-    def untold(self) -> int:
+    def unreported_drops(self) -> int:
         """Events that were dropped, of windows whose end the exporter has not been given yet."""
         with self._lock:
-            return self._accounts.untold
+            return self._accounts.unreported_drops
 
     @property
     def ended(self) -> bool:
@@ -321,7 +329,7 @@ class Outlet:
                 self._accounts.lose_all(reason)
             self._queue.clear()
             self._in_hand, self._bytes = None, 0
-        self._progress.tell()
+        self._progress.notify_all()
 
     # consumer's side, on the exporter's loop
 
@@ -337,7 +345,7 @@ class Outlet:
                     await self._handle(item)
                     self._stuck = False
                     self._handled += 1
-                    self._progress.tell()
+                    self._progress.notify_all()
                 elif closing:
                     break
                 else:
@@ -373,13 +381,13 @@ class Outlet:
                 self._bytes -= item.nbytes
             self._idle = item is None
         if item is None:
-            self._progress.tell()
+            self._progress.notify_all()
         return item
 
     async def _handle(self, item: Item) -> None:
         if isinstance(item, WindowDiscarded):
             exporter = self.exporter
-            if not self._broken and isinstance(exporter, Discarding):
+            if not self._broken and isinstance(exporter, SupportsDiscard):
                 await self._guard("discard_window", lambda: exporter.discard_window(item.index))
             return
         if isinstance(item, WindowClosed):
@@ -460,7 +468,7 @@ class Outlet:
     def _keep(self, what: str, error: BaseException) -> None:
         if what == self._late:
             self._late = ""  # it says itself what came of the deadline
-        self.raised.keep_and_say(what, error, f"exporter {self.name!r}")
+        self.raised.record_and_log(what, error, f"exporter {self.name!r}")
 
     # accounts
 
@@ -480,12 +488,12 @@ class Outlet:
             outputs = {**outputs, self.name: self.ledger(window.index)}
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 
-    def statistics(self) -> OutletStatistics:
+    def statistics(self) -> ExporterStatistics:
         """Accounts so far."""
         count, first = self.raised.count, self.raised.kept[:1]
         with self._lock:
             waiting = (self._in_hand, *self._queue)
-            return OutletStatistics(
+            return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
                 batches=self._batches,

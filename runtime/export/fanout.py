@@ -12,7 +12,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 
@@ -27,7 +27,9 @@ class Fanout:
 
     def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, order: Shedding) -> None:
         """Args: the exporters; the run; limit of each queue in bytes; what goes first when one is full."""
-        self.outlets = [Outlet(exporter, run, max_bytes, clock.now, self.outputs, order) for exporter in exporters]
+        self.outlets = [
+            ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, order) for exporter in exporters
+        ]
         self.batches = 0
         self.offered = 0
         """Events that were offered to each exporter."""

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from stepscope.runtime.errors import OutputError, ProfilerStateError
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.formats import replay_into, run_of, writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.export.trace_note import TraceNote
@@ -233,7 +233,7 @@ class Output:
                     )
                 forget_run(Path(note.directory), note.profiler)
 
-    def _journal(self) -> Outlet | None:
+    def _journal(self) -> ExporterWorker | None:
         for outlet in self.pipeline.outlets if self.pipeline else ():
             if isinstance(outlet.exporter, _Journal):
                 return outlet

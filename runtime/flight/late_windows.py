@@ -17,7 +17,7 @@ from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.triggers.trigger import StepTimes
 from stepscope.runtime.loop.messages import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
-from stepscope.runtime.windows.router import RECORDER, Windows, WindowsStatistics
+from stepscope.runtime.windows.router import RECORDER, WindowRouter, WindowsStatistics
 from stepscope.runtime.windows.step_marks import StepMark
 
 KEPT_PAUSES = KEPT_LOSSES = 1 << 16
@@ -33,7 +33,7 @@ class _Loss(msgspec.Struct):
     at: int
 
 
-class FlightWindows(Windows):
+class FlightWindows(WindowRouter):
     """Keeps what arrives instead of sorting it; `save` opens a window in the past, which is then fed and closed as any.
 
     An event is taken to be in a window, outside, late or superseded when it is let go; until then it is kept.
@@ -43,7 +43,7 @@ class FlightWindows(Windows):
     def __init__(
         self, serial: int, linger_ns: int, fallback_track: int, settings: FlightRecorder, directory: Path | None
     ) -> None:
-        """Args: as for `Windows`; the settings; the session's directory, `None` to keep everything on the heap."""
+        """Args: as for `WindowRouter`; the settings; the session's directory, `None` to keep everything on the heap."""
         super().__init__(serial, linger_ns, fallback_track)
         self.retention = Retention(directory, serial, settings.max_bytes, self._leaving)
         self.steps = StepLog(settings.steps)

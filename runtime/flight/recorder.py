@@ -14,7 +14,7 @@ from stepscope.runtime.flight.late_windows import FlightWindows
 from stepscope.runtime.flight.retention import RetentionStatistics
 from stepscope.runtime.flight.saved import SavedWindows
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.flight.trigger_watch import Fired, Watch, WatchStatistics
+from stepscope.runtime.flight.trigger_watch import Fired, TriggerWatch, WatchStatistics
 from stepscope.runtime.flight.triggers.trigger import News
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.window import Window
@@ -100,7 +100,7 @@ class Flight:
         """Args: as for `FlightWindows`; how many windows that are closed no exporter has written yet."""
         self.settings = settings
         self._unwritten = unwritten
-        self.watch = Watch(settings)
+        self.watch = TriggerWatch(settings)
         self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
         self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
         self._blocks: list[tuple[str, Block]] = []

@@ -12,7 +12,7 @@ from stepscope.runtime.flight.triggers.finding import made_anew
 from stepscope.runtime.flight.triggers.raised import Raised
 from stepscope.runtime.flight.triggers.terminated import Terminated
 from stepscope.runtime.flight.triggers.trigger import Finding
-from stepscope.runtime.loop.drain_loop import Hub
+from stepscope.runtime.loop.drain_loop import DrainLoop
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.arming import Arming
 from stepscope.runtime.schedule.schedule import ScheduleFunction
@@ -27,7 +27,7 @@ class Saving(Arming):
     def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None) -> None:
         super().__init__(name, schedule)
         self.keep_last = keep_last
-        self._hub: Hub | None = None
+        self._hub: DrainLoop | None = None
 
     def save(self, reason: str = "call") -> bool:
         """Saves the last steps, up to now: `trace(keep_last=...)`. From any thread, and from signal handlers.

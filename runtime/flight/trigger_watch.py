@@ -6,11 +6,11 @@ from collections import Counter, deque
 
 import msgspec
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.triggers.memory_high import MemoryHigh
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
-from stepscope.runtime.flight.triggers.trigger_thread import Answer, Beside, ask
+from stepscope.runtime.flight.triggers.trigger_thread import Answer, TriggerThread, ask
 
 MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
@@ -51,12 +51,12 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     """Looks that triggers of the program missed, because too many waited for them."""
 
 
-class Watch:
+class TriggerWatch:
     """One evaluator for each trigger, and the calls of `save`. Evaluators of the program's triggers are on threads of their
     own."""
 
     def __init__(self, settings: FlightRecorder) -> None:
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper(contexts=True)
+        self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         """By evaluators."""
         self.known = 0
         """Up to when, in ns, all that triggers find was taken at the last look."""
@@ -70,12 +70,12 @@ class Watch:
         self._suppressed: dict[str, Counter[str]] = {}
         self._windows = self._refused = 0
         self._evaluators: list[tuple[str, Evaluator]] = []
-        self._beside: list[Beside] = []
+        self._beside: list[TriggerThread] = []
         for trigger in settings.triggers:
             if _is_ours(trigger):
                 self._evaluators.append((trigger.name, trigger.evaluator()))
             else:
-                self._beside.append(Beside(trigger))
+                self._beside.append(TriggerThread(trigger))
 
     # from any thread
 
@@ -115,7 +115,7 @@ class Watch:
             try:
                 beside.look(news)
             except RuntimeError as error:  # there is no thread for it
-                self.raised.keep_and_say("look", error, f"trigger {beside.name!r}")
+                self.raised.record_and_log("look", error, f"trigger {beside.name!r}")
             self.known = min(
                 self.known, beside.seen(news.now)
             )  # before the answers: more may come while they are taken
@@ -177,7 +177,7 @@ class Watch:
 
     def _take(self, name: str, answer: Answer, now: int) -> None:
         if answer.error is not None:
-            self.raised.keep_and_say(answer.method, answer.error, f"trigger {name!r}", answer.text)
+            self.raised.record_and_log(answer.method, answer.error, f"trigger {name!r}", answer.text)
             return
         if answer.more > 0:
             self._fired[name] += answer.more

@@ -19,8 +19,8 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.sources.thread_bound import BoundSource
-from stepscope.runtime.threads.background_call import Work
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -35,11 +35,11 @@ LATE_CLOSING_S = 5.0
 LOOK_S = 0.02
 """Between two looks at whether a late closing has ended."""
 
-_unfinished: set[Closing] = set()
+_unfinished: set[CloseProcedure] = set()
 """Closings that have begun and not ended, without those whose loop is blocked by a backend."""
 
 
-class Closing:
+class CloseProcedure:
     """Closes a profiler's backends, windows and exporters on the loop, and says so in its directory when that is done.
 
     Where the loop does not get done with it, it is given up, because the caller's deadline counts. Nothing is deleted then:
@@ -51,7 +51,7 @@ class Closing:
         self,
         name: str,
         options: Options,
-        hub_: drain_loop.Hub,
+        hub_: drain_loop.DrainLoop,
         pipeline: Pipeline,
         recorder: Recorder,
         accounts: RecorderAccounts | None,
@@ -88,7 +88,7 @@ class Closing:
         removal = self._hub.start(self._hub.remove, self._pipeline, seconds)
         if not removal.wait(seconds) and (late := self._late(removal, closed)):
             self._give_up(late)
-            Work(self._end_late, removal, deadline, name="stepscope closing").begin()
+            BackgroundCall(self._end_late, removal, deadline, name="stepscope closing").start()
             return
         self._end(removal)
         now = clock.now()
@@ -96,7 +96,7 @@ class Closing:
         for outlet in self._pipeline.outlets:  # one end for all: each may have handed something to a thread that hangs
             outlet.join(max(until - clock.now(), 0) / 1e9)
 
-    def _late(self, removal: Promise[None], closed: int) -> str:
+    def _late(self, removal: OneShot[None], closed: int) -> str:
         """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
 
         Args:
@@ -109,16 +109,16 @@ class Closing:
         now = self._pipeline.statistics()
         waited = now.windows.opened - closed
         # Many windows are sorted and closed in one turn of the loop, which answers nobody meanwhile.
-        if waited >= MANY and (answer.over or (now.windows, now.offered) != (before.windows, before.offered)):
+        if waited >= MANY and (answer.done or (now.windows, now.offered) != (before.windows, before.offered)):
             return f"{human_count(waited, 'window')} waited, more than there was time for"
-        if answer.over:
+        if answer.done:
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
         if blocked:
             _unfinished.discard(self)  # nobody knows whether it will ever return
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
 
-    def _end_late(self, removal: Promise[None], deadline: int) -> None:
+    def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Ends a closing that was given up, and logs that nothing is left to recover."""
         self._end(removal)
         if not self.given_up:
@@ -128,7 +128,7 @@ class Closing:
                 *(self._name, (clock.now() - deadline) / 1e9, self._options.close_timeout),
             )
 
-    def _end(self, removal: Promise[None]) -> None:
+    def _end(self, removal: OneShot[None]) -> None:
         """Waits until the pipeline is closed, or could not be."""
         try:
             removal.result()

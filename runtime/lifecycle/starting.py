@@ -8,7 +8,7 @@ from typing import TypeVar
 from stepscope.runtime.errors import BackendError, ProfilerStateError
 from stepscope.runtime.events import clock
 from stepscope.runtime.lifecycle import signals
-from stepscope.runtime.threads.one_shot import LOOK, Promise
+from stepscope.runtime.threads.one_shot import LOOK, OneShot
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Starting:
         self._began = clock.now()
         self._held = 0
 
-    def wait_for(self, done: Promise[T]) -> T:
+    def wait_for(self, done: OneShot[T]) -> T:
         """Waits for something, and returns its value.
 
         Raises:

@@ -11,12 +11,12 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
-from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks, split_block
 from stepscope.runtime.options import Options
-from stepscope.runtime.sources.pending_deliveries import Delivered
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1
@@ -31,7 +31,7 @@ class Stages(Protocol):
     """What a turn passes through, in this order; a pipeline."""
 
     @property
-    def delivered(self) -> Delivered: ...
+    def delivered(self) -> PendingDeliveries: ...
     def take_marks(self, marks: Block) -> None: ...
     def take_block(self, events: Block, args: bytes) -> None: ...
     def take_watermark(self, until: int) -> None: ...
@@ -41,11 +41,11 @@ class Stages(Protocol):
     def drop_closed(self, source: str, events: Block) -> None: ...
 
 
-class Taker(Protocol):
+class SlowConsumer(Protocol):
     """Who is waited for; an outlet."""
 
-    def crowded(self) -> bool: ...
-    async def relieve(self) -> None: ...
+    def half_full(self) -> bool: ...
+    async def wait_below_half(self) -> None: ...
 
 
 class _Turn:
@@ -66,7 +66,7 @@ class _Turn:
         self.blocks.extend(blocks)
 
 
-class Backlog:
+class BackpressureQueue:
     """Waits for exporters that are behind, so that a burst passes without a drop; on the loop.
 
     It has a task of its own: how long its exporters take is nothing to other profilers. What comes on top of the turn
@@ -81,7 +81,7 @@ class Backlog:
         faults: where faults of ours are kept.
     """
 
-    def __init__(self, stages: Stages, takers: Sequence[Taker], options: Options, faults: Faults) -> None:
+    def __init__(self, stages: Stages, takers: Sequence[SlowConsumer], options: Options, faults: InternalErrors) -> None:
         self._stages, self._takers, self._faults = stages, takers, faults
         self._limit = options.queue_bytes
         self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
@@ -104,7 +104,7 @@ class Backlog:
         self._hurried = self._closed = False
 
     @property
-    def through(self) -> bool:
+    def empty(self) -> bool:
         """Whether everything has passed on, or was taken back."""
         return not self._turns
 
@@ -122,7 +122,7 @@ class Backlog:
     def _waiting(self) -> int:
         return sum(turn.bytes for turn in islice(self._turns, 1, None))
 
-    def give(
+    def push(
         self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
     ) -> None:
         """What was drained; if it cannot be kept, it is dropped and counted.
@@ -138,11 +138,11 @@ class Backlog:
         try:
             self._add(marks, blocks, until, open_spans)
         except Exception as error:
-            self._faults.keep("give", error)
+            self._faults.record("give", error)
             for events, _ in blocks:
                 self._stages.drop_closed(RECORDER, events)
         self._given.set()
-        self.judge()
+        self.mark_slow()
         if self._waiting > self._most and self._relief is not None:
             self._relief.cancel()
 
@@ -157,7 +157,7 @@ class Backlog:
         last.add(marks, blocks, until, open_spans)
         self._turns.append(last)
 
-    def judge(self) -> None:
+    def mark_slow(self) -> None:
         """Tells who is slow, if it is full. To be called now and then while it is given nothing."""
         if self.full:
             self._pass_over(JUDGED)
@@ -182,7 +182,7 @@ class Backlog:
             if self._relief is not None:
                 self._relief.cancel()
 
-    async def run(self, passed: Change) -> None:
+    async def run(self, passed: LoopCondition) -> None:
         """Passes on what it is given, until it is closed.
 
         Args:
@@ -193,14 +193,14 @@ class Backlog:
                 try:
                     if self._turns:
                         await self._pass_on(self._turns[0])
-                    passed.tell()
+                    passed.notify_all()
                     if not self._turns:
                         self._given.clear()
                         await self._given.wait()
                 except Exception as error:
-                    self._faults.keep("pass_on", error)
+                    self._faults.record("pass_on", error)
                     await anyio.sleep(AFTER_FAULT)
-        passed.tell()
+        passed.notify_all()
 
     async def _pass_on(self, turn: _Turn) -> None:
         stages = self._stages
@@ -228,7 +228,7 @@ class Backlog:
             self._waited = [0] * len(self._takers)
 
     async def _relieve(self) -> None:
-        crowded = [number for number, taker in enumerate(self._takers) if number not in self._late and taker.crowded()]
+        crowded = [number for number, taker in enumerate(self._takers) if number not in self._late and taker.half_full()]
         if crowded and self._waiting <= self._most:
             with anyio.CancelScope() as self._relief:
                 async with anyio.create_task_group() as beside:
@@ -239,15 +239,15 @@ class Backlog:
     async def _wait_for(self, number: int) -> None:
         self._since[number] = clock.now()
         try:
-            await self._takers[number].relieve()
+            await self._takers[number].wait_below_half()
         finally:
             self._waited[number] += clock.now() - self._since.pop(number)
 
     def end(self) -> None:
-        """It is to close: what comes now is the last, so there is time for those that are slow until it has to `hurry`."""
+        """It is to close: what comes now is the last, so there is time for those that are slow until it has to `stop_waiting`."""
         self._limit = self._most
 
-    def hurry(self) -> None:
+    def stop_waiting(self) -> None:
         """From now on those that are slow are not waited for."""
         self._hurried = True
         self._pass_over(0)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.export.exporter_worker import PATIENCE
@@ -20,11 +20,11 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.threads import background_call
-from stepscope.runtime.threads.background_call import Work
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.loop_thread import JOIN_S, LoopThread, loop_name
 from stepscope.runtime.threads.native_threads import RLock, get_ident
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.router import RECORDER
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ IDLE = 5.0
 """Seconds between two looks while nothing is recorded: processes may join and end then, too."""
 
 
-class Hub:
+class DrainLoop:
     """One per process while any profiler is open. Started by the first, stopped by the last.
 
     Its thread is a daemon named `stepscope`; the loop is uvloop's where that is installed, else asyncio's.
@@ -54,10 +54,10 @@ class Hub:
         self._pipelines: list[Pipeline] = []
         self._leaving: list[Pipeline] = []
         """Those that are given nothing more, and whose exporters have yet to write what they have."""
-        self._faults = Faults("the runtime's loop")
+        self._faults = InternalErrors("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
-        self._passed = Change()
+        self._passed = LoopCondition()
         """Told when a backlog is through, when a profiler comes or goes, and with each wake."""
         self._asked = False
         """Whether there is something in an inbox."""
@@ -72,8 +72,8 @@ class Hub:
         """The backend whose `open` the loop is inside of."""
         self._thread_ns = 0
         self.loop_name = loop_name()
-        self._begun: Promise[None] = Promise()
-        self._ended: Promise[None] = Promise()
+        self._begun: OneShot[None] = OneShot()
+        self._ended: OneShot[None] = OneShot()
         self._thread = LoopThread("stepscope", self._run, self._failed)
         self._begun.result()
 
@@ -83,7 +83,7 @@ class Hub:
         self._wake, self._draining = asyncio.Event(), anyio.Lock()
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
-        self._begun.give(None)
+        self._begun.set_result(None)
         try:
             await self._drain_for_ever()
             while self._tasks:
@@ -91,11 +91,11 @@ class Hub:
         finally:
             self._loop.remove_reader(self._recorder.wake_fd)
             self._looking.cancel()
-        self._ended.give(None)
+        self._ended.set_result(None)
 
     def _failed(self, error: BaseException) -> None:
-        self._begun.fail(error)
-        self._ended.fail(error)
+        self._begun.set_exception(error)
+        self._ended.set_exception(error)
 
     def _called(self) -> None:
         """A ring is half full."""
@@ -110,7 +110,7 @@ class Hub:
 
     def _look_up(self) -> None:
         self._wake.set()
-        self._passed.tell()
+        self._passed.notify_all()
 
     def _look(self) -> None:
         """Again and again, as nothing tells that the program has put a signal's handler back."""
@@ -152,21 +152,21 @@ class Hub:
         interval = min((pipeline.options.drain_interval for pipeline in self._pipelines), default=0.0)
         self._loop.call_at(self._turned + interval, self._ask)
 
-    def start(self, work: Callable[..., Awaitable[T]], *args: Any, name: str = "stepscope call") -> Promise[T]:
+    def start(self, work: Callable[..., Awaitable[T]], *args: Any, name: str = "stepscope call") -> OneShot[T]:
         """Runs a coroutine function on the loop, when that comes to it: the caller does not wait. It fails with a
         `RuntimeError` if the loop has ended."""
-        done: Promise[T] = Promise()
+        done: OneShot[T] = OneShot()
 
         async def run() -> None:
             try:
-                done.give(await work(*args))
+                done.set_result(await work(*args))
             except BaseException as error:  # the loop goes on
-                done.fail(error)
+                done.set_exception(error)
 
         try:
             self._loop.call_soon_threadsafe(lambda: self._keep(run(), name))
         except RuntimeError as error:
-            done.fail(error)
+            done.set_exception(error)
         return done
 
     def _keep(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -182,9 +182,9 @@ class Hub:
 
         work() if self.on_loop() else self.start(call).result()
 
-    def open(self, source: Source) -> Promise[None]:
+    def open(self, source: Source) -> OneShot[None]:
         """Opens the backend of a source on the loop, if that is not open; from anywhere, and without waiting."""
-        opened: Promise[None] = Promise()
+        opened: OneShot[None] = OneShot()
 
         def start() -> None:
             self.opening = source.name
@@ -192,9 +192,9 @@ class Hub:
                 if not source.open:
                     source.start()
             except BaseException as error:
-                opened.fail(error)
+                opened.set_exception(error)
             else:
-                opened.give(None)
+                opened.set_result(None)
             finally:
                 self.opening = ""
 
@@ -209,9 +209,9 @@ class Hub:
 
         Takes `ANSWER_S` seconds.
         """
-        answered: Promise[None] = Promise()
+        answered: OneShot[None] = OneShot()
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(answered.give, None)
+            self._loop.call_soon_threadsafe(answered.set_result, None)
         if answered.wait(ANSWER_S):
             return ""
         frame = background_call.frames().get(self._thread_id)
@@ -238,7 +238,7 @@ class Hub:
             made[0].expect(self._held)
             self._pipelines += made
             self._recorder.spool.begin()
-            self._passed.tell()
+            self._passed.notify_all()
 
         self.do(start)
         (pipeline,) = made
@@ -270,17 +270,17 @@ class Hub:
         with anyio.CancelScope(deadline=deadline - rest) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
-            pipeline.backlog.hurry()
+            pipeline.backlog.stop_waiting()
             with anyio.CancelScope(deadline=deadline - rest / 2) as scope:
                 for _ in range(2):
                     await self.drain(final=True)
-                    await self._passed.wait_for(lambda: pipeline.backlog.through)
+                    await self._passed.wait_for(lambda: pipeline.backlog.empty)
             if scope.cancelled_caught:
                 with self._contained("take"):
                     self._take()  # what has waited in rings is counted, too
         self._pipelines.remove(pipeline)
         self._leaving.append(pipeline)
-        self._passed.tell()
+        self._passed.notify_all()
         try:
             for events, _ in self._held:
                 pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
@@ -292,7 +292,7 @@ class Hub:
     def _no_patience(self) -> Generator[None]:
         """No drain, also one that is under way, waits for backlogs inside."""
         self._removing += 1
-        self._passed.tell()
+        self._passed.notify_all()
         try:
             yield
         finally:
@@ -302,9 +302,9 @@ class Hub:
         """Returns when everything of a profiler that closes is with its exporters."""
         await self.drain(final=True)
         while pipeline.busy():
-            if pipeline.backlog.through:
+            if pipeline.backlog.empty:
                 await anyio.sleep(SETTLE)
-            await self._passed.wait_for(lambda: pipeline.backlog.through)
+            await self._passed.wait_for(lambda: pipeline.backlog.empty)
             await self.drain()
 
     async def _drain_for_ever(self) -> None:
@@ -331,7 +331,7 @@ class Hub:
         try:
             yield
         except Exception as error:
-            self._faults.say(where, error)
+            self._faults.log(where, error)
             for pipeline in self._pipelines:
                 pipeline.faults.note(where, error)
             self._faults.note(
@@ -420,9 +420,9 @@ class Hub:
             if len(events):
                 blocks.append((events, args))
         self._held = later
-        behind = [pipeline for pipeline in self._pipelines if not pipeline.backlog.through]
+        behind = [pipeline for pipeline in self._pipelines if not pipeline.backlog.empty]
         for pipeline in self._pipelines:
-            pipeline.backlog.give(marks, blocks, until, open_spans if pipeline in closing else None)
+            pipeline.backlog.push(marks, blocks, until, open_spans if pipeline in closing else None)
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
@@ -435,10 +435,10 @@ class Hub:
         pipelines, workers = self._pipelines, self._recorder.workers
 
         def fresh() -> bool:
-            return all(one.backlog.through for one in pipelines if one not in behind)
+            return all(one.backlog.empty for one in pipelines if one not in behind)
 
         def wanted() -> bool:
-            free = not pipelines or any(one.backlog.through for one in pipelines)
+            free = not pipelines or any(one.backlog.empty for one in pipelines)
             room = not any(one.backlog.full for one in pipelines)
             return bool(self._removing or self._asked or free or (room and self._recorder.pressing()))
 
@@ -450,17 +450,17 @@ class Hub:
             if workers.joined():  # these cannot call
                 return
             for one in pipelines:
-                one.backlog.judge()
+                one.backlog.mark_slow()
 
 
-_hub: Work[Hub] | None = None
-_gone: Work[None] | None = None
+_hub: BackgroundCall[DrainLoop] | None = None
+_gone: BackgroundCall[None] | None = None
 _users = 0
 _lock = RLock()
 """Held for a moment only. Reentrant: a signal handler may come while its thread holds it."""
 
 
-def acquire(recorder: Recorder) -> Hub:
+def acquire(recorder: Recorder) -> DrainLoop:
     """The process's hub, started if need be; each call is matched by one of `release`.
 
     A hub is made and stopped on threads of their own. So a signal handler that interrupts who waits for that may come
@@ -469,7 +469,7 @@ def acquire(recorder: Recorder) -> Hub:
     global _hub, _users
     with _lock:
         if _hub is None:
-            _hub = Work(_make, _gone, recorder, name="stepscope hub")
+            _hub = BackgroundCall(_make, _gone, recorder, name="stepscope hub")
         _users += 1
         making = _hub
     try:
@@ -482,35 +482,35 @@ def acquire(recorder: Recorder) -> Hub:
 def on_loop() -> bool:
     """Whether the caller runs on the loop of the process's hub."""
     making = _hub
-    return making is not None and making.done and making.result().on_loop()
+    return making is not None and making.succeeded and making.result().on_loop()
 
 
 def opening() -> str:
     """The backend whose `open` the loop of the process's hub is inside of; empty if none."""
     making = _hub
-    return making.result().opening if making is not None and making.done else ""
+    return making.result().opening if making is not None and making.succeeded else ""
 
 
-def _make(before: Work[None] | None, recorder: Recorder) -> Hub:
+def _make(before: BackgroundCall[None] | None, recorder: Recorder) -> DrainLoop:
     if before is not None:
         before.result()
-    return Hub(recorder)
+    return DrainLoop(recorder)
 
 
 def release() -> None:
     """Lets go of the hub; the last user stops it."""
     global _hub, _gone, _users
-    stopping: Work[None] | None = None
+    stopping: BackgroundCall[None] | None = None
     with _lock:
         _users -= 1
         if _users == 0 and _hub is not None:
-            stopping = _gone = Work(_stop, _hub, name="stepscope hub")
+            stopping = _gone = BackgroundCall(_stop, _hub, name="stepscope hub")
             _hub = None
     if stopping is not None:
         stopping.result()
 
 
-def _stop(making: Work[Hub]) -> None:
+def _stop(making: BackgroundCall[DrainLoop]) -> None:
     try:
         hub = making.result()
     except Exception:

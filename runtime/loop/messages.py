@@ -10,7 +10,7 @@ import msgspec
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.step_marks import StepMark
 
 
@@ -124,7 +124,7 @@ class Flush(msgspec.Struct, frozen=True):
     """Everything recorded by `at`, and put before this, is to reach the exporters; what is given then is whether it has."""
 
     at: int
-    done: Promise[bool]
+    done: OneShot[bool]
 
 
 class Spawn(msgspec.Struct, frozen=True):

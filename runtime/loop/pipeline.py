@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.internal_errors import Faults, contained
+from stepscope.runtime.accounting.internal_errors import InternalErrors, contained
 from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
 from stepscope.runtime.accounting.part_errors import GRACE
 from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics
@@ -22,12 +22,12 @@ from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind
 from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.fanout import Fanout
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.recorder import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.loop.backpressure import Backlog
+from stepscope.runtime.loop.backpressure import BackpressureQueue
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import (
     ActionChanged,
@@ -48,17 +48,17 @@ from stepscope.runtime.loop.messages import (
 )
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
-from stepscope.runtime.overhead.controller import OVERHEAD, Overseer
+from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
 from stepscope.runtime.recording.detail import FULL, Detail
-from stepscope.runtime.sources.pending_deliveries import Delivered
+from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
-from stepscope.runtime.sources.thread_coverage import Attendance
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.sources.thread_coverage import ThreadCoverage
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.export_context import deliver_for
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.open_window import OpenWindow
-from stepscope.runtime.windows.router import RECORDER, Ending, Windows
+from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
@@ -102,24 +102,24 @@ class Pipeline:
             ask: has the level of detail changed, at the next step.
         """
         self.run_facts = run
-        self.faults = Faults(f"profiler {run.name!r}")
+        self.faults = InternalErrors(f"profiler {run.name!r}")
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake, wake_later)
-        self.delivered = Delivered(self.inbox)
+        self.delivered = PendingDeliveries(self.inbox)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
-        self.backlog = Backlog(self, self.fanout.outlets, options, self.faults)
+        self.backlog = BackpressureQueue(self, self.fanout.outlets, options, self.faults)
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
         self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
-        self._windows = Windows(*facts) if self.flight is None else self.flight.windows
+        self._windows = WindowRouter(*facts) if self.flight is None else self.flight.windows
         self._windows.opened = self.tables.begin
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
-        self.overseer = Overseer(budget, self._windows.detail, transitions=transitions)
-        self._attendance = Attendance(self.sources, run.pid)
+        self.overseer = OverheadController(budget, self._windows.detail, transitions=transitions)
+        self._attendance = ThreadCoverage(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._left_out = wake, ask, left_out
         self.routed_to = 0
@@ -144,7 +144,7 @@ class Pipeline:
         torch's tracer of Python functions does, is not to meet them half made."""
         self.fanout.start(partial(deliver_for, self))
 
-    async def run(self, passed: Change) -> None:
+    async def run(self, passed: LoopCondition) -> None:
         """Runs the backlog and the backends' coroutines until `aclose`; `passed` is told whenever the backlog is through."""
         deliver_for(self)
         with self._scope:
@@ -159,7 +159,7 @@ class Pipeline:
         self._ended.set()
 
     @property
-    def outlets(self) -> list[Outlet]:
+    def outlets(self) -> list[ExporterWorker]:
         """Each exporter's."""
         return self.fanout.outlets
 
@@ -289,7 +289,7 @@ class Pipeline:
     def waited_for(self) -> bool:
         """Whether somebody waits for what the hub does next."""
         saving = self.flight is not None and self.flight.busy
-        return saving or bool(self._flushes or self.delivered) or not self.backlog.through
+        return saving or bool(self._flushes or self.delivered) or not self.backlog.empty
 
     # inside
 
@@ -461,9 +461,9 @@ class Pipeline:
             if source.name == message.source and not await source.run(message.work):
                 self._windows.remove_source(source.name)
 
-    async def _flushed(self, done: Promise[bool]) -> None:
+    async def _flushed(self, done: OneShot[bool]) -> None:
         await self.fanout.drained()
-        done.give(True)
+        done.set_result(True)
 
     # end
 
@@ -488,7 +488,7 @@ class Pipeline:
         self._drop_rest(self.inbox.close())
         tracks.give_back(self._track, self.run_facts.pid, tracks.STEPS_TID, "steps")
         for flush in self._flushes:
-            flush.done.give(False)
+            flush.done.set_result(False)
 
     @contained(None)
     def _end_keeping(self) -> None:

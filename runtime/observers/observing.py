@@ -18,7 +18,7 @@ from stepscope.runtime.options import Signal
 from stepscope.runtime.threads import locks
 
 if TYPE_CHECKING:
-    from stepscope.runtime.recording.step_controller import Stepping
+    from stepscope.runtime.recording.step_controller import StepController
 
 _READ_OF_STEPS = {
     "run_queue_ns": "/proc/thread-self/schedstat",
@@ -33,7 +33,7 @@ class SignalSource:
     signal: ClassVar[Signal]
 
     def __init__(self) -> None:
-        self.users: dict[Stepping, None] = {}
+        self.users: dict[StepController, None] = {}
         self.note = ""
         """What it cannot record, and why."""
 
@@ -84,7 +84,7 @@ def add(source: SignalSource) -> None:
     _sources[source.signal] = source
 
 
-def begin(profiler: Stepping, signals: tuple[Signal, ...]) -> None:
+def begin(profiler: StepController, signals: tuple[Signal, ...]) -> None:
     """Has signals recorded for a profiler that starts. A source that fails is off, and says why."""
     with _lock:
         for source in [_sources[name] for name in signals if name in _sources]:
@@ -95,7 +95,7 @@ def begin(profiler: Stepping, signals: tuple[Signal, ...]) -> None:
                 _guarded(source, source.begin)
 
 
-def end(profiler: Stepping) -> None:
+def end(profiler: StepController) -> None:
     """A profiler has closed."""
     with _lock:
         for source in _sources.values():

@@ -17,7 +17,7 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.processor_demand import ProcessorDemand
-from stepscope.runtime.recording.step_controller import Stepping
+from stepscope.runtime.recording.step_controller import StepController
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Thread
 
@@ -160,7 +160,7 @@ def _active() -> dict[int, threading.Thread]:
     return vars(threading)["_active"]  # type: ignore[no-any-return]
 
 
-def _target(profiler: Stepping) -> Target | None:
+def _target(profiler: StepController) -> Target | None:
     """The thread that steps, while that is recorded: before the first step, the one whose event loop runs, else the one that began
     the window."""
     if not profiler.recording_now:

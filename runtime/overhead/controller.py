@@ -17,7 +17,7 @@ from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.budget import OverheadBudget, OverheadStatistics
 from stepscope.runtime.overhead.governor import Governor
-from stepscope.runtime.overhead.meter import Counted, EventCosts, OwnThreads, event_costs
+from stepscope.runtime.overhead.meter import EventCosts, EventCounts, RuntimeCpuClock, event_costs
 from stepscope.runtime.recording.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
 from stepscope.runtime.threads import locks
 
@@ -30,10 +30,10 @@ FADING = 0.9
 _NOTES = 4
 _STRETCHES = 1024
 
-_overseers: weakref.WeakSet[Overseer] = weakref.WeakSet()
+_overseers: weakref.WeakSet[OverheadController] = weakref.WeakSet()
 
 
-class Change(msgspec.Struct, frozen=True):
+class DetailChange(msgspec.Struct, frozen=True):
     """The level of detail changed."""
 
     at: int
@@ -52,14 +52,14 @@ class Change(msgspec.Struct, frozen=True):
 class _Reading(msgspec.Struct, frozen=True):
     """Sums over the run; the difference of two is what happened between them."""
 
-    counted: Counted
+    counted: EventCounts
     recorded_ns: int
     transitions_ns: int
     background_ns: float
     left_out: tuple[int, int]
 
 
-class Overseer:
+class OverheadController:
     """Lives on the loop. Without a budget it only measures."""
 
     def __init__(
@@ -76,12 +76,12 @@ class Overseer:
             transitions: time that changes of the action took from the program's threads so far, in ns.
         """
         self.budget = budget
-        self.counted = Counted()
+        self.counted = EventCounts()
         self._filter = filter
         self._governor = Governor(budget.fraction) if budget else None
         self._transitions = transitions
         self._costs: EventCosts = event_costs()
-        self._threads = OwnThreads()
+        self._threads = RuntimeCpuClock()
         self._threads_seen = self._all_seen = self._own_seen = 0
         self._background = 0.0
         self._cause = 0.0
@@ -100,7 +100,7 @@ class Overseer:
         """Operators in a ns, as far as is known."""
         self._factor = 1.0
         """What recording costs, as a multiple of what the program's threads pay for events."""
-        self.changes: deque[Change] = deque(maxlen=_STRETCHES)
+        self.changes: deque[DetailChange] = deque(maxlen=_STRETCHES)
         self._change_count = 0
         _overseers.add(self)
         self._last = self._read()
@@ -124,7 +124,7 @@ class Overseer:
             self._end_lowered(at)
             self._since = None
 
-    def changed(self, at: int, step: int, detail: Detail, in_force: Detail) -> Change | None:
+    def changed(self, at: int, step: int, detail: Detail, in_force: Detail) -> DetailChange | None:
         """The steps that begin at `at` (ns) or later have this level.
 
         Args:
@@ -143,7 +143,7 @@ class Overseer:
         if self._since is not None:
             self._end_lowered(at)
             self._lowered_since = at if detail is not FULL else None
-        change = Change(at, step, before, detail, self._cause)
+        change = DetailChange(at, step, before, detail, self._cause)
         self.changes.append(change)
         self._change_count += 1
         return change
@@ -217,7 +217,7 @@ class Overseer:
         self._asked, self._cause = detail, cost
         return detail
 
-    def _training_ns(self, counted: Counted) -> float:
+    def _training_ns(self, counted: EventCounts) -> float:
         """What events, operators among them, took from the program's threads."""
         return counted.events_ns(self._costs) + counted.operators_ns(self._costs)
 
@@ -269,7 +269,7 @@ class Overseer:
 
     # what is written
 
-    def change_event(self, change: Change, at: int, track: int) -> tuple[Block, bytes]:
+    def change_event(self, change: DetailChange, at: int, track: int) -> tuple[Block, bytes]:
         """A change as an instant, with its arguments; or the level with which a window begins."""
         assert self.budget is not None
         args = _core.encode_arguments(
@@ -296,7 +296,7 @@ class Overseer:
         block["name"], block["category"] = strings.intern(name), strings.category(OVERHEAD)
         return block
 
-    def _stretches(self, window: Interval) -> list[tuple[Change, int]]:
+    def _stretches(self, window: Interval) -> list[tuple[DetailChange, int]]:
         """The stretches of lowered detail that touch a window, with their ends."""
         changes = list(self.changes)
         ends = [*(change.at for change in changes[1:]), window[1]][: len(changes)]

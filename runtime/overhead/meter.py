@@ -59,7 +59,7 @@ def own_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if _is_ours(thread)]
 
 
-class OwnThreads:
+class RuntimeCpuClock:
     """Processor time of the threads that the runtime runs."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def _is_ours(thread: threading.Thread) -> bool:
 _COUNTED = [int(Kind.SPAN), int(Kind.STEP), int(Kind.GAP)]
 
 
-class Counted(msgspec.Struct):
+class EventCounts(msgspec.Struct):
     """Events of one profiler, by what they cost; to be added to."""
 
     spans: int = 0
@@ -126,13 +126,13 @@ class Counted(msgspec.Struct):
         if long.any():
             self.arguments += int(((events["flags"][long] & int(Flag.ARG_INLINE)) == 0).sum())
 
-    def minus(self, other: Counted) -> Counted:
+    def minus(self, other: EventCounts) -> EventCounts:
         """The difference of two readings."""
-        return Counted(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
+        return EventCounts(*(getattr(self, name) - getattr(other, name) for name in self.__struct_fields__))
 
-    def copy(self) -> Counted:
+    def copy(self) -> EventCounts:
         """The counts as they are now."""
-        return Counted(*(getattr(self, name) for name in self.__struct_fields__))
+        return EventCounts(*(getattr(self, name) for name in self.__struct_fields__))
 
     @property
     def total(self) -> int:

@@ -14,7 +14,7 @@ from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.events import clock
 from stepscope.runtime.loop.messages import ActionChanged, WindowEnds
-from stepscope.runtime.recording.step_controller import Stepping
+from stepscope.runtime.recording.step_controller import StepController
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
@@ -27,7 +27,7 @@ KEPT = 64
 """Armed windows that are over and still told of."""
 
 
-class ArmedSteps(Stepping):
+class ArmedWindows(StepController):
     """The half of a profiler's windows on request that lives on the thread that steps.
 
     A lock guards the windows; it is taken at changes of the action, never at others. Schedules, gates and backends are

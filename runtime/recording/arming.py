@@ -7,7 +7,7 @@ from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
 from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.requests.placement import place
 from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
-from stepscope.runtime.recording.armed_windows import ArmedSteps
+from stepscope.runtime.recording.armed_windows import ArmedWindows
 from stepscope.runtime.schedule.schedule import NEVER
 from stepscope.runtime.settings.arguments import got
 
@@ -15,7 +15,7 @@ MOST_WAITING = 64
 """Armed windows that may wait at a time."""
 
 
-class Arming(ArmedSteps):
+class Arming(ArmedWindows):
     """The half of a profiler that takes requests for windows, from any thread.
 
     A request costs the training thread nothing until its first step: it lowers the number of the step at which the

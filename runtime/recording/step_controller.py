@@ -21,7 +21,7 @@ from stepscope.runtime.recording.transitions import Transitions
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.sources.thread_bound import BoundSource
-from stepscope.runtime.threads.call_serializer import PATIENCE, Serial
+from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.windows.step_marks import StepMark
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def step_number(value: object) -> int | None:
     return number if 0 <= number <= LARGEST_STEP and not isinstance(value, bool) else None
 
 
-class Stepping(_core.StepCounter):
+class StepController(_core.StepCounter):
     """Follows a schedule: the half of a profiler that lives on the training thread.
 
     `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
@@ -77,7 +77,7 @@ class Stepping(_core.StepCounter):
         self._step = 0
         self._next_change = 0
         self._live = False
-        self._calls = Serial()
+        self._calls = CallSerializer()
         self._state = "new"
         self._detail: Detail = FULL
         """What is recorded now: the level that the overhead budget allows, and less where a window was asked for with less."""
@@ -169,7 +169,7 @@ class Stepping(_core.StepCounter):
         self._call(self._resume)
 
     def _call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
-        """Makes a call that must not interleave with others; as `Serial.run`.
+        """Makes a call that must not interleave with others; as `CallSerializer.run`.
 
         Where it took so long that the profiler was closed meanwhile, what it had yet to tell is not wanted any more.
         """
@@ -235,7 +235,7 @@ class Stepping(_core.StepCounter):
         exist there, and its files are the parent's.
         """
         self._live = False
-        self._calls = Serial()
+        self._calls = CallSerializer()
         self._state = "inert"
         self._inert_because = reason
         keep_untouched(self._pipeline, self._recorder)

@@ -28,7 +28,7 @@ _MOST_UNWRITTEN = 4 << 20
 """Bytes of a ring that may be missing from its file, as on a file system that was full."""
 
 
-class Told(NamedTuple):
+class ReportedGaps(NamedTuple):
     """How far gaps of a ring go that are elsewhere: in the journal or the spool."""
 
     serial: int = 0
@@ -68,7 +68,7 @@ class _Header(NamedTuple):
     sampled_seen: int
 
 
-def read_ring(file: int, number: int, told: Told) -> RingContent:
+def read_ring(file: int, number: int, told: ReportedGaps) -> RingContent:
     """Reads a ring; every count is checked against what is there.
 
     Args:
@@ -138,7 +138,7 @@ def _with_sampled(content: RingContent, number: int, ring: _Header, count: int) 
     return msgspec.structs.replace(content, gaps=join_blocks([content.gaps, gap]), sampled=True)
 
 
-def _content(raw: bytearray, first: int, number: int, ring: _Header, told: Told) -> RingContent:
+def _content(raw: bytearray, first: int, number: int, ring: _Header, told: ReportedGaps) -> RingContent:
     slots: Block = np.frombuffer(raw, EVENT_DTYPE)
     more: Any = slots["kind"] == _MORE
     # Arguments follow their event, in order and without holes: all of them together are the heap.

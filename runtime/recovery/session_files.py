@@ -27,7 +27,7 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.recovery.private_directory import PrivateDirectory
-from stepscope.runtime.recovery.ring_file import RingContent, Told, read_ring, waiting_in, written
+from stepscope.runtime.recovery.ring_file import ReportedGaps, RingContent, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
 from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 
@@ -41,7 +41,7 @@ MAX_SPOOLED = 1 << 20
 """Events of one frame of the spool; a drain takes fewer."""
 MAX_SPOOLED_ARGS = 256 << 20
 
-_NOTHING_TOLD: Mapping[int, Told] = {}
+_NOTHING_TOLD: Mapping[int, ReportedGaps] = {}
 
 _CONTROL_FILE = "control"
 _CONTROL = struct.Struct("<8s16x2048xQQQ")
@@ -123,7 +123,7 @@ class SessionFiles:
         if records:
             ids.add_tracks(records)
 
-    def rings(self, told: Mapping[int, Told] = _NOTHING_TOLD) -> Iterator[RingContent]:
+    def rings(self, told: Mapping[int, ReportedGaps] = _NOTHING_TOLD) -> Iterator[RingContent]:
         """The rings, one after the other.
 
         Args:
@@ -134,7 +134,7 @@ class SessionFiles:
             try:
                 file = self._open(name)
                 try:
-                    content = read_ring(file, number, told.get(number, Told()))
+                    content = read_ring(file, number, told.get(number, ReportedGaps()))
                 finally:
                     os.close(file)
             except FormatError as error:

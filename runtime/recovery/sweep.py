@@ -22,7 +22,7 @@ from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import PREFIX, remove_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import Swept, replace_note
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import Event
 
 log = logging.getLogger("stepscope")
@@ -39,7 +39,7 @@ FREE_BYTES = 4 << 30
 PAUSE = 0.001
 """Seconds between two sessions in a process that trains meanwhile."""
 
-_beside: Work[None] | None = None
+_beside: BackgroundCall[None] | None = None
 _enough = Event()
 
 MEMORY = Path("/dev/shm")
@@ -61,7 +61,7 @@ def sweep_beside(place: Path) -> None:
         sweep(place)
     else:
         _enough.clear()
-        _beside = Work(_sweep_slowly, place, name="stepscope sweep").begin()
+        _beside = BackgroundCall(_sweep_slowly, place, name="stepscope sweep").start()
 
 
 def end_sweep() -> None:

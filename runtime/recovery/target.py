@@ -18,7 +18,7 @@ _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
 """Endings of files that a note names and that are no journals."""
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryTarget(msgspec.Struct, frozen=True, kw_only=True):
     """One run of a directory, or what is left of one."""
 
     place: Path
@@ -49,7 +49,7 @@ def being_written(place: Path) -> set[str]:
     return files
 
 
-def choose(named: Path, *, force: bool) -> Choice:
+def choose(named: Path, *, force: bool) -> RecoveryTarget:
     """What to recover.
 
     Args:
@@ -91,7 +91,7 @@ def choose(named: Path, *, force: bool) -> Choice:
         taken = {journal, *(others[0] for others in wrote.values() if others)}
         if rest := [other.name for other, _ in journals.found if other not in taken]:
             said.append(f"not used, name one to recover it: {', '.join(rest)}")
-    return Choice(
+    return RecoveryTarget(
         place=place,
         path=path,
         note=note,

@@ -15,7 +15,7 @@ from stepscope.runtime.events.intervals import FOREVER, Mask, ends
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recovery.flight_files import kept_blocks
-from stepscope.runtime.recovery.ring_file import Told
+from stepscope.runtime.recovery.ring_file import ReportedGaps
 from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.step_marks import StepMark
@@ -39,9 +39,9 @@ class Leftovers:
         profiler whose kept steps count, 0 = any."""
         self._parts = parts
         self._profiler = profiler
-        self._told: list[dict[int, Told]] = [{} for _ in parts]
+        self._told: list[dict[int, ReportedGaps]] = [{} for _ in parts]
         """By part and ring, the gaps that the spool or the journal has."""
-        self._journaled: list[dict[int, Told]] = [{} for _ in parts]
+        self._journaled: list[dict[int, ReportedGaps]] = [{} for _ in parts]
         """Those that the journal has."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
@@ -79,21 +79,25 @@ class Leftovers:
         self._note_gaps(events, self._journaled)
         self._note_gaps(events, self._told)
 
-    def _note_gaps(self, events: Block, known: list[dict[int, Told]]) -> None:
+    def _note_gaps(self, events: Block, known: list[dict[int, ReportedGaps]]) -> None:
         for gap, told, ring in self._gaps_of_rings(events, known):
-            serial, sampled = told.get(ring, Told())
+            serial, sampled = told.get(ring, ReportedGaps())
             upto = int(gap["self_dur"])
             of_sampling = int(gap["name"]) == SAMPLED
-            told[ring] = Told(serial, max(sampled, upto)) if of_sampling else Told(max(serial, upto), sampled)
+            told[ring] = (
+                ReportedGaps(serial, max(sampled, upto)) if of_sampling else ReportedGaps(max(serial, upto), sampled)
+            )
 
     def _uncount(self, events: Block) -> None:
         """What the journal counts in a window that was closed is not counted again where a gap of the spool goes on."""
         for gap, told, ring in self._gaps_of_rings(events, self._journaled):
-            serial, sampled = told.get(ring, Told())
+            serial, sampled = told.get(ring, ReportedGaps())
             if gap["self_dur"] <= (sampled if int(gap["name"]) == SAMPLED else serial):
                 gap["id"] = 0
 
-    def _gaps_of_rings(self, events: Block, known: list[dict[int, Told]]) -> Iterator[tuple[Any, dict[int, Told], int]]:
+    def _gaps_of_rings(
+        self, events: Block, known: list[dict[int, ReportedGaps]]
+    ) -> Iterator[tuple[Any, dict[int, ReportedGaps], int]]:
         """Each gap that a ring has made, what is known of that process's rings, and the ring's number."""
         of_rings = (events["kind"] == int(Kind.GAP)) & (events["parent"] > 0) & (events["parent"] <= MAX_RINGS)
         for index in np.flatnonzero(of_rings) if known else ():

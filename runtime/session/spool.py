@@ -25,7 +25,7 @@ class Writer(Protocol):
     @property
     def handled(self) -> int: ...
     @property
-    def untold(self) -> int: ...
+    def unreported_drops(self) -> int: ...
 
 
 class Passage:
@@ -116,7 +116,7 @@ class Spool:
             self._settled, self._missed = count, None
         elif self._missed is None and count > self._settled:
             self._missed = count, Passage()
-        _core.spool_tell(self._settled, sum(journal.untold for journal in journals))
+        _core.spool_tell(self._settled, sum(journal.unreported_drops for journal in journals))
 
     def close(self) -> None:
         """Closes the files; also in a forked child, whose parent goes on with them."""

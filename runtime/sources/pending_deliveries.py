@@ -10,7 +10,7 @@ from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import Delivery, Message
 
 
-class Delivered:
+class PendingDeliveries:
     """In the order in which it came; on the loop. Its bytes count as waiting in the inbox, which so stays bounded."""
 
     def __init__(self, inbox: Inbox[Any]) -> None:

@@ -18,7 +18,7 @@ class _Recording:
         """Whether it was of one thread; `None` while it goes on: the backend knows."""
 
 
-class Listening:
+class RecordingIntervals:
     """Of one backend. It is told of changes on the backend's thread, before the backend is, and asked on the loop."""
 
     def __init__(self, backend: object) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import anyio
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.part_errors import contain, from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
@@ -115,7 +115,7 @@ class Source:
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
         self.backend = backend
         self.name = readable(backend.name)
-        self.raised: ErrorKeeper[BaseException] = ErrorKeeper()
+        self.raised: ErrorLog[BaseException] = ErrorLog()
         self.open = False
         self._closing: anyio.CancelScope | None = None
         self._blocked: dict[str, int] = {}
@@ -238,11 +238,11 @@ class Source:
     def _take(self, what: str, error: BaseException) -> None:
         # Whatever it had for a profiler that has ended, nobody wants any more.
         if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
-            self.raised.keep_and_say(what, error, f"backend {self.name!r}")
+            self.raised.record_and_log(what, error, f"backend {self.name!r}")
 
     def keep(self, what: str, error: BaseException) -> None:
         """Stores what the backend could not do."""
-        self.raised.keep(what, error, f"backend {self.name!r}")
+        self.raised.record(what, error, f"backend {self.name!r}")
 
     @uninterrupted
     def report(self) -> BackendReport:

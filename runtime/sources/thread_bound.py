@@ -17,9 +17,9 @@ from stepscope.runtime.loop.messages import Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.sources.recording_intervals import Listening
+from stepscope.runtime.sources.recording_intervals import RecordingIntervals
 from stepscope.runtime.sources.source import Producer, Source
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -52,7 +52,7 @@ class BoundSource(Source):
         super().__init__(backend, inbox, options)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
-        self._listening = Listening(backend)
+        self._listening = RecordingIntervals(backend)
         self._waiting: deque[tuple[ProfilerAction, ProfilerAction, int]] = deque()
         self._passed = 0
         self._detail = self._told = FULL
@@ -60,7 +60,7 @@ class BoundSource(Source):
         """To be opened by the thread that calls `step()` next."""
         self.refused = ""
         """Why a change was refused, the latest; empty if none was."""
-        self._settled: Promise[None] = Promise()
+        self._settled: OneShot[None] = OneShot()
         """Given when nothing waits for the bound thread."""
 
     @property
@@ -165,8 +165,8 @@ class BoundSource(Source):
             super().set_detail(self._detail)
 
     def _wait(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        if self._settled.over:
-            self._settled = Promise()
+        if self._settled.done:
+            self._settled = OneShot()
         self._waiting.append((before, after, at))
         # A recording that was to begin and end in the meantime never was. Windows are told of that when the rest is done.
         for number, (start, _, _) in enumerate(self._waiting):
@@ -221,11 +221,11 @@ class BoundSource(Source):
         if self._passed:
             self._state_watermark(self._passed)
             self._passed = 0
-        self._settled.give(None)
+        self._settled.set_result(None)
 
     def _refuse(self, after: ProfilerAction, at: int) -> None:
         self._waiting.clear()
-        self._settled.give(None)
+        self._settled.set_result(None)
         self._state_watermark(at)
         self._orphan()
         self.refused = (

@@ -28,7 +28,7 @@ class _Present:
         """Whether operators arrived live."""
 
 
-class Attendance:
+class ThreadCoverage:
     """Of one profiler; on the loop. It costs nothing where no backend sees one thread only."""
 
     def __init__(self, sources: Iterable[Source], pid: int) -> None:

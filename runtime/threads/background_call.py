@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.annotations.greenlets import threads_replaced_by
 from stepscope.runtime.threads import native_threads
 from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread
-from stepscope.runtime.threads.one_shot import LOOK, Promise
+from stepscope.runtime.threads.one_shot import LOOK, OneShot
 
 T = TypeVar("T")
 
@@ -34,15 +34,15 @@ def start(thread: Thread) -> None:
     if not on_main_thread():
         _core.without_signals(thread.start)
         return
-    started: Promise[None] = Promise()
+    started: OneShot[None] = OneShot()
 
     def begin() -> None:
         try:
             thread.start()
         except BaseException as error:
-            started.fail(error)
+            started.set_exception(error)
         else:
-            started.give(None)
+            started.set_result(None)
 
     _core.without_signals(_start, begin, ())
     started.result()
@@ -79,8 +79,8 @@ def join(thread: threading.Thread, seconds: float | None = None) -> None:
     Thread.join(thread, seconds)
 
 
-class Work(Generic[T]):
-    """Some work on a daemon thread of its own, once it is begun: by `begin`, or by who waits for it.
+class BackgroundCall(Generic[T]):
+    """Some work on a daemon thread of its own, once it is begun: by `start`, or by who waits for it.
 
     So who makes one keeps it first. Whatever a signal handler interrupts then, a later call finds it, and begins it if that
     was not done; it is done once.
@@ -91,13 +91,13 @@ class Work(Generic[T]):
         by who begins it, where no thread can be started any more, as late in the interpreter's exit."""
         self._name = name
         self._elsewhere = elsewhere
-        self._done: Promise[T] = Promise()
+        self._done: OneShot[T] = OneShot()
         self._work: Callable[[], T] | None = partial(work, *args)
         self._unclaimed = Lock()
         self._begun = False
         self._thread: Thread | None = None
 
-    def begin(self) -> Self:
+    def start(self) -> Self:
         """Has it done; a second time changes nothing.
 
         Raises:
@@ -123,24 +123,24 @@ class Work(Generic[T]):
         try:
             result = work()
         except BaseException as error:
-            self._done.fail(error)
+            self._done.set_exception(error)
         else:
-            self._done.give(result)
+            self._done.set_result(result)
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether a thread was asked to do it."""
         return self._begun
 
     @property
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether it has ended."""
-        return self._done.over
+        return self._done.done
 
     @property
-    def done(self) -> bool:
+    def succeeded(self) -> bool:
         """Whether it has returned something."""
-        return self._done.over and not self._done.failed
+        return self._done.done and not self._done.failed
 
     def wait(self) -> None:
         """Waits for the end of the work, not for that of its thread: the main thread may be joining that, and be interrupted by a
@@ -154,13 +154,13 @@ class Work(Generic[T]):
             look: called now and then; what it raises ends the wait, and the work goes on.
         """
         interrupted: BaseException | None = None
-        while not self._done.over:
+        while not self._done.done:
             try:
-                self.begin()
+                self.start()
                 self._done.wait(LOOK)
             except BaseException as error:
                 interrupted = error
-            if not self._done.over:
+            if not self._done.done:
                 look()
         result = self.result()
         if interrupted is not None:
@@ -174,10 +174,10 @@ class Work(Generic[T]):
             TimeoutError: if it is not done after `timeout` seconds.
             BaseException: what the work raised.
         """
-        self.begin()
+        self.start()
         try:
             return self._done.result(timeout)
         finally:
             thread = self._thread
-            if self._done.over and thread is not None and thread.ident != get_ident():
+            if self._done.done and thread is not None and thread.ident != get_ident():
                 join(thread, timeout)

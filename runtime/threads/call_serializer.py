@@ -6,16 +6,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.native_threads import get_ident
-from stepscope.runtime.threads.one_shot import LOOK, Promise
+from stepscope.runtime.threads.one_shot import LOOK, OneShot
 
 PATIENCE = 1.0
 """Seconds that a call waits for its turn, if nothing else is said."""
 
 
-class _Turn(Promise[None]):
+class _Turn(OneShot[None]):
     """A call that is inside, or waits for that: kept when it is over."""
 
     def __init__(self, *, waits: bool) -> None:
@@ -26,7 +26,7 @@ class _Turn(Promise[None]):
         """Whether it waits for others, so that they must not wait for it."""
 
 
-class Serial:
+class CallSerializer:
     """Runs calls one after the other.
 
     A call that is made while another one is inside, by a signal handler, by what the other calls back, by another
@@ -39,7 +39,7 @@ class Serial:
         self._lock = locks.reentrant()
         self._inside: _Turn | None = None
         self._later: deque[tuple[Callable[[], None], _Turn]] = deque()
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper()
+        self.raised: ErrorLog[Exception] = ErrorLog()
         """What calls raised that were put down: who made them is gone."""
 
     @property
@@ -95,7 +95,7 @@ class Serial:
         finally:
             if self._inside is turn:
                 self._inside = None  # here, not in a function: a signal handler may raise before its first line
-                turn.give(None)
+                turn.set_result(None)
                 self._run_later()
         if self._inside is None:
             self._run_later()  # the other one had looked already
@@ -120,4 +120,4 @@ class Serial:
                 if not self._run(call, turn, 0.0):
                     break  # somebody is inside, who runs it
             except Exception as error:
-                self.raised.keep("run_later", error)
+                self.raised.record("run_later", error)

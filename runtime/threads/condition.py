@@ -32,14 +32,14 @@ class _Waiter:
             raise
 
 
-class Change:
+class LoopCondition:
     """A condition across event loops. Telling costs next to nothing while nobody waits, and never fails."""
 
     def __init__(self) -> None:
         self._waiting: set[_Waiter] = set()
         self._lock = locks.reentrant()
 
-    def tell(self) -> None:
+    def notify_all(self) -> None:
         """Makes those who wait look again; from any thread."""
         if self._waiting:
             with self._lock:

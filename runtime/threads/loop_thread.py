@@ -17,10 +17,10 @@ import anyio.lowlevel
 from stepscope.runtime import _core
 from stepscope.runtime.overhead.meter import register_loop
 from stepscope.runtime.threads import background_call
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.lasting_loop import lasting_loop
 from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class LoopThread:
         self, name: str, work: Callable[[], Awaitable[None]], failed: Callable[[BaseException], object]
     ) -> None:
         self.ended = False
-        self.change = Change()
+        self.change = LoopCondition()
         """Told of when it has ended."""
         self._work = work
         self._failed = failed
@@ -104,7 +104,7 @@ class LoopThread:
             self._failed(error)
         finally:
             self.ended = True
-            self.change.tell()
+            self.change.notify_all()
 
     async def _main(self) -> None:
         loop = asyncio.get_running_loop()
@@ -123,16 +123,16 @@ class LoopThread:
 def run_on_own_loop(work: Callable[[], Awaitable[T]]) -> T:
     """Runs a coroutine function to its end on a thread of its own and returns its result; also where a loop runs already,
     as in callbacks."""
-    done: Promise[T] = Promise()
+    done: OneShot[T] = OneShot()
 
     async def main() -> None:
         try:
-            done.give(await work())
+            done.set_result(await work())
         except BaseException as error:
-            done.fail(error)
+            done.set_exception(error)
             raise
 
-    thread = LoopThread("stepscope export", main, done.fail)
+    thread = LoopThread("stepscope export", main, done.set_exception)
     try:
         return done.result()
     except BaseException:

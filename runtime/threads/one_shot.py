@@ -13,7 +13,7 @@ LOOK = 0.1
 """Seconds after which who waits looks again: a handler that raised just when the gate was opened has left it shut."""
 
 
-class Promise(Generic[T]):
+class OneShot(Generic[T]):
     """Given once, by any thread; a second time changes nothing.
 
     A signal handler may interrupt who waits, and may raise, or wait for something that the giver has yet to do. Of a
@@ -22,7 +22,7 @@ class Promise(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self.over = False
+        self.done = False
         """Whether it was given."""
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -35,26 +35,26 @@ class Promise(Generic[T]):
         """Whether an error was given."""
         return self._error is not None
 
-    def give(self, value: T) -> None:
+    def set_result(self, value: T) -> None:
         """Gives a value."""
-        if not self.over:
+        if not self.done:
             self._value = value
             self._end()
 
-    def fail(self, error: BaseException) -> None:
+    def set_exception(self, error: BaseException) -> None:
         """Gives an error, which those who ask for the result are raised."""
-        if not self.over:
+        if not self.done:
             self._error = error
             self._end()
 
     def _end(self) -> None:
-        self.over = True
+        self.done = True
         self._gate.release()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits, `timeout` seconds at most; returns whether it was given."""
         until = None if timeout is None else time.monotonic() + timeout
-        while not self.over:
+        while not self.done:
             left = LOOK if until is None else min(until - time.monotonic(), LOOK)
             if left <= 0:
                 return False

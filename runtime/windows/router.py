@@ -75,7 +75,7 @@ class _Closed(NamedTuple):
     superseded: set[int]
 
 
-class Windows:
+class WindowRouter:
     """The windows of one profiler."""
 
     def __init__(self, serial: int, linger_ns: int, fallback_track: int) -> None:

@@ -11,7 +11,7 @@ import anyio
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.windows.window import Window
 from tests.support.blocks import instant_block
@@ -36,9 +36,9 @@ def closed(index: int = 0) -> Window:
 
 
 @asynccontextmanager
-async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[Outlet]:
+async def running(exporter: Exporter, path: Path, max_bytes: int = 1 << 20) -> AsyncGenerator[ExporterWorker]:
     """An outlet whose task runs, and ends with the block."""
-    outlet = Outlet(exporter, run_facts(path), max_bytes, clock.now)
+    outlet = ExporterWorker(exporter, run_facts(path), max_bytes, clock.now)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(outlet.run)
         yield outlet

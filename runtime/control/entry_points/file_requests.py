@@ -7,7 +7,7 @@ import logging
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.control_file import ControlFile
 from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
@@ -20,7 +20,7 @@ ASKING = "the ranks are being asked"
 class FileRequests:
     """Those of one profiler, on the control thread."""
 
-    def __init__(self, profiler: Armable, asking: Asking, taken: TakenRequests) -> None:
+    def __init__(self, profiler: Armable, asking: RequestRouter, taken: TakenRequests) -> None:
         self._profiler, self._asking, self._taken = profiler, asking, taken
 
     def follow(self, found: ControlFile) -> None:

@@ -18,7 +18,7 @@ from stepscope.runtime.control.requests.command import MAX_BYTES, Answer, Comman
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.one_shot import Promise
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -38,7 +38,7 @@ class LocalSocket:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
-        self._ready: Promise[None] = Promise()
+        self._ready: OneShot[None] = OneShot()
         self._handlers: list[Handler] = []
         self._loop = control_loop.acquire()
         self._served = self._loop.start(self._serve, "control socket")
@@ -75,12 +75,12 @@ class LocalSocket:
             server = await asyncio.start_unix_server(self._client, self._path, limit=MAX_BYTES)
         except OSError as error:
             self.problem = f"no commands are taken at {self._path}: {error}"
-            self._ready.give(None)
+            self._ready.set_result(None)
             return
         made = self._path.lstat().st_ino
         try:
             self._path.chmod(0o600)
-            self._ready.give(None)
+            self._ready.set_result(None)
             await server.serve_forever()
         finally:
             server.close()

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from stepscope.runtime.accounting.error_log import ErrorKeeper
+from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.file_events import FileEvents
@@ -80,7 +80,7 @@ class WatchedFile(Generic[T]):
         """The latest valid value; reading it costs what reading an attribute costs. The value must not be changed."""
         self.problem = ""
         """Why the present content is not the current value; empty if it is, or there is no file."""
-        self.raised: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+        self.raised: ErrorLog[Exception] = ErrorLog(contexts=True)
         """By `on_change`."""
         self._decode, self._on_change = decode, on_change
         self._default, self._create = default, create
@@ -163,7 +163,7 @@ class WatchedFile(Generic[T]):
             self._on_change(value)
         except Exception as error:
             log.error("what follows %s failed", self.path, exc_info=error)
-            self.raised.keep("on_change", error)
+            self.raised.record("on_change", error)
             self.status.put(error=error_text(error))
 
     def _well(self) -> None:

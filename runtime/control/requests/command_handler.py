@@ -14,7 +14,7 @@ from stepscope.runtime.control.requests.armed import Armed
 from stepscope.runtime.control.requests.command import VERSION, Answer, Command
 from stepscope.runtime.control.requests.end_change import NOTHING_WAITS
 from stepscope.runtime.control.requests.remote_gate import RemoteGate
-from stepscope.runtime.control.requests.request_router import Asking
+from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.export.run import this_host
 
 MOST_PROPOSALS = 64
@@ -23,7 +23,7 @@ MOST_PROPOSALS = 64
 class CommandHandler:
     """That of one profiler: commands of its socket and of the collector are carried out on the control thread."""
 
-    def __init__(self, profiler: Armable, rank: int | None, asking: Asking, task: ControlTask) -> None:
+    def __init__(self, profiler: Armable, rank: int | None, asking: RequestRouter, task: ControlTask) -> None:
         """Args: whose windows; which rank it is; whom it asks; where that is done."""
         self._profiler, self._rank, self._asking, self._task = profiler, rank, asking, task
         self._gates: dict[str, RemoteGate] = {}

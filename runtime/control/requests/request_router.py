@@ -19,7 +19,7 @@ log = logging.getLogger("stepscope")
 Told = Callable[[Armed], object]
 
 
-class Asking:
+class RequestRouter:
     """Lives on the control thread. What comes of a request is told to who asked, to the log and to the status file."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.flight.triggers.finding import made_anew
 from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 from stepscope.runtime.threads.user_code import run
 
@@ -54,7 +54,7 @@ class _Look(NamedTuple):
     asked: float
 
 
-class Beside:
+class TriggerThread:
     """The evaluator of one trigger of the program, on a daemon thread of its own."""
 
     def __init__(self, trigger: Trigger) -> None:
@@ -68,7 +68,7 @@ class Beside:
         self._waiting: deque[_Look] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()
         self._taken = 0
-        self._work = Work(self._run, name=f"stepscope trigger {self.name}", elsewhere=True)
+        self._work = BackgroundCall(self._run, name=f"stepscope trigger {self.name}", elsewhere=True)
 
     # on the loop
 
@@ -84,7 +84,7 @@ class Beside:
         self._asked = now
         self._waiting.append(_Look(news, nbytes, now))
         self._looks.put(news)
-        self._work.begin()
+        self._work.start()
 
     def answers(self) -> list[Answer]:
         """What it has answered since."""

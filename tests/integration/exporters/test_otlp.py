@@ -18,7 +18,7 @@ from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.export.exporter import Settling
+from stepscope.runtime.export.exporter import SupportsDeferredAck
 from stepscope.runtime.export.formats import replay_into, run_of
 from stepscope.runtime.export.run import this_host
 from stepscope.runtime.journal.reader import JournalReader
@@ -67,7 +67,7 @@ def test_a_run_arrives(compression: str, tmp_path: Path, monkeypatch: pytest.Mon
     with ReceiverThread() as server:
         options = OtlpOptions(compression=compression, spans_per_second=None, leave_out=())  # type: ignore[arg-type]
         exporter = OtlpExporter(server.url, headers={"X-Tenant": "me"}, options=options)
-        assert isinstance(exporter, Settling)
+        assert isinstance(exporter, SupportsDeferredAck)
         profiler = a_run(exporter, tmp_path)
         profiler.raise_errors()
         assert not profiler.audit()

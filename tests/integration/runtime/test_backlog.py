@@ -15,16 +15,16 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, split_block
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import JUDGED, MOST, Backlog
+from stepscope.runtime.loop.backpressure import JUDGED, MOST, BackpressureQueue
 from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.sources.pending_deliveries import Delivered
+from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.condition import LoopCondition
 from tests.support.basics import poll
 
 SMALL = 64 << 10
@@ -188,7 +188,7 @@ class Diary:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.deliveries = 0
-        self.delivered = Delivered(Inbox[Any](1 << 30, lambda: None))
+        self.delivered = PendingDeliveries(Inbox[Any](1 << 30, lambda: None))
 
     def take_marks(self, marks: Block) -> None:
         self.said.append(f"{len(marks)} marks")
@@ -224,36 +224,36 @@ class Exporter:
     def __init__(self) -> None:
         self.busy = False
         self.asked = 0
-        self.change = Change()
+        self.change = LoopCondition()
 
-    def crowded(self) -> bool:
+    def half_full(self) -> bool:
         return self.busy
 
-    async def relieve(self) -> None:
+    async def wait_below_half(self) -> None:
         self.asked += 1
         await self.change.wait_for(lambda: not self.busy)
 
     def free(self) -> None:
         self.busy = False
-        self.change.tell()
+        self.change.notify_all()
 
 
 class Bench:
     """A backlog with two exporters, of which one may be slow."""
 
     def __init__(self) -> None:
-        self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), Change()
+        self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
         # 1,024 events on top of what is under way.
         options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
-        self.backlog = Backlog(self.diary, [self.slow, self.quick], options, Faults("it"))
+        self.backlog = BackpressureQueue(self.diary, [self.slow, self.quick], options, InternalErrors("it"))
 
     def give(self, count: int, until: int, *, spans: int | None = None) -> None:
         events = np.zeros(count, EVENT_DTYPE)
         open_spans = None if spans is None else np.zeros(spans, EVENT_DTYPE)
-        self.backlog.give(events[:1], [(events, b"")], until, open_spans)
+        self.backlog.push(events[:1], [(events, b"")], until, open_spans)
 
     async def through(self) -> None:
-        await self.passed.wait_for(lambda: self.backlog.through)
+        await self.passed.wait_for(lambda: self.backlog.empty)
 
     async def pause(self) -> None:
         """Lets everybody do what there is to do, for as long as it takes to tell who is slow."""
@@ -274,7 +274,7 @@ async def test_the_order_of_a_turn() -> None:
     async with running() as bench:
         bench.diary.deliveries = 1
         bench.give(3, 10, spans=2)
-        assert not bench.backlog.through
+        assert not bench.backlog.empty
         await bench.through()
         assert bench.diary.taken() == ["1 marks", "3 events", "until 10", "save", "close with 2"]
         bench.give(600, 20)
@@ -320,7 +320,7 @@ async def test_only_the_slow_one_is_passed_over() -> None:
         asked = bench.slow.asked
         bench.give(1, 4)
         await bench.pause()
-        assert not bench.backlog.through and bench.slow.asked == asked + 1
+        assert not bench.backlog.empty and bench.slow.asked == asked + 1
         bench.slow.free()
         await bench.through()
 
@@ -360,11 +360,11 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         bench.slow.busy = True
         bench.give(1, 1)
         await bench.pause()
-        bench.backlog.hurry()
+        bench.backlog.stop_waiting()
         bench.quick.busy = True
         bench.give(1, 2)
         await bench.pause()
-        assert not bench.backlog.through, "this one has kept nobody waiting so far"
+        assert not bench.backlog.empty, "this one has kept nobody waiting so far"
         bench.give(MOST // EVENT_DTYPE.itemsize + 1, 3)
         await bench.pause()
         assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
@@ -379,7 +379,7 @@ async def test_one_that_closes_waits_for_the_slow_one_until_it_has_to_hurry() ->
         bench.give(2000, 2)
         await bench.pause()
         assert bench.diary.taken() == ["1 marks", "1 events"], "there is time"
-        bench.backlog.hurry()
+        bench.backlog.stop_waiting()
         bench.give(1, 3)
         await bench.through()
         assert bench.slow.busy
@@ -393,7 +393,7 @@ async def test_what_has_not_passed_is_given_back() -> None:
         bench.give(2, 2)
         rest = bench.backlog.close()
         assert [len(events) for events, _ in rest] == [44, 2]
-        assert bench.backlog.through
+        assert bench.backlog.empty
         bench.give(1, 3)
-        assert bench.backlog.through, "closed"
+        assert bench.backlog.empty, "closed"
     assert bench.diary.taken() == ["1 marks", "256 events"]

@@ -11,7 +11,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.exporter_statistics import OutletStatistics
+from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from tests.support.flights import Profile
 from tests.support.launch import run_to_end
 
@@ -32,7 +32,7 @@ def files_below(place: Path) -> list[Path]:
     return sorted(path for path in place.rglob("*") if path.is_file())
 
 
-def outlet(profiler: sc.Profiler, number: int = 0) -> OutletStatistics:
+def outlet(profiler: sc.Profiler, number: int = 0) -> ExporterStatistics:
     """The accounts of one exporter; the journal of the run is the first, if there is one."""
     pipeline = profiler.statistics().pipeline
     assert pipeline is not None

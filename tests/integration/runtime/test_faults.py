@@ -14,7 +14,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.accounting.error_log import KEPT
-from stepscope.runtime.accounting.internal_errors import Faults
+from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import poll
@@ -173,13 +173,13 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
         held = bytearray(1)
         raise kind(f"with {len(held)}")
 
-    faults = Faults("somebody")
+    faults = InternalErrors("somebody")
     with caplog.at_level(logging.ERROR, "stepscope"):
         for number in range(KEPT + 4):
             try:
                 fail(KeyError if number % 2 else MemoryError)
             except Exception as error:
-                faults.keep("fail", error)
+                faults.record("fail", error)
     assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
         KEPT + 4,
         KEPT,
@@ -193,10 +193,10 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_fault_that_is_raised_again_does_not_grow() -> None:
     """It is counted each time, kept once, and its traceback is the first."""
-    faults, error = Faults("somebody"), RuntimeError("again")
+    faults, error = InternalErrors("somebody"), RuntimeError("again")
     for _ in range(20):
         try:
             raise error
         except RuntimeError:
-            faults.keep("fail", error)
+            faults.record("fail", error)
     assert (faults.raised.count, faults.raised.errors, length(error)) == (20, [error], 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, Watch
+from stepscope.runtime.flight.trigger_watch import MAX_WAITING, Fired, TriggerWatch
 from stepscope.runtime.flight.triggers.trigger import Finding
 from tests.support.basics import ROOT, heed_interrupts
 from tests.support.crashes import windows as read_windows
@@ -145,7 +145,7 @@ def test_an_interrupt_that_counts_as_an_exception(output_dir: Path) -> None:
 
 def test_a_storm_of_calls_does_not_crowd_it_out() -> None:
     """However many calls of `save` wait, what ends the run is taken."""
-    watch = Watch(sc.FlightRecorder(steps=1))
+    watch = TriggerWatch(sc.FlightRecorder(steps=1))
     for _ in range(MAX_WAITING + 5):
         watch.call(Fired("call", Finding(at=1)))
     assert watch.statistics().refused == 5

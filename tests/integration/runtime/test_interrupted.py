@@ -22,7 +22,7 @@ from stepscope.runtime.events.record import Kind
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.recording.join import leave
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.background_call import Work
+from stepscope.runtime.threads.background_call import BackgroundCall
 from tests.support.interrupting import interrupting
 
 # A test that hangs does so in a lock: no handler of a signal ends it.
@@ -160,7 +160,7 @@ def test_work() -> None:
     with interrupting() as interrupt:
         point = 0
         for point in itertools.count(1):
-            work = Work(done.append, point, name="interrupted work")
+            work = BackgroundCall(done.append, point, name="interrupted work")
             interrupted = interrupt(lambda: work.finish(lambda: None), point)  # noqa: B023
             work.result(30)
             assert done == list(range(1, point + 1)), interrupt.where

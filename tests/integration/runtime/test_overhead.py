@@ -13,7 +13,7 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind, empty_block
-from stepscope.runtime.overhead.controller import Overseer
+from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.recording.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
 from tests.support.blocking import BlockingBackend
@@ -298,7 +298,7 @@ def test_wants_of_several_add_up() -> None:
 def test_a_change_tells_what_it_was_asked_for_by() -> None:
     """Not what was measured later, while it waited for the next step."""
     budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
-    overseer = Overseer(budget, DetailFilter(), transitions=lambda: 0)
+    overseer = OverheadController(budget, DetailFilter(), transitions=lambda: 0)
     overseer.begin(0)
     overseer.counted.spans = 1_000_000
     detail, cost = overseer.look(1_000_000_000)

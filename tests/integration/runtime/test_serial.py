@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import KEPT
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.threads.call_serializer import Serial
+from stepscope.runtime.threads.call_serializer import CallSerializer
 from tests.support.crashes import names
 
 LONG = 30.0
@@ -40,7 +40,7 @@ def beside(call: Callable[[], object]) -> threading.Thread:
 
 def test_a_call_waits_for_its_turn() -> None:
     """While another thread is inside; it is made by who made it."""
-    serial, hang, made = Serial(), Hang(), list[int]()
+    serial, hang, made = CallSerializer(), Hang(), list[int]()
     first = beside(lambda: serial.run(hang))
     assert hang.reached.wait(LONG)
     second = beside(lambda: serial.run(lambda: made.append(threading.get_ident()), patience=LONG))
@@ -53,7 +53,7 @@ def test_a_call_waits_for_its_turn() -> None:
 
 def test_a_call_whose_patience_ends_is_made_later() -> None:
     """By the thread that was inside; so are those that are put down meanwhile, and what they raise is kept."""
-    serial, hang, made = Serial(), Hang(), list[int]()
+    serial, hang, made = CallSerializer(), Hang(), list[int]()
 
     def fail() -> None:
         raise ValueError("why")
@@ -71,7 +71,7 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
 
 def test_what_calls_raise_that_were_put_down_is_bounded() -> None:
     """All is counted, and the first of it kept."""
-    serial = Serial()
+    serial = CallSerializer()
 
     def fail() -> None:
         raise ValueError("why")
@@ -86,7 +86,7 @@ def test_what_calls_raise_that_were_put_down_is_bounded() -> None:
 
 def test_calls_from_many_threads_never_interleave() -> None:
     """Each is made once, whether its patience ends or not."""
-    serial, inside, most, made = Serial(), 0, 0, 0
+    serial, inside, most, made = CallSerializer(), 0, 0, 0
 
     def call() -> None:
         nonlocal inside, most, made

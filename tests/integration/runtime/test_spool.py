@@ -23,7 +23,7 @@ class Journal:
     def __init__(self) -> None:
         self.given = 0
         self.handled = 0
-        self.untold = 0
+        self.unreported_drops = 0
 
 
 def sizes(directory: Path) -> list[int]:

@@ -14,7 +14,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.nesting import FRAMES, MOST_CUT_NS, cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.loop.messages import WindowEnds
-from stepscope.runtime.windows.router import RECORDER, Windows
+from stepscope.runtime.windows.router import RECORDER, WindowRouter
 from stepscope.runtime.windows.step_marks import StepMark
 from tests.support.nesting import overlaps
 from tests.unit.exporters.test_perfetto_nesting import Span, ended, forests, read
@@ -41,7 +41,7 @@ def times(events: Block) -> list[tuple[str, int, int]]:
 
 def through(parts: list[tuple[str, Block]], steps: list[int]) -> list[EventBatch]:
     """What exporters get of one window with steps that begin at these times."""
-    windows = Windows(SERIAL, 0, fallback_track=99)
+    windows = WindowRouter(SERIAL, 0, fallback_track=99)
     windows.add_source("torch")
     windows.open(StepMark(START, 0, TRACK))
     marks = empty_block(len(steps))

@@ -8,19 +8,19 @@ from typing import Any
 
 import anyio
 
-from stepscope.runtime.threads.condition import Change
+from stepscope.runtime.threads.condition import LoopCondition
 from tests.support.basics import poll
 
 
 async def test_a_condition_that_holds_is_not_waited_for() -> None:
     """It is asked before anything is waited for."""
     with anyio.fail_after(10):
-        await Change().wait_for(lambda: True)
+        await LoopCondition().wait_for(lambda: True)
 
 
 async def test_no_change_told_by_another_thread_is_missed() -> None:
     """A thousand changes, each told right when the waiting for it begins."""
-    change, value = Change(), 0
+    change, value = LoopCondition(), 0
     turn = threading.Semaphore(0)
 
     def count() -> None:
@@ -28,7 +28,7 @@ async def test_no_change_told_by_another_thread_is_missed() -> None:
         for number in range(1, 1001):
             turn.acquire()
             value = number
-            change.tell()
+            change.notify_all()
 
     thread = threading.Thread(target=count)
     thread.start()
@@ -41,7 +41,7 @@ async def test_no_change_told_by_another_thread_is_missed() -> None:
 
 async def test_many_may_wait_and_one_may_give_up() -> None:
     """Each waits for a condition of its own; cancelling one changes nothing for the others."""
-    change, done = Change(), set[int]()
+    change, done = LoopCondition(), set[int]()
     reached = 0
 
     async def wait(number: int) -> None:
@@ -55,11 +55,11 @@ async def test_many_may_wait_and_one_may_give_up() -> None:
             with anyio.move_on_after(0.01):
                 await wait(99)
             reached = 3
-            change.tell()
+            change.notify_all()
             await poll(lambda: len(done) == 3)
             assert done == {1, 2, 3}
             reached = 5
-            change.tell()
+            change.notify_all()
 
 
 class CountingLoop(asyncio.SelectorEventLoop):
@@ -75,7 +75,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
     """A hundred changes in a row wake a thread once: each time costs a system call and a switch of threads."""
-    change, loop = Change(), CountingLoop()
+    change, loop = LoopCondition(), CountingLoop()
     reached = 0
 
     async def wait() -> int:
@@ -84,7 +84,7 @@ def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
         await asyncio.sleep(0)
         before = loop.woken
         for reached in range(1, 101):  # noqa: B007
-            change.tell()
+            change.notify_all()
         await waiting
         return loop.woken - before
 
@@ -96,7 +96,7 @@ def test_a_loop_that_has_not_looked_yet_is_woken_once() -> None:
 
 def test_a_loop_that_has_ended_is_told_in_vain() -> None:
     """Telling never raises."""
-    change = Change()
+    change = LoopCondition()
 
     async def wait() -> None:
         await change.wait_for(lambda: False)
@@ -105,6 +105,6 @@ def test_a_loop_that_has_ended_is_told_in_vain() -> None:
     task = loop.create_task(wait())
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
-    change.tell()
+    change.notify_all()
     task.get_coro().close()
-    change.tell()
+    change.notify_all()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.runtime.accounting.error_log import KEPT, ErrorKeeper
+from stepscope.runtime.accounting.error_log import KEPT, ErrorLog
 from stepscope.runtime.accounting.error_text import LONGEST
 from tests.support.raised import length
 
@@ -64,7 +64,7 @@ def as_member(error: Exception) -> None:
 
 
 def raised_again(
-    keeper: ErrorKeeper[Exception], error: Exception, how: Callable[[Exception], None]
+    keeper: ErrorLog[Exception], error: Exception, how: Callable[[Exception], None]
 ) -> weakref.WeakSet[Held]:
     """Has it raised many times and kept, each time in a frame that holds something; what of that is alive."""
     alive: weakref.WeakSet[Held] = weakref.WeakSet()
@@ -78,14 +78,14 @@ def raised_again(
         try:
             call()
         except Exception as raised:
-            keeper.keep("call", raised)
+            keeper.record("call", raised)
     return alive
 
 
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) -> None:
     """However it is raised: its traceback is the first, and no more is alive than what was kept holds."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = OSError("the connection was lost")
     alive = raised_again(keeper, error, how)
     assert keeper.count == TIMES and len(keeper.kept) == (1 if how is itself else KEPT)
@@ -96,9 +96,9 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
 @pytest.mark.parametrize("how", [itself, as_cause, as_context, as_member])
 def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) -> None:
     """It is counted, whoever raises it has it still, and nobody asks what it says."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     for number in range(KEPT):
-        keeper.keep("open", OSError(number))
+        keeper.record("open", OSError(number))
     error = Told()
     assert not raised_again(keeper, error, how)
     assert keeper.count == KEPT + TIMES and len(keeper.kept) == KEPT
@@ -108,10 +108,10 @@ def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) 
 
 def test_what_it_says_is_asked_once() -> None:
     """When it is kept, on the thread that keeps it: it may take long. The text is bounded, and there is one note."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Told()
     for _ in range(3):
-        keeper.keep("export", error, "exporter 'bad'")
+        keeper.record("export", error, "exporter 'bad'")
     ((kept, text),) = keeper.kept
     assert kept is error and error.asked == 1 and keeper.count == 3
     assert text == f"Told: {'x' * (LONGEST - 6)}... ({LONGEST + 11:,} characters)"
@@ -121,25 +121,25 @@ def test_what_it_says_is_asked_once() -> None:
 
 def test_a_text_that_is_known_is_not_asked_for() -> None:
     """It was made on the thread of the part."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Told()
-    keeper.keep("look", error, text="Told: by another")
+    keeper.record("look", error, text="Told: by another")
     assert error.asked == 0 and keeper.first == "look(): Told: by another"
 
 
 def test_the_cause_of_one_may_be_raised_by_itself() -> None:
     """Then it is kept as well, and asked for."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     cause, error = OSError("lost"), ValueError("what it means")
     error.__cause__ = cause
-    keeper.keep("export", error)
-    keeper.keep("flush", cause)
+    keeper.record("export", error)
+    keeper.record("flush", cause)
     assert keeper.errors == [error, cause] and keeper.knows(cause) and not keeper.knows(OSError("lost"))
 
 
 def test_one_that_takes_no_note() -> None:
     """Its text says who raised it; its traceback is the first all the same."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper(contexts=True)
+    keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = Frozen("of glass")
 
     def raised() -> None:
@@ -147,7 +147,7 @@ def test_one_that_takes_no_note() -> None:
         try:
             raise error
         except Frozen as frozen:
-            keeper.keep("aclose", frozen, "exporter 'bad'")
+            keeper.record("aclose", frozen, "exporter 'bad'")
 
     raised()
     raised()
@@ -173,7 +173,7 @@ def test_a_callback_that_raises_the_same_again() -> None:
 
 def test_what_the_program_handles_is_left_to_it() -> None:
     """A part that fails while the program's own exception is on its way does not cost that its traceback."""
-    keeper: ErrorKeeper[Exception] = ErrorKeeper()
+    keeper: ErrorLog[Exception] = ErrorLog()
 
     def part(number: int) -> None:
         raise OSError(number)
@@ -183,7 +183,7 @@ def test_what_the_program_handles_is_left_to_it() -> None:
             try:
                 part(number)
             except OSError as error:
-                keeper.keep("close", error)
+                keeper.record("close", error)
 
     def training() -> None:
         try:

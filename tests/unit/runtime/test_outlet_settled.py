@@ -12,10 +12,10 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.delivery_outcome import Kept, counted, remedy
-from stepscope.runtime.export.exporter import Keeping, Settled, Settling
+from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
+from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAck, SupportsUnsentFiles
 from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from tests.support.basics import poll
 from tests.support.outlets import batch, closed, run_facts, running
 
@@ -23,12 +23,12 @@ from tests.support.outlets import batch, closed, run_facts, running
 class Later(MemoryExporter):
     """An exporter that tells later what became of events."""
 
-    def __init__(self, *told: Settled, fail: Mapping[Method, BaseException] | None = None) -> None:
+    def __init__(self, *told: DeliveryResult, fail: Mapping[Method, BaseException] | None = None) -> None:
         super().__init__(fail=fail)
         self.told = list(told)
         """What it tells when a window closes."""
 
-    def settle(self) -> Iterable[Settled]:
+    def settle(self) -> Iterable[DeliveryResult]:
         if "close_window" not in self.calls:
             return []
         told, self.told = self.told, []
@@ -37,8 +37,8 @@ class Later(MemoryExporter):
 
 async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Path) -> None:
     """Also those of a window that is closed; then they are exported, or dropped for its reasons."""
-    exporter = Later(Settled(0, 12, {"rate": 5, "filter": 3}))
-    assert isinstance(exporter, Settling) and not isinstance(MemoryExporter(), Settling)
+    exporter = Later(DeliveryResult(0, 12, {"rate": 5, "filter": 3}))
+    assert isinstance(exporter, SupportsDeferredAck) and not isinstance(MemoryExporter(), SupportsDeferredAck)
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.offer(batch())
@@ -53,7 +53,7 @@ async def test_events_are_in_flight_until_an_exporter_tells_of_them(tmp_path: Pa
 
 async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> None:
     """Nothing stays in flight for ever."""
-    exporter = Later(Settled(0, 4))
+    exporter = Later(DeliveryResult(0, 4))
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
@@ -65,7 +65,9 @@ async def test_what_an_exporter_never_tells_of_is_dropped(tmp_path: Path) -> Non
 
 async def test_an_exporter_cannot_tell_of_more_than_it_has(tmp_path: Path) -> None:
     """Nor of windows that it was never given: accounts stay whole."""
-    exporter = Later(Settled(0, 7, {"rate": 7, "filter": 7}), Settled(0, 1), Settled(5, 3, {"rate": 2}))
+    exporter = Later(
+        DeliveryResult(0, 7, {"rate": 7, "filter": 7}), DeliveryResult(0, 1), DeliveryResult(5, 3, {"rate": 2})
+    )
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
@@ -75,7 +77,7 @@ async def test_an_exporter_cannot_tell_of_more_than_it_has(tmp_path: Path) -> No
 
 async def test_an_export_that_raises_leaves_the_account_to_the_exporter(tmp_path: Path) -> None:
     """It has the events, and says what became of them."""
-    exporter = Later(Settled(0, 10), fail={"export": OSError("some other events did not arrive")})
+    exporter = Later(DeliveryResult(0, 10), fail={"export": OSError("some other events did not arrive")})
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
@@ -91,7 +93,7 @@ async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> 
             outlet.offer(batch(window))
             outlet.close_window(closed(window))
         await poll(lambda: not outlet.keeps(0))
-        exporter.told = [Settled(window, 8, {"rate": 2}) for window in range(KEPT_WINDOWS + 10)]
+        exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(KEPT_WINDOWS + 10)]
     ledger = outlet.statistics().ledger
     every = KEPT_WINDOWS + 10
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)
@@ -103,7 +105,7 @@ class Keeper(Later):
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
         self.error = error
-        self.kept: Kept | None = None
+        self.kept: UnsentFiles | None = None
         self.got = 0
 
     async def export(self, batch: EventBatch) -> None:
@@ -117,19 +119,19 @@ class Keeper(Later):
         except anyio.get_cancelled_exc_class():
             if self.error is not None:
                 raise self.error from None
-            self.told = [Settled(0, self.got, kept=self.got - 2)]
-            self.kept = Kept("some/where", "nobody answered", "send some/where")
+            self.told = [DeliveryResult(0, self.got, kept=self.got - 2)]
+            self.kept = UnsentFiles("some/where", "nobody answered", "send some/where")
             raise
 
-    def settle(self) -> Iterable[Settled]:
+    def settle(self) -> Iterable[DeliveryResult]:
         told, self.told = self.told, []
         return told
 
 
-async def ended_late(exporter: Keeper, path: Path) -> Outlet:
+async def ended_late(exporter: Keeper, path: Path) -> ExporterWorker:
     """An outlet whose exporter was given 20 events and was cancelled in closing."""
-    assert isinstance(exporter, Keeping) and not isinstance(Later(), Keeping)
-    outlet = Outlet(exporter, run_facts(path), 1 << 20, clock.now)
+    assert isinstance(exporter, SupportsUnsentFiles) and not isinstance(Later(), SupportsUnsentFiles)
+    outlet = ExporterWorker(exporter, run_facts(path), 1 << 20, clock.now)
     outlet.start()
     outlet.offer(batch())
     outlet.offer(batch())
@@ -165,7 +167,7 @@ async def test_one_that_cannot_keep_it_says_itself_what_is_wrong(tmp_path: Path)
 
 
 async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
-    exporter = Later(Settled(0, 7, kept=9), Settled(3, 1, kept=1))
+    exporter = Later(DeliveryResult(0, 7, kept=9), DeliveryResult(3, 1, kept=1))
     async with running(exporter, tmp_path) as outlet:
         outlet.offer(batch())
         outlet.close_window(closed())
@@ -180,11 +182,11 @@ async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
         (OutputLedger(8, 7, {"cap": 1}, 0, 7), None, "0 of 8 events confirmed, 7 kept, 1 dropped (cap)"),
         (
             OutputLedger(1234, 1234),
-            Kept("d", "w", "c"),
+            UnsentFiles("d", "w", "c"),
             "1,234 of 1,234 events confirmed, the end of the stream kept in d (w)",
         ),
     ],
 )
-def test_what_became_of_events_is_told_in_words(ledger: OutputLedger, kept: Kept | None, text: str) -> None:
+def test_what_became_of_events_is_told_in_words(ledger: OutputLedger, kept: UnsentFiles | None, text: str) -> None:
     """The same ones everywhere."""
     assert counted(ledger, kept) == text

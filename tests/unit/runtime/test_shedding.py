@@ -15,7 +15,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import clock, strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.export.drop_priority import Shedding
-from stepscope.runtime.export.exporter_worker import Outlet
+from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import Delivery, Dropped, Message
 from stepscope.runtime.options import Options
@@ -143,9 +143,11 @@ def test_the_inbox_keeps_the_higher_ranks_of_a_block() -> None:
     assert (dropped.reason, dropped.count) == ("inbox", 180)
 
 
-def outlet(path: Path, **options: Any) -> Outlet:
+def outlet(path: Path, **options: Any) -> ExporterWorker:
     chosen = Options(**options)
-    return Outlet(MemoryExporter(), run_facts(path), chosen.queue_bytes, clock.now, shedding=Shedding.of(chosen))
+    return ExporterWorker(
+        MemoryExporter(), run_facts(path), chosen.queue_bytes, clock.now, shedding=Shedding.of(chosen)
+    )
 
 
 async def test_a_full_queue_keeps_the_newest_if_asked(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.loop.messages import WindowEnds
 from stepscope.runtime.windows import step_facts
 from stepscope.runtime.windows.open_window import RECORDER
-from stepscope.runtime.windows.router import Windows
+from stepscope.runtime.windows.router import WindowRouter
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
 from stepscope.runtime.windows.step_marks import StepMark
 from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, durations, parts_of
@@ -122,7 +122,7 @@ def test_facts_are_the_same_while_a_run_goes_on_and_afterwards(
     """The windows stage gets events in whatever batches; spans that come late come late."""
     begins, events, end = run
     events = data.draw(st.permutations(events))
-    windows = Windows(SERIAL, 0, fallback_track=99)
+    windows = WindowRouter(SERIAL, 0, fallback_track=99)
     windows.add_source("late")
     windows.open(StepMark(begins[0], 0, TRACK))
     windows.take_marks(join_blocks([each for each in events if each["kind"][0] == Kind.STEP]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
 from stepscope.runtime.loop.messages import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
-from stepscope.runtime.windows.router import RECORDER, Windows
+from stepscope.runtime.windows.router import RECORDER, WindowRouter
 from stepscope.runtime.windows.step_marks import StepMark, StepMarks
 from stepscope.runtime.windows.window import Step
 from tests.support.blocks import gap_block, instant_block, mark_block, span_block
@@ -22,11 +22,11 @@ NONE = span_block()
 SERIAL = 7
 
 
-def windows(linger: int = 1000) -> Windows:
-    return Windows(SERIAL, linger, fallback_track=99)
+def windows(linger: int = 1000) -> WindowRouter:
+    return WindowRouter(SERIAL, linger, fallback_track=99)
 
 
-def close(state: Windows, at: int, now: int = 0, *, cut_short: bool = False) -> None:
+def close(state: WindowRouter, at: int, now: int = 0, *, cut_short: bool = False) -> None:
     state.close(WindowEnds(at, True, "", cut_short), now)
 
 
@@ -34,12 +34,14 @@ def events_of(batches: list[EventBatch], source: str = RECORDER) -> Block:
     return join_blocks([NONE, *(batch.events for batch in batches if batch.source == source)])
 
 
-def finished(state: Windows, open_spans: Block = NONE, now: int = 0) -> list[tuple[OpenWindow, list[EventBatch]]]:
+def finished(state: WindowRouter, open_spans: Block = NONE, now: int = 0) -> list[tuple[OpenWindow, list[EventBatch]]]:
     state.closable(now)
     return state.finish(open_spans)
 
 
-def finish(state: Windows, until: int, open_spans: Block = NONE, now: int = 0) -> list[tuple[int, list[EventBatch]]]:
+def finish(
+    state: WindowRouter, until: int, open_spans: Block = NONE, now: int = 0
+) -> list[tuple[int, list[EventBatch]]]:
     state.watermark(RECORDER, until)
     return [(window.index, batches) for window, batches in finished(state, open_spans, now)]
 
