@@ -39,7 +39,7 @@ PASSING = ("_pass_on", "_relieve")
 OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
 FILES = {
-    name: file for file, names in (("pipeline", ONES_OWN), ("backlog", PASSING), ("hub", OF_ALL)) for name in names
+    name: file for file, names in (("pipeline", ONES_OWN), ("backpressure", PASSING), ("drain_loop", OF_ALL)) for name in names
 }
 
 
@@ -55,7 +55,7 @@ class NoMemory:
     def __init__(self, file: str, function: str, caller: str = "") -> None:
         self.armed = self.came = False
         self._caller = caller
-        self._file, self._function = f"runtime/{file}.py", function
+        self._file, self._function = f"runtime/loop/{file}.py", function
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         """Called by the interpreter for each call."""
@@ -122,7 +122,7 @@ async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: p
 
 @pytest.mark.parametrize(
     ("file", "function"),
-    [("hub", "_drain"), ("hub", "_take"), ("pipeline", "close_sources"), ("pipeline", "_end_keeping")],
+    [("drain_loop", "_drain"), ("drain_loop", "_take"), ("pipeline", "close_sources"), ("pipeline", "_end_keeping")],
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
     """Its exporters are closed all the same, and the other goes on."""
@@ -151,7 +151,7 @@ async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
         closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())
         return not closing and not unlucky.statistics().given_up
 
-    with no_memory("hub", "_take", "remove") as fault:
+    with no_memory("drain_loop", "_take", "remove") as fault:
         unlucky = sc.trace(output_dir=tmp_path / "unlucky", options=hasty)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:

@@ -173,12 +173,12 @@ import os, shutil, sys
 from pathlib import Path
 import stepscope as sc
 from stepscope.runtime.recording import join
-from stepscope.runtime.session import directory
+from stepscope.runtime.session.directory import write_identity
 
 def remove_and_make_again(part):
     shutil.rmtree(part.parent)
     part.parent.mkdir(0o700)
-    directory.write_identity(part)
+    write_identity(part)
 
 with sc.trace(output_dir=f"{sys.argv[1]}/0"):
     directory = Path(os.environ["STEPSCOPE_SESSION"])

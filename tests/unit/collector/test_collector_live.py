@@ -176,8 +176,8 @@ def test_the_newest_steps_are_kept_one_by_one() -> None:
 def test_rates(counts: list[tuple[int, int]]) -> None:
     """The average of the last five whole seconds, whenever it is asked for."""
     rate, now, seen = Rate(), 100.0, list[tuple[int, int]]()
-    for tenths, count in counts:
-        now += tenths / 10
+    for eighths, count in counts:  # which floats add up exactly
+        now += eighths / 8
         rate.add(count, now)
         seen.append((int(now), count))
     if not seen:
