@@ -93,6 +93,12 @@ class Attached:
     def drain(self, limit: int, /) -> tuple[bytes, bytes, bool]:
         """As the function `drain`. Ids are the other process's. Rings that contradict themselves are let go."""
 
+    def mark(self) -> None:
+        """As `mark_rings`."""
+
+    def release(self) -> None:
+        """As `release_rings`."""
+
     def open_spans(self, until: int, /) -> bytes:
         """Spans that are open, as events with FLAG_OPEN and `dur` up to `until`. Ids are the other process's."""
 
@@ -117,23 +123,23 @@ def recording() -> int: ...
 def drain(limit: int, /) -> tuple[bytes, bytes, bool]:
     """Takes up to `limit` events of all rings: (events, arguments, whether more is left)."""
 
-def spool(fd: int, /) -> None:
-    """Drains append what they take to this file before they give the rings free; -1: to none; -2: to none, though they
-    should, so that what they take counts as `unspooled`."""
+def release_late(late: bool, /) -> None:
+    """Whether slots of rings stay after a drain until `release_rings`; `False` frees all that were drained."""
 
-def spool_write(events: Any, args: bytes, /) -> None:
-    """Appends events that were taken from the rings of processes that joined, in this process's ids.
+def mark_rings() -> None:
+    """Notes how far the rings of this process were drained: as far as that `release_rings` goes."""
 
-    Raises:
-        ValueError: if they are no whole events.
-    """
+def release_rings() -> None:
+    """Frees the slots up to the last `mark_rings`."""
 
-def spool_tell(settled: int, untold: int, /) -> None:
-    """Tells whoever recovers this session how many of the `unspooled` the journals have, or count, by now, and how many
-    events they dropped and have not written of."""
+def unreleased() -> int:
+    """Slots of rings of this process that were drained and are not free."""
 
-def unspooled() -> int:
-    """Events taken from the rings of this session that were not copied to the spool, though they should have been."""
+def private_slots() -> int:
+    """Slots that are not free, of rings that are in no file, because the session's file system is full."""
+
+def set_at_risk(events: int, /) -> None:
+    """Says in the session how many events recovery finds nowhere if this process is killed now, at most."""
 
 def open_spans() -> bytes:
     """Spans that are open now, as events with FLAG_OPEN and `dur` up to now."""
@@ -200,6 +206,27 @@ def read_proc(path: str, /) -> str:
 def encode_columns(events: Any, arguments: bytes, /) -> tuple[bytes, int, int, int]:
     """Columns, arguments and table of events (docs/event-columns.md); how many of the bytes are arguments, and how many the table;
     and how many events are written without their arguments, which lie outside of those that were given."""
+
+def encode_frames(
+    events: Any, args: bytes, sync: bytes, number: int, window: int, source: bytes, /
+) -> tuple[bytes, int, int]:
+    """Frames of a journal with these events, as columns, one after the other.
+
+    Args:
+        events: a block.
+        args: the heap of their arguments.
+        sync: the mark of the journal's frames, 4 bytes.
+        number: of the first frame.
+        window: to which the events belong.
+        source: of the events, 255 bytes at most.
+
+    Returns:
+        The frames; how many there are; and how many events are written without their arguments, which are none, or too long.
+
+    Raises:
+        ValueError: if an argument is none of these.
+        MemoryError: without memory.
+    """
 
 def decode_columns(
     columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, /
@@ -434,6 +461,38 @@ def span_intervals(
 def layouts() -> dict[tuple[str, str], int]:
     """Where fields lie in the records that are read from files, in bytes, by the record and the field as C calls them; `""` is
     the size of the record."""
+
+def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
+    """The categories that `survey` counts apart."""
+
+def survey(events: Any, /) -> tuple[int, ...]:
+    """The fields of `Survey` in runtime/events/survey.py."""
+
+def of_kind(events: Any, kind: int, /) -> bytes:
+    """The events of one kind."""
+
+def touching(events: Any, start: int, end: int, /) -> bytes:
+    """The events that lie in `[start, end)`, ns, at least in part."""
+
+def count_touching(events: Any, intervals: Any, /) -> int:
+    """How many events, gaps apart, lie in one of the intervals, at least in part.
+
+    Args:
+        events: a block.
+        intervals: pairs of 64-bit integers, ns, in order and apart.
+    """
+
+def with_steps(events: Any, begins: Any, numbers: Any, /) -> bytearray:
+    """A copy whose events have the number of the step that they began in; of the first step if they began before.
+
+    Args:
+        events: a block.
+        begins: when each step began, in ns, in order: 64-bit integers.
+        numbers: of the steps: 32-bit integers.
+
+    Raises:
+        ValueError: if there is no step, or not a number for each.
+    """
 
 def count_until(sorted: Any, times: Any, /) -> bytes:
     """For each of some times, how many of those that are in order are not later, like `numpy.searchsorted` on the right side.

@@ -8,6 +8,7 @@ import msgspec
 
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.events.survey import survey
 
 SAMPLED = strings.intern("sampled")
 """Name of the gaps that sampling has left."""
@@ -22,7 +23,7 @@ def losses(events: Block) -> Counter[str]:
 
 def events_in(block: Block) -> int:
     """Events of a block, gaps apart."""
-    return len(block) - int((block["kind"] == int(Kind.GAP)).sum())
+    return len(block) - survey(block).gaps
 
 
 class SourceLedger(msgspec.Struct, frozen=True):

@@ -139,7 +139,7 @@ static bool check_slots(const Process *p, const Attached *a, uint64_t from, uint
 /* Copies what is to be drained of a ring, and checks it. */
 static Fetched fetch(Process *p, Attached *a) {
     Header *shared = a->shared, *copy = &a->copy;
-    uint64_t tail = atomic_load(&copy->tail), serial = atomic_load(&copy->serial), slots = a->ring.mask + 1;
+    uint64_t tail = a->ring.cursor, serial = atomic_load(&a->ring.cursor_serial), slots = a->ring.mask + 1;
     uint64_t goal = a->ring.goal, from = goal - tail > slots ? goal - slots : tail;
     if (goal < tail || a->ring.goal_produced < serial || a->ring.goal_produced - serial > UINT32_MAX) return CONTRADICTED;
     Fetched copied = from < goal ? copy_slots(p, a, from, goal) : FETCHED;
@@ -164,12 +164,11 @@ static int by_given(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-/* Gives the other process the slots of earlier drains, one drain late: what was taken just now is in the memory of this
- * process alone, and recovery finds it in the ring if this process is killed before a journal has it. */
+/* Gives the other process the slots that were marked. */
 static void release(Attached *a) {
-    atomic_store(&a->shared->sampled_seen, atomic_load(&a->copy.sampled_seen));
-    atomic_store(&a->shared->serial, atomic_load(&a->copy.serial));
-    atomic_store(&a->shared->tail, atomic_load(&a->copy.tail));
+    atomic_store(&a->shared->sampled_seen, a->ring.marked_sampled);
+    atomic_store(&a->shared->serial, a->ring.marked_serial);
+    atomic_store(&a->shared->tail, a->ring.marked);
 }
 
 /* What the drain takes, so that it ends however fast the other process writes. Rings in the order in which threads
@@ -183,19 +182,19 @@ static size_t plan(Process *p) {
         for (uint32_t i = 0; i < p->count; i++) {
             Attached *a = p->rings[i];
             if (a->broken) continue;
-            release(a);
+            if (!g_late_release) ring_mark(&a->ring), release(a);
             a->ring.goal_produced = atomic_load(&a->shared->produced);
             a->ring.goal = atomic_load(&a->shared->head);
             a->ring.goal_sampled = atomic_load(&a->shared->sampled);
             a->given = a->shared->given;
-            a->planned = a->ring.goal != atomic_load(&a->copy.tail) || a->ring.goal_produced != atomic_load(&a->copy.serial) ||
-                         a->ring.goal_sampled != atomic_load(&a->copy.sampled_seen);
+            a->planned = a->ring.goal != a->ring.cursor || a->ring.goal_produced != atomic_load(&a->ring.cursor_serial) ||
+                         a->ring.goal_sampled != atomic_load(&a->ring.cursor_sampled);
         }
         if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_given);
     }
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
-        uint64_t used = a->ring.goal - atomic_load(&a->copy.tail);
+        uint64_t used = a->ring.goal - a->ring.cursor;
         if (a->planned) slots += (used > a->ring.mask ? a->ring.mask + 1 : used) + 4;
     }
     return slots;
@@ -222,7 +221,7 @@ static PyObject *attached_drain(Process *p, PyObject *limit_object) {
             continue;
         }
         more = !drain_ring(&a->ring, &out);
-        give_free(&a->ring);
+        ring_advance(&a->ring);
         a->planned = more;
     }
     if (!more && p->slots) madvise(p->slots, p->slots_room, MADV_DONTNEED);
@@ -273,8 +272,8 @@ static PyObject *attached_statistics(Process *p, PyObject *unused) {
     unsigned int threads = 0;
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
-        uint64_t lost = atomic_load(&a->ring.lost), serial = atomic_load(&a->copy.serial);
-        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced), seen = atomic_load(&a->copy.sampled_seen);
+        uint64_t lost = atomic_load(&a->ring.lost), serial = atomic_load(&a->ring.cursor_serial);
+        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced), seen = atomic_load(&a->ring.cursor_sampled);
         uint64_t left_out = a->broken ? seen : atomic_load(&a->shared->sampled);
         if (made < serial) made = serial;
         if (left_out < seen || left_out - seen > UINT64_MAX / 2) left_out = seen; /* it may be damaged */
@@ -309,7 +308,20 @@ static void attached_dealloc(Process *p) {
     Py_TYPE(p)->tp_free((PyObject *)p);
 }
 
+static PyObject *attached_mark(Process *p, PyObject *unused) {
+    for (uint32_t i = 0; i < p->count; i++) ring_mark(&p->rings[i]->ring);
+    Py_RETURN_NONE;
+}
+
+static PyObject *attached_release(Process *p, PyObject *unused) {
+    for (uint32_t i = 0; i < p->count; i++)
+        if (!p->rings[i]->broken) release(p->rings[i]);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"mark", (PyCFunction)attached_mark, METH_NOARGS, NULL},
+    {"release", (PyCFunction)attached_release, METH_NOARGS, NULL},
     {"drain", (PyCFunction)attached_drain, METH_O, NULL},
     {"open_spans", (PyCFunction)attached_open_spans, METH_O, NULL},
     {"statistics", (PyCFunction)attached_statistics, METH_NOARGS, NULL},

@@ -148,3 +148,11 @@ PyObject *control_py_take_refused(PyObject *self, PyObject *pid) {
     refused_taken[at] += more;
     return PyLong_FromUnsignedLongLong(more);
 }
+
+/* For recovery, if this process is killed. */
+PyObject *control_py_set_at_risk(PyObject *self, PyObject *count) {
+    unsigned long long events = PyLong_AsUnsignedLongLong(count);
+    if (PyErr_Occurred()) return NULL;
+    atomic_store(&g_control.at_risk, events);
+    Py_RETURN_NONE;
+}

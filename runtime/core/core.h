@@ -141,27 +141,26 @@ typedef struct {
     atomic_uint joins;      /* processes that have joined so far */
     atomic_uint threads;    /* serials given to threads: unique in the session, and so are the ids of spans */
     atomic_ullong refused[REFUSED]; /* events of threads that could have no ring, in processes that joined: by their number */
-    atomic_ullong unspooled; /* events taken from rings that were not copied to the spool, though they should have been */
-    atomic_ullong settled;   /* so many of those the journals have by now, or count */
-    atomic_ullong untold;    /* events that the journals dropped and have not written of */
+    atomic_ullong
+        at_risk; /* events that are in the memory of the owner alone, at most, and that journals dropped and have not counted */
     atomic_llong begun, stopped; /* ns: when recording of the program's events was switched on last, and off last */
-    atomic_uint periods;         /* how often it was switched on */
+    atomic_uint periods; /* how often it was switched on */
     atomic_uchar denied[REFUSED]; /* errno with which the last of `refused` could have no ring */
-    char rest[PAGE - 72 - 9 * REFUSED];
+    char rest[PAGE - 56 - 9 * REFUSED];
 } __attribute__((aligned(PAGE))) Control;
 _Static_assert(sizeof(Control) == PAGE, "nothing else is in the memory that a mapping replaces");
 extern Control g_control;
 void control_make(const char *directory);
-int control_join(const char *session);  /* -1 and errno if that is no session that goes on */
-bool control_detach(unsigned joins);              /* private memory from now on, of the same content; for the owner */
-void control_leave(void);               /* private memory again, nothing recorded */
+int control_join(const char *session); /* -1 and errno if that is no session that goes on */
+bool control_detach(unsigned joins); /* private memory from now on, of the same content; for the owner */
+void control_leave(void); /* private memory again, nothing recorded */
 void control_close(void);
-bool control_joined(void);              /* in the session of another process */
-void control_record(int what);          /* in the session of another process nothing changes */
+bool control_joined(void); /* in the session of another process */
+void control_record(int what); /* in the session of another process nothing changes */
 PyObject *control_py_recording(PyObject *self, PyObject *unused);
 PyObject *control_py_joins(PyObject *self, PyObject *unused);
-void control_refuse(void);              /* counts an event that its joined process could not keep */
-void control_deny(int error);           /* says why its joined process gets no file for a ring */
+void control_refuse(void); /* counts an event that its joined process could not keep */
+void control_deny(int error); /* says why its joined process gets no file for a ring */
 PyObject *control_py_take_refused(PyObject *self, PyObject *pid);
 PyObject *control_py_denied(PyObject *self, PyObject *pid);
 
@@ -173,7 +172,7 @@ enum {
     FRAME_EARLY = 8 /* entered while nothing was recorded: `ts` is when recording had stopped before */
 };
 typedef struct {
-    int64_t ts, child;   /* child: ns spent in finished child spans */
+    int64_t ts, child; /* child: ns spent in finished child spans */
     uint64_t id;
     uint32_t name;
     uint16_t category;
@@ -182,25 +181,25 @@ typedef struct {
 typedef struct {
     _Atomic uint32_t used;
     uint32_t track;
-    _Atomic uint32_t depth;  /* frames in use, and DEEP for each open span that has none */
+    _Atomic uint32_t depth; /* frames in use, and DEEP for each open span that has none */
     uint32_t index;
     _Atomic uint64_t pushes; /* changes before a frame is overwritten: readers check it */
-    uint64_t parent;         /* parent of the outermost span (of another task or thread) */
-    _Atomic uint64_t owner;  /* serial of the Thread that pushes and pops here */
-    _Atomic uint64_t gone;   /* spans without a frame that another thread left */
+    uint64_t parent; /* parent of the outermost span (of another task or thread) */
+    _Atomic uint64_t owner; /* serial of the Thread that pushes and pops here */
+    _Atomic uint64_t gone; /* spans without a frame that another thread left */
     uint32_t parent_track, level; /* level: of the last span without a frame that may be open */
-    int64_t deep_ts;         /* when the latest span without a frame was entered */
+    int64_t deep_ts; /* when the latest span without a frame was entered */
     Frame frames[STACK_FRAMES];
 } Stack;
 enum { DEEP = STACK_FRAMES + 2 }; /* a power of 2 */
 _Static_assert(sizeof(Stack) == 4096, "a stack is one page");
-typedef struct {             /* an entered span; all that its record needs, whatever became of the stack */
+typedef struct { /* an entered span; all that its record needs, whatever became of the stack */
     Stack *stack;
     uint64_t id, parent;
     int64_t ts;
     uint32_t level, name, track; /* level: 0 if it has a frame, else one that no other open span has */
     uint16_t category;
-    bool early;              /* has a frame with FRAME_EARLY, or would have one */
+    bool early; /* has a frame with FRAME_EARLY, or would have one */
 } Open;
 struct Thread;
 static inline uint64_t stack_owner(const Stack *stack) { return atomic_load_explicit(&stack->owner, memory_order_relaxed); }
@@ -208,7 +207,7 @@ Stack *stack_new(struct Thread *owner, uint32_t track);
 void stack_free(Stack *stack);
 int stack_open(const char *directory);
 void stack_close(void);
-int stack_move(const char *directory);  /* the stacks that there are go on in a file there; nothing may be recorded */
+int stack_move(const char *directory); /* the stacks that there are go on in a file there; nothing may be recorded */
 void stack_fork(int phase);
 void span_open(struct Thread *thread, Stack *stack, Open *open, uint32_t name, uint16_t category, uint8_t frame_flags);
 /* Takes an early span off without a record, if nothing was recorded since it was entered; else returns false. */
@@ -216,8 +215,8 @@ bool span_skip(struct Thread *thread, const Open *open);
 /* Writes the record, then pops. `inline_key` 0: no inline argument. Any thread may close what another opened. */
 void span_close(struct Thread *thread, const Open *open, int64_t end, uint8_t flags, uint32_t inline_key, uint32_t inline_value,
                 const char *args, uint32_t args_len);
-void span_abandon(const Open *open);    /* it will never be closed; any thread */
-bool stack_in_use(Stack *stack);        /* whether a span is open there; for the owner */
+void span_abandon(const Open *open); /* it will never be closed; any thread */
+bool stack_in_use(Stack *stack); /* whether a span is open there; for the owner */
 bool stack_has_parent(const Stack *stack); /* among its own spans */
 Parent stack_parent(const Stack *stack); /* the innermost open span, on which hangs what is recorded now */
 static inline uint64_t stack_top(const Stack *stack) { return stack_parent(stack).span; }
@@ -237,9 +236,9 @@ uint32_t track_new(uint32_t kind, int64_t pid, int64_t tid, uint32_t name, uint3
  * Past some thousand of tasks, one named `task` for any name. */
 uint32_t track_lease(uint32_t kind, uint32_t name, uint32_t parent, uint32_t except);
 void track_release(uint32_t id);
-const Track *track_get(uint32_t id);   /* any thread; never NULL */
-uint32_t track_process(void);          /* of this process */
-void track_name_process(void);         /* as the program calls this process, unless a name was given; needs the GIL */
+const Track *track_get(uint32_t id); /* any thread; never NULL */
+uint32_t track_process(void); /* of this process */
+void track_name_process(void); /* as the program calls this process, unless a name was given; needs the GIL */
 int track_open(const char *directory);
 void track_close(void);
 void track_fork(int phase);
@@ -251,26 +250,26 @@ PyObject *track_py_since(PyObject *self, PyObject *args);
 typedef struct Ring Ring;
 typedef struct Thread {
     Ring *ring;
-    Ring *shed, *marks;  /* rings beside: of what goes first where the oldest is overwritten, and of step marks */
-    Stack *stack;        /* of the thread itself */
-    Stack *context_stack;              /* of the context that recorded last (context.c) */
+    Ring *shed, *marks; /* rings beside: of what goes first where the oldest is overwritten, and of step marks */
+    Stack *stack; /* of the thread itself */
+    Stack *context_stack; /* of the context that recorded last (context.c) */
     uint64_t state_id, context_version; /* when that is valid */
-    uint64_t under;      /* parent that this thread was given by hand, 0 = none */
-    uint64_t serial;     /* of threads */
-    uint64_t next_id;    /* of spans: unique in the process */
-    void *itt;           /* itt.c: scratch of this thread, freed by itt_thread_end */
+    uint64_t under; /* parent that this thread was given by hand, 0 = none */
+    uint64_t serial; /* of threads */
+    uint64_t next_id; /* of spans: unique in the process */
+    void *itt; /* itt.c: scratch of this thread, freed by itt_thread_end */
 } Thread;
 enum {
-    RECORD_EVENTS = 1,    /* of the program: spans, counters, ... */
+    RECORD_EVENTS = 1, /* of the program: spans, counters, ... */
     RECORD_OPERATORS = 2, /* of frameworks */
-    RECORD_OPEN = 4       /* nothing; but spans go onto their stacks, so that a window has those that it begins in */
+    RECORD_OPEN = 4 /* nothing; but spans go onto their stacks, so that a window has those that it begins in */
 };
 static inline bool recording(int what) { return atomic_load_explicit(&g_control.recording, memory_order_relaxed) & what; }
-void thread_forget_context(void);      /* it is looked up again */
+void thread_forget_context(void); /* it is looked up again */
 
 /* wants.c: who wants what recorded. What somebody asked for and nobody wants now, for it costs too much, is left out. */
 extern atomic_int g_left_out;
-extern uint64_t g_events_left_out;     /* changed with the GIL held */
+extern uint64_t g_events_left_out; /* changed with the GIL held */
 static inline uint64_t left_out(int what) {
     return (uint64_t)((atomic_load_explicit(&g_left_out, memory_order_relaxed) & what) != 0);
 }
@@ -280,12 +279,12 @@ PyObject *wants_py_want(PyObject *self, PyObject *args);
 PyObject *wants_py_left_out(PyObject *self, PyObject *unused);
 PyObject *cost_py_event_costs(PyObject *self, PyObject *unused);
 
-Thread *thread_current(void);          /* makes ring and stack; NULL without a session */
-Thread *thread_current_object(void);   /* the same, named as Python names the thread; needs the GIL */
+Thread *thread_current(void); /* makes ring and stack; NULL without a session */
+Thread *thread_current_object(void); /* the same, named as Python names the thread; needs the GIL */
 /* False when the ring was full (counted). Blocks only where the user asked for it, up to a limit, and lets go of the
  * GIL then if it is held: so what other threads may change is read before. */
 bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t args_len);
-void ring_refuse(void);                /* counts an event of a thread that has no ring */
+void ring_refuse(void); /* counts an event of a thread that has no ring */
 bool file_reserve(int fd, uint64_t from, uint64_t bytes); /* false when the file system is full */
 int ring_init(void);
 PyObject *ring_py_open(PyObject *self, PyObject *args);
@@ -296,36 +295,38 @@ PyObject *ring_py_make_files(PyObject *self, PyObject *path);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
-PyObject *spool_py_use(PyObject *self, PyObject *fd);
-PyObject *spool_py_write(PyObject *self, PyObject *args);
-PyObject *spool_py_unspooled(PyObject *self, PyObject *unused);
-PyObject *spool_py_tell(PyObject *self, PyObject *args);
+PyObject *ring_py_release_late(PyObject *self, PyObject *late);
+PyObject *ring_py_mark(PyObject *self, PyObject *unused);
+PyObject *ring_py_release(PyObject *self, PyObject *unused);
+PyObject *ring_py_unreleased(PyObject *self, PyObject *unused);
+PyObject *ring_py_private(PyObject *self, PyObject *unused);
+PyObject *control_py_set_at_risk(PyObject *self, PyObject *count);
 
 /* context.c: which stack a span goes to: that of the running task, or of the thread. */
-Stack *stack_of_object(Thread *thread);   /* needs the GIL; NULL with what a signal handler raised meanwhile */
+Stack *stack_of_object(Thread *thread); /* needs the GIL; NULL with what a signal handler raised meanwhile */
 Stack *stack_without_gil(Thread *thread); /* the task's if its context recorded last, else the thread's */
 int context_init(void);
 void context_after_fork(void);
 typedef struct ContextScope ContextScope;
-Parent context_parent(void);              /* of what would be recorded now; needs the GIL */
+Parent context_parent(void); /* of what would be recorded now; needs the GIL */
 /* The stack of a coroutine's scope, which `thread` goes on with; NULL if it has none in this process. */
 Stack *scope_stack(ContextScope *scope, Thread *thread);
-void scope_end(ContextScope *scope);      /* the task has ended: its stack and track may be used again */
+void scope_end(ContextScope *scope); /* the task has ended: its stack and track may be used again */
 
 /* coroutine.c: the coroutine of a task, watched. */
 typedef struct {
     PyObject_HEAD
     PyObject *inner, *weak_references;
     ContextScope *scope; /* since it has recorded */
-    PyObject *context;   /* the first in which it did: there, the variable holds the scope */
-    Parent parent;       /* of its outermost spans: what was open where the task was made; if `placed` */
-    Open suspended;      /* `id` 0: it runs, has nothing open, or nothing records */
-    Open run;            /* of the whole task, where tasks are recorded without annotations; `id` 0: not begun */
-    uint32_t steps;      /* under way; more than one is an error of who drives it */
+    PyObject *context; /* the first in which it did: there, the variable holds the scope */
+    Parent parent; /* of its outermost spans: what was open where the task was made; if `placed` */
+    Open suspended; /* `id` 0: it runs, has nothing open, or nothing records */
+    Open run; /* of the whole task, where tasks are recorded without annotations; `id` 0: not begun */
+    uint32_t steps; /* under way; more than one is an error of who drives it */
     bool placed;
 } Coroutine;
 extern PyTypeObject CoroutineType;
-Coroutine *coroutine_running(void);       /* whose step runs on this thread, NULL = none; borrowed */
+Coroutine *coroutine_running(void); /* whose step runs on this thread, NULL = none; borrowed */
 int coroutine_init(void);
 PyObject *coroutine_py_adopt(PyObject *self, PyObject *args);
 PyObject *coroutine_py_record_tasks(PyObject *self, PyObject *on);
@@ -346,7 +347,7 @@ PyObject *span_py_set_decorator(PyObject *self, PyObject *decorate);
 /* What was cut, counted (module.c: counts()). */
 typedef struct {
     atomic_ullong names_cut, strings_full, categories_full, values_cut, arguments_cut, arguments_opaque,
-        counter_values_that_are_no_number, deep_spans, spans_abandoned, rings_failed, lookups_failed, spool_failed;
+        counter_values_that_are_no_number, deep_spans, spans_abandoned, rings_failed, lookups_failed;
 } Counts;
 extern Counts g_counts;
 static inline void count_one(atomic_ullong *count) { atomic_fetch_add_explicit(count, 1, memory_order_relaxed); }
@@ -367,6 +368,12 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 /* span_intervals.c */
 PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
 PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
+PyObject *survey_py_set_categories(PyObject *self, PyObject *args);
+PyObject *survey_py_survey(PyObject *self, PyObject *block);
+PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
+PyObject *survey_py_touching(PyObject *self, PyObject *args);
+PyObject *survey_py_count_touching(PyObject *self, PyObject *args);
+PyObject *survey_py_with_steps(PyObject *self, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
 PyObject *layouts_py_layouts(PyObject *module, PyObject *unused);
 
@@ -380,8 +387,8 @@ PyObject *thread_times_py_read(PyObject *self, PyObject *pid);
 PyObject *thread_times_py_read_file(PyObject *self, PyObject *path);
 
 /* signal_mask.c: the signals that threads block. */
-void mask_asynchronous(sigset_t *set);    /* what every thread of ours blocks */
-void mask_seen(void);                     /* for the main thread, which may have changed its mask */
+void mask_asynchronous(sigset_t *set); /* what every thread of ours blocks */
+void mask_seen(void); /* for the main thread, which may have changed its mask */
 PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);

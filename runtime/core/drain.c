@@ -4,6 +4,7 @@
 static Ring *plan[MAX_RINGS]; /* rings of the drain under way */
 static uint32_t planned, plan_at;
 static uint64_t taken_bytes;
+bool g_late_release;
 static atomic_ullong unheld; /* events without a ring that were told of */
 static int64_t drained_at;
 
@@ -11,6 +12,7 @@ uint64_t drain_bytes(void) { return taken_bytes; }
 uint64_t drain_unheld(void) { return atomic_load(&unheld); }
 
 void drain_after_fork(void) {
+    g_late_release = false;
     planned = plan_at = 0;
     taken_bytes = 0;
     atomic_store(&unheld, 0);
@@ -47,10 +49,9 @@ static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
 /* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
 bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
-    uint64_t tail = atomic_load_explicit(&h->tail, memory_order_relaxed);
-    uint64_t expected = atomic_load_explicit(&h->serial, memory_order_relaxed);
+    uint64_t tail = r->cursor, expected = atomic_load_explicit(&r->cursor_serial, memory_order_relaxed);
     uint64_t missing = 0, begin = tail;
-    r->taken_sampled = atomic_load_explicit(&h->sampled_seen, memory_order_relaxed);
+    r->taken_sampled = atomic_load_explicit(&r->cursor_sampled, memory_order_relaxed);
     bool whole = true, overwrites = r->foreign || g_overflow == DROP_OLDEST;
     while (tail < r->goal) {
         if (out->count + 3 > out->room) {
@@ -123,13 +124,25 @@ bool drain_ring(Ring *r, Out *out) {
     return whole;
 }
 
-/* Gives the slots free that were copied. */
-void give_free(Ring *r) {
-    atomic_store_explicit(&r->header->sampled_seen, r->taken_sampled, memory_order_release);
-    atomic_store_explicit(&r->header->serial, r->taken_serial, memory_order_release);
+void ring_advance(Ring *r) {
+    atomic_store_explicit(&r->cursor_sampled, r->taken_sampled, memory_order_release);
+    atomic_store_explicit(&r->cursor_serial, r->taken_serial, memory_order_release);
     uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
     atomic_store_explicit(&r->lost, lost, memory_order_release);
-    atomic_store_explicit(&r->header->tail, r->taken, memory_order_release);
+    r->cursor = r->taken;
+    atomic_store_explicit(&r->header->drained, r->taken, memory_order_relaxed);
+}
+
+void ring_mark(Ring *r) {
+    r->marked = r->cursor;
+    r->marked_serial = atomic_load_explicit(&r->cursor_serial, memory_order_relaxed);
+    r->marked_sampled = atomic_load_explicit(&r->cursor_sampled, memory_order_relaxed);
+}
+
+void ring_release(Ring *r) {
+    atomic_store_explicit(&r->header->sampled_seen, r->marked_sampled, memory_order_release);
+    atomic_store_explicit(&r->header->serial, r->marked_serial, memory_order_release);
+    atomic_store_explicit(&r->header->tail, r->marked, memory_order_release);
 }
 
 bool out_begin(Out *out, size_t slots) {
@@ -165,7 +178,7 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (PyErr_Occurred()) return NULL;
     if (plan_at == planned) planned = rings_to_drain(plan), plan_at = 0;
     for (uint32_t i = plan_at; i < planned; i++) {
-        uint64_t used = plan[i]->goal - atomic_load(&plan[i]->header->tail);
+        uint64_t used = plan[i]->goal - plan[i]->cursor;
         slots += (used > plan[i]->mask ? plan[i]->mask + 1 : used) + 4;
     }
     if (limit < 1024) limit = 1024;
@@ -182,11 +195,40 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     Py_BEGIN_ALLOW_THREADS
     uint32_t first = plan_at;
     while (plan_at < planned && drain_ring(plan[plan_at], &out)) plan_at++;
-    spool_write(out.events, out.count, out.args, out.args_len);
-    for (uint32_t i = first; i < planned && i <= plan_at; i++) give_free(plan[i]);
+    for (uint32_t i = first; i < planned && i <= plan_at; i++) {
+        ring_advance(plan[i]);
+        if (!g_late_release) ring_mark(plan[i]), ring_release(plan[i]);
+    }
     overflow_drained();
     if (plan_at == planned) rings_trim();
     Py_END_ALLOW_THREADS
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
     return out_end(&out, plan_at < planned);
 }
+
+/* Whether slots stay until the journals have what was copied from them. */
+PyObject *ring_py_release_late(PyObject *self, PyObject *late) {
+    int value = PyObject_IsTrue(late);
+    if (value < 0) return NULL;
+    g_late_release = value;
+    if (!value) rings_each(ring_mark), rings_each(ring_release);
+    overflow_drained();
+    Py_RETURN_NONE;
+}
+
+PyObject *ring_py_mark(PyObject *self, PyObject *unused) {
+    rings_each(ring_mark);
+    Py_RETURN_NONE;
+}
+
+PyObject *ring_py_release(PyObject *self, PyObject *unused) {
+    rings_each(ring_release);
+    overflow_drained();
+    Py_BEGIN_ALLOW_THREADS
+    rings_trim();
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+PyObject *ring_py_unreleased(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLongLong(rings_unreleased()); }
+PyObject *ring_py_private(PyObject *self, PyObject *unused) { return PyLong_FromUnsignedLongLong(rings_private()); }

@@ -151,11 +151,17 @@ static void put_table(void) {
     }
 }
 
+#define LONGEST_ARGUMENTS (4 << 20) /* an event with more loses them: they would fill a frame */
+
+static inline bool keeps_arguments(const Event *e, const char *args, size_t args_len) {
+    return is_inline(e) || (e->args_len <= LONGEST_ARGUMENTS && arguments_of(e, args, args_len).good);
+}
+
 /* The arguments of an event behind those of the events before it, their keys as places; false if they are none. */
 static bool put_arguments(const Event *e, const char *args, size_t args_len) {
     uint32_t len = heap_len(e);
     Arguments from = arguments_of(e, args, args_len);
-    if (!len || !from.good) return !len;
+    if (!len || !from.good || len > LONGEST_ARGUMENTS) return !len;
     uint8_t *copy = buffer_add(&frame, len);
     if (!copy) return true;
     memcpy(copy, from.at, len);
@@ -236,7 +242,7 @@ static bool put_frame(const Event *events, size_t count, const char *args, size_
     DIFFERENCES(e->parent);
     COLUMN(is_span(e) ? 0 : (uint64_t)e->self);
     COLUMN(is_inline(e) ? text_place(e->args_at) + 1 : 0);
-    COLUMN(is_inline(e) || arguments_of(e, args, args_len).good ? e->args_len : 0);
+    COLUMN(keeps_arguments(e, args, args_len) ? e->args_len : 0);
     *parts = (FrameParts){.columns = frame.len};
     for (size_t i = 0; i < count; i++) parts->cut += !put_arguments(&events[i], args, args_len);
     parts->heap = frame.len - parts->columns;
@@ -373,6 +379,143 @@ PyObject *columns_py_encode(PyObject *self, PyObject *args) {
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&heap);
+    return result;
+}
+
+/* The frames of a journal, as docs/journal-format.md has them. */
+#define FRAME_BYTES (4 << 20) /* of events and arguments as they are in memory: what a reader holds at a time */
+#define LONGEST_SOURCE 255
+enum { FRAME_EVENTS = 4, FRAME_ZSTD = 2, FRAME_COLUMNS = 8 };
+typedef struct {
+    char sync[4];
+    uint8_t kind, flags;
+    uint16_t zero;
+    uint32_t number, length, payload_crc, crc;
+} FrameHeader;
+typedef struct {
+    int64_t first, last;
+    int32_t window;
+    uint32_t count, args_bytes;
+    uint16_t source_len, zero;
+} EventsHeader;
+typedef struct { uint32_t content, arguments, table; /* bytes */ } ColumnsHeader;
+_Static_assert(sizeof(FrameHeader) == 24 && sizeof(EventsHeader) == 32 && sizeof(ColumnsHeader) == 12, "as in the files");
+
+static uint32_t crc_tables[8][256];
+
+static void crc_prepare(void) {
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t crc = i;
+        for (int bit = 0; bit < 8; bit++) crc = crc & 1 ? crc >> 1 ^ 0xEDB88320 : crc >> 1;
+        crc_tables[0][i] = crc;
+    }
+    for (uint32_t i = 0; i < 256; i++)
+        for (int at = 1; at < 8; at++)
+            crc_tables[at][i] = crc_tables[at - 1][i] >> 8 ^ crc_tables[0][crc_tables[at - 1][i] & 255];
+}
+
+/* As zlib.crc32, eight bytes at a time. */
+static uint32_t crc_of(const void *bytes, size_t len) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    const uint8_t *at = bytes;
+    uint32_t crc = 0xFFFFFFFF;
+    pthread_once(&once, crc_prepare);
+    for (; len >= 8; len -= 8, at += 8) {
+        uint32_t low, high;
+        memcpy(&low, at, 4);
+        memcpy(&high, at + 4, 4);
+        low ^= crc;
+        crc = crc_tables[7][low & 255] ^ crc_tables[6][low >> 8 & 255] ^ crc_tables[5][low >> 16 & 255] ^
+              crc_tables[4][low >> 24] ^ crc_tables[3][high & 255] ^ crc_tables[2][high >> 8 & 255] ^
+              crc_tables[1][high >> 16 & 255] ^ crc_tables[0][high >> 24];
+    }
+    while (len--) crc = crc >> 8 ^ crc_tables[0][(crc ^ *at++) & 255];
+    return ~crc;
+}
+
+static EventsHeader header_of(const Event *events, size_t count) {
+    EventsHeader header = {.first = INT64_MAX, .last = INT64_MIN, .count = (uint32_t)count};
+    for (size_t i = 0; i < count; i++) {
+        int64_t last = (int64_t)((uint64_t)events[i].ts + (uint64_t)(events[i].dur > 0 ? events[i].dur : 0));
+        if (events[i].ts < header.first) header.first = events[i].ts;
+        if (last > header.last) header.last = last;
+    }
+    return header;
+}
+
+/* How many of the events, one at least, go into one frame. */
+static size_t frame_events(const Event *events, size_t count, const char *args, size_t args_len) {
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < count; i++) {
+        bytes += sizeof(Event) + (keeps_arguments(&events[i], args, args_len) ? heap_len(&events[i]) : 0);
+        if (i && bytes > FRAME_BYTES) return i;
+    }
+    return count;
+}
+
+/* One frame behind those in `to`. */
+static bool put_events_frame(Buffer *to, FrameHeader head, EventsHeader about, const char *source, const FrameParts *parts) {
+    size_t before = to->len, bound = zstd_bound(frame.len), room = bound > frame.len ? bound : frame.len;
+    ColumnsHeader columns = {(uint32_t)frame.len, (uint32_t)parts->heap, (uint32_t)parts->table};
+    about.args_bytes = (uint32_t)parts->heap;
+    buffer_put(to, &head, sizeof head);
+    buffer_put(to, &about, sizeof about);
+    buffer_put(to, source, about.source_len);
+    buffer_put(to, &columns, sizeof columns);
+    size_t content = to->len;
+    if (!buffer_add(to, room)) return false;
+    size_t size = bound ? zstd_compress(to->bytes + content, room, frame.bytes, frame.len) : 0;
+    if (!size) memcpy(to->bytes + content, frame.bytes, size = frame.len);
+    else head.flags |= FRAME_ZSTD;
+    to->len = content + size;
+    head.length = (uint32_t)(to->len - before - sizeof head);
+    head.payload_crc = crc_of(to->bytes + before + sizeof head, head.length);
+    head.crc = crc_of(&head, offsetof(FrameHeader, crc));
+    memcpy(to->bytes + before, &head, sizeof head);
+    return !to->failed;
+}
+
+/* (events, heap, sync word, number of the first frame, window, source): frames of events, one after the other; how many; events
+ * whose arguments are left out. */
+PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
+    Py_buffer events, heap, sync, source;
+    unsigned int number, frames = 0;
+    int window;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*y*y*Iiy*", &events, &heap, &sync, &number, &window, &source)) return NULL;
+    if (events.len % (Py_ssize_t)sizeof(Event) || heap.len > UINT32_MAX || sync.len != 4 || source.len > LONGEST_SOURCE) {
+        PyErr_SetString(PyExc_ValueError,
+                        "encode_frames() takes whole events, 4 GiB of arguments and a source of 255 bytes at most");
+    } else {
+        const Event *at = events.buf;
+        size_t left = (size_t)events.len / sizeof(Event), args_len = (size_t)heap.len;
+        uint64_t cut = 0;
+        Buffer made = {0};
+        bool whole = true;
+        PyThreadState *released = release_for(left);
+        pthread_mutex_lock(&lock);
+        while (left && whole) {
+            size_t count = frame_events(at, left, heap.buf, args_len);
+            FrameHeader head = {.kind = FRAME_EVENTS, .flags = FRAME_COLUMNS, .number = number + frames++};
+            EventsHeader about = header_of(at, count);
+            FrameParts parts;
+            memcpy(head.sync, sync.buf, sizeof head.sync);
+            about.window = window, about.source_len = (uint16_t)source.len;
+            whole =
+                put_frame(at, count, heap.buf, args_len, &parts) && put_events_frame(&made, head, about, source.buf, &parts);
+            cut += parts.cut;
+            at += count, left -= count;
+        }
+        pthread_mutex_unlock(&lock); /* the GIL is not waited for with the lock: a fork waits for the lock with the GIL */
+        take_back(released);
+        if (whole) result = Py_BuildValue("(y#IK)", (char *)made.bytes, (Py_ssize_t)made.len, frames, (unsigned long long)cut);
+        else PyErr_NoMemory();
+        free(made.bytes);
+    }
+    PyBuffer_Release(&events);
+    PyBuffer_Release(&heap);
+    PyBuffer_Release(&sync);
+    PyBuffer_Release(&source);
     return result;
 }
 

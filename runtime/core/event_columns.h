@@ -16,6 +16,7 @@ typedef struct {
 
 void columns_fork(int phase);
 PyObject *columns_py_encode(PyObject *self, PyObject *args);
+PyObject *columns_py_encode_frames(PyObject *self, PyObject *args);
 PyObject *columns_py_decode(PyObject *self, PyObject *args);
 PyObject *zstd_py_compress(PyObject *self, PyObject *bytes);
 PyObject *zstd_py_decompress(PyObject *self, PyObject *args);

@@ -11,10 +11,10 @@ static PyObject *py_now(PyObject *self, PyObject *unused) { return PyLong_FromLo
 
 static PyObject *py_counts(PyObject *self, PyObject *unused) {
 #define COUNT(name) #name, (unsigned long long)atomic_load(&g_counts.name)
-    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full),
+    return Py_BuildValue("{sKsKsKsKsKsKsKsKsKsKsK}", COUNT(names_cut), COUNT(strings_full), COUNT(categories_full),
                          COUNT(values_cut), COUNT(arguments_cut), COUNT(arguments_opaque),
                          COUNT(counter_values_that_are_no_number), COUNT(deep_spans), COUNT(spans_abandoned),
-                         COUNT(rings_failed), COUNT(lookups_failed), COUNT(spool_failed));
+                         COUNT(rings_failed), COUNT(lookups_failed));
 #undef COUNT
 }
 
@@ -68,8 +68,13 @@ static PyMethodDef methods[] = {
     {"layouts", layouts_py_layouts, METH_NOARGS, NULL},
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
+    {"private_slots", ring_py_private, METH_NOARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
+    {"mark_rings", ring_py_mark, METH_NOARGS, NULL},
+    {"release_late", ring_py_release_late, METH_O, NULL},
+    {"release_rings", ring_py_release, METH_NOARGS, NULL},
     {"ring_statistics", ring_py_statistics, METH_NOARGS, NULL},
+    {"unreleased", ring_py_unreleased, METH_NOARGS, NULL},
     {"runs_programs_code", mask_py_runs_programs_code, METH_NOARGS, NULL},
     {"sample", sampling_py_sample, METH_VARARGS, NULL},
     {"set_known_values", arguments_py_set_known_values, METH_O, NULL},
@@ -78,9 +83,7 @@ static PyMethodDef methods[] = {
     {"set_standard_modules", sampling_py_set_standard, METH_O, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
     {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
-    {"spool", spool_py_use, METH_O, NULL},
-    {"spool_tell", spool_py_tell, METH_VARARGS, NULL},
-    {"spool_write", spool_py_write, METH_VARARGS, NULL},
+    {"set_at_risk", control_py_set_at_risk, METH_O, NULL},
     {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
     {"called_by", native_thread_py_called_by, METH_O, NULL},
     {"strings_missing", strings_py_missing, METH_VARARGS, NULL},
@@ -91,6 +94,13 @@ static PyMethodDef methods[] = {
     {"decompress", zstd_py_decompress, METH_VARARGS, NULL},
     {"denied", control_py_denied, METH_O, NULL},
     {"encode_columns", columns_py_encode, METH_VARARGS, NULL},
+    {"encode_frames", columns_py_encode_frames, METH_VARARGS, NULL},
+    {"of_kind", survey_py_of_kind, METH_VARARGS, NULL},
+    {"set_survey_categories", survey_py_set_categories, METH_VARARGS, NULL},
+    {"count_touching", survey_py_count_touching, METH_VARARGS, NULL},
+    {"touching", survey_py_touching, METH_VARARGS, NULL},
+    {"survey", survey_py_survey, METH_O, NULL},
+    {"with_steps", survey_py_with_steps, METH_VARARGS, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"read_proc", thread_times_py_read_file, METH_O, NULL},
     {"thread_times", thread_times_py_read, METH_O, NULL},
@@ -98,7 +108,6 @@ static PyMethodDef methods[] = {
     {"track", track_py_new, METH_VARARGS, NULL},
     {"tracks", track_py_since, METH_VARARGS, NULL},
     {"unprofile_threads", native_thread_py_unprofile, METH_O, NULL},
-    {"unspooled", spool_py_unspooled, METH_NOARGS, NULL},
     {"unwatch_signals", signals_py_unwatch, METH_NOARGS, NULL},
     {"want", wants_py_want, METH_VARARGS, NULL},
     {"watch_signal", signals_py_watch, METH_VARARGS, NULL},

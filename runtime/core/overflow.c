@@ -70,7 +70,8 @@ static bool wait_for_consumer(Ring *r, int64_t deadline) {
         int64_t left = deadline - clock_now();
         moved = atomic_load_explicit(&r->header->tail, memory_order_acquire) != r->tail_seen;
         if (moved || left <= 0 || atomic_load(&closed)) break;
-        ring_wake(r); /* a drain that was under way may have taken nothing of it */
+        /* A drain that was under way may have taken nothing of it. */
+        if (r->head != atomic_load_explicit(&r->header->drained, memory_order_relaxed)) ring_wake(r);
         if (control_joined() && left > POLL) left = POLL; /* the process that drains does not wake this one */
         struct timespec t = {left / 1000000000, left % 1000000000};
         syscall(SYS_futex, &drains, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0); /* however it ends, the ring is looked at */
@@ -112,7 +113,8 @@ Room overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **rin
         r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
         uint64_t used = r->head + need - r->tail_seen;
         if (used <= slots / 2 && !(g_overflow == DROP_OLDEST && event->kind == KIND_STEP)) return ROOM;
-        if (used > slots / 2) ring_wake(r);
+        uint64_t undrained = r->head + need - atomic_load_explicit(&r->header->drained, memory_order_relaxed);
+        if (undrained > slots / 2) ring_wake(r);
         if (level == UINT32_MAX) level = shed_level(&g_shedding, event);
         if (g_overflow == DROP_OLDEST) {
             *ring = own_kind(thread, level);

@@ -99,7 +99,7 @@ static Ring *ring_new(uint32_t limit) {
                                    : map_anonymous(NULL, bytes);
     if (!reserved) count_one(&g_counts.rings_failed);
     if (fd >= 0) close(fd);
-    if (fd >= 0 && map == MAP_FAILED) ring_remove(index);
+    if (fd >= 0 && (!reserved || map == MAP_FAILED)) ring_remove(index);
     Ring *r = map == MAP_FAILED ? NULL : calloc(1, sizeof *r);
     if (!r) {
         if (map != MAP_FAILED) munmap(map, bytes);
@@ -366,13 +366,34 @@ uint32_t rings_to_drain(Ring **plan) {
 
 uint64_t rings_unheld(void) { return atomic_load(&unheld); }
 
+void rings_each(void (*change)(Ring *)) {
+    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) change(rings[i]);
+}
+
+uint64_t rings_unreleased(void) {
+    uint64_t slots = 0;
+    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++)
+        slots += rings[i]->cursor - atomic_load_explicit(&rings[i]->header->tail, memory_order_relaxed);
+    return slots;
+}
+
+uint64_t rings_private(void) {
+    uint64_t slots = 0;
+    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) {
+        const Header *h = rings[i]->header;
+        if (rings[i]->anonymous) slots += atomic_load_explicit(&h->head, memory_order_relaxed) - atomic_load(&h->tail);
+    }
+    return slots;
+}
+
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
     unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0, sampled = 0;
     uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
     for (uint32_t i = 0; i < n; i++) {
         Header *h = rings[i]->header;
         /* In this order, so that no difference is negative while the ring is being written and drained. */
-        uint64_t lost = atomic_load(&rings[i]->lost), seen = atomic_load(&h->sampled_seen), serial = atomic_load(&h->serial);
+        uint64_t lost = atomic_load(&rings[i]->lost), seen = atomic_load(&rings[i]->cursor_sampled);
+        uint64_t serial = atomic_load(&rings[i]->cursor_serial);
         uint64_t made = atomic_load(&h->produced), left_out = atomic_load(&h->sampled);
         if (made < serial) made = serial;
         if (left_out < seen) left_out = seen; /* a step mark tells of those that came before it */
@@ -415,7 +436,6 @@ static void after_fork_child(void) {
     idle_count = 0;
     atomic_store(&unheld, 0);
     drain_after_fork();
-    spool_after_fork();
     if (wake_fd >= 0) close(wake_fd);
     wake_fd = -1;
     memset(&g_counts, 0, sizeof g_counts);

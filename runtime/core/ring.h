@@ -17,32 +17,36 @@ typedef struct { /* layout read by runtime/recovery/ring_file.py */
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
     _Atomic uint64_t sampled;                   /* writer: events left out by sampling, which use up no serial */
     char pad1[32];
-    _Atomic uint64_t tail;                      /* consumer */
-    _Atomic uint64_t serial;                    /* consumer: serial of the next event expected */
+    _Atomic uint64_t tail;                      /* consumer: slots below are free */
+    _Atomic uint64_t serial;                    /* consumer: serial of the first event at `tail` */
     _Atomic uint32_t signalled;
     uint32_t zero;
-    _Atomic uint64_t sampled_seen;              /* consumer: those that it has told of */
+    _Atomic uint64_t sampled_seen;              /* consumer: those of them that a gap counts; as far as `tail` */
+    _Atomic uint64_t drained; /* consumer: slots below were copied, and are free when the journals have them */
 } Header;
 
 struct Ring {
     Header *header;
     Event *data;
-    uint64_t head, tail_seen, serial;  /* the writer's own */
+    uint64_t head, tail_seen, serial; /* the writer's own */
     uint64_t mask;
-    uint64_t asked_at;                 /* tail when it was asked who may have another ring: events of `granted` and above */
-    uint64_t waited_at;                /* tail when a wait for the consumer was in vain */
-    uint64_t chance;                   /* the state of what decides which events a sample holds */
+    uint64_t asked_at; /* tail when it was asked who may have another ring: events of `granted` and above */
+    uint64_t waited_at; /* tail when a wait for the consumer was in vain */
+    uint64_t chance; /* the state of what decides which events a sample holds */
     uint32_t granted;
-    uint64_t backed, backed_end;       /* slots below have memory; all have when it is as far as `backed_end` */
+    uint64_t backed, backed_end; /* slots below have memory; all have when it is as far as `backed_end` */
     bool clean, idle, anonymous;
-    bool foreign;                      /* another process writes to it (attach.c) */
+    bool foreign; /* another process writes to it (attach.c) */
     atomic_bool trimming;
     uint32_t index;
-    int64_t last_ts;                   /* consumer: when the event before a gap ended */
-    int64_t sampled_from;              /* consumer: since when it has told of no sampling */
+    int64_t last_ts; /* consumer: when the event before a gap ended */
+    int64_t sampled_from; /* consumer: since when it has told of no sampling */
     uint64_t goal, goal_produced, goal_sampled; /* consumer: as far as the drain under way goes */
-    uint64_t taken, taken_serial, taken_lost, taken_sampled; /* consumer: what it has copied and not given free yet */
-    _Atomic uint64_t lost;             /* consumer */
+    uint64_t taken, taken_serial, taken_lost, taken_sampled; /* consumer: as far as the drain under way has copied */
+    uint64_t cursor; /* consumer: as far as drains have copied */
+    _Atomic uint64_t cursor_serial, cursor_sampled;
+    uint64_t marked, marked_serial, marked_sampled; /* consumer: as far as it had copied when journals were asked for it */
+    _Atomic uint64_t lost; /* consumer */
 };
 
 typedef struct {
@@ -74,26 +78,32 @@ typedef struct {
     size_t args_len, args_room;
     PyObject *events_object, *args_object;
 } Out;
-bool out_begin(Out *out, size_t slots);        /* false and an exception without memory */
-PyObject *out_end(Out *out, bool more);        /* (events, arguments, more) */
-bool drain_ring(Ring *ring, Out *out);         /* false when there was no room for all */
-void give_free(Ring *ring);                    /* the slots that were taken */
+bool out_begin(Out *out, size_t slots); /* false and an exception without memory */
+PyObject *out_end(Out *out, bool more); /* (events, arguments, more) */
+bool drain_ring(Ring *ring, Out *out); /* false when there was no room for all */
+void ring_advance(Ring *ring); /* the drain has copied what was taken */
+void ring_mark(Ring *ring); /* the journals are asked for what has been copied */
+void ring_release(Ring *ring); /* they have what was marked: its slots are free */
+extern bool g_late_release; /* slots are free when the journals have what was in them, not when it is copied */
 
-bool rings_open(void);                /* a session is */
+bool rings_open(void); /* a session is */
 Ring *ring_lend(uint32_t track, int64_t tid); /* to a thread; NULL if there is none */
 void ring_return(Ring *first, Ring *second, Ring *third); /* what a thread had; any may be NULL */
 bool thread_init(void);
 void thread_after_fork(void);
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
-uint32_t ring_may_move(void);         /* the lowest level whose events may go on in another ring now */
+void rings_each(void (*change)(Ring *)); /* of this process; for the consumer */
+uint32_t ring_may_move(void); /* the lowest level whose events may go on in another ring now */
 bool ring_move_on(Thread *thread, uint32_t level);
-Ring *ring_beside(Thread *thread);    /* one more for a thread; NULL if there is none */
-void ring_wake(Ring *r);              /* the consumer */
-void rings_trim(void);                /* gives back memory that a burst has left */
-uint64_t drain_bytes(void);           /* bytes of events and arguments drained so far */
+Ring *ring_beside(Thread *thread); /* one more for a thread; NULL if there is none */
+void ring_wake(Ring *r); /* the consumer */
+void rings_trim(void); /* gives back memory that a burst has left */
+uint64_t drain_bytes(void); /* bytes of events and arguments drained so far */
 void drain_after_fork(void);
-uint64_t rings_unheld(void);          /* events of threads that have no ring */
-uint64_t drain_unheld(void);          /* of the events that had no ring, those that were told of */
+uint64_t rings_unheld(void); /* events of threads that have no ring */
+uint64_t rings_private(void);         /* slots that are not free, of rings that are in no file, or in part */
+uint64_t rings_unreleased(void); /* slots that were copied and are not free yet */
+uint64_t drain_unheld(void); /* of the events that had no ring, those that were told of */
 
 /* overflow.c: what becomes of an event when its thread's ring is more than half full. */
 enum { DROP_NEWEST, DROP_OLDEST, BLOCK, SAMPLE };
@@ -101,11 +111,8 @@ typedef enum { ROOM, NO_ROOM, LEFT_OUT } Room;
 extern int g_overflow;
 bool overflow_set(const char *policy, double block_seconds); /* false: no such policy */
 Room overflow_room(Thread *thread, const Event *event, uint64_t slots, Ring **ring);
-void overflow_drained(void);          /* by the consumer: rings have room again */
+void overflow_drained(void); /* by the consumer: rings have room again */
 void overflow_after_fork(void);
-void overflow_close(void);            /* nobody will drain any more */
-/* spool.c: keeps what was drained, while a file for it is open */
-void spool_write(const Event *events, size_t count, const char *args, size_t args_len);
-void spool_after_fork(void);
+void overflow_close(void); /* nobody will drain any more */
 
 #endif

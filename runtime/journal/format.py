@@ -205,7 +205,7 @@ def encode_events(
         chunk_bytes: what a payload should hold at most, uncompressed.
         most: bytes of a payload, as it is written.
     """
-    source = plain(batch.source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
+    source = source_bytes(batch.source)
     for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
         flags, parts = _payload(source, batch.window, events, args, compression)
         if sum(map(len, parts)) <= most:
@@ -216,6 +216,11 @@ def encode_events(
             flags, parts = _payload(source, batch.window, piece, heap, compression)
             yield len(piece), flags, parts, cut + more
             cut = 0
+
+
+def source_bytes(source: str) -> bytes:
+    """The name of a source as frames have it."""
+    return plain(source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
 
 
 def _payload(

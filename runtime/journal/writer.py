@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import msgspec
+import numpy as np
 
+from stepscope.runtime import _core
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.survey import survey
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import (
     CHECK_INTERVAL_S,
@@ -162,9 +165,11 @@ class JournalWriter:
                 self.dropped += len(batch)
                 self._mark_cap()
                 return
+            if self._compression == "columns" and self._write_columns(batch):
+                return
             said = False
             for count, flags, parts, cut in fmt.encode_events(batch, self._compression, most=self._max_frame):
-                if not said:
+                if not said and self._compression != "columns":  # those frames have names and tracks of their own
                     for kind, rows in self._tables.before(batch):
                         self._control(kind, rows)
                 opened = batch.window not in self._open_windows
@@ -184,6 +189,27 @@ class JournalWriter:
                 self._open_windows.add(batch.window)
                 self.written += count
                 self.arguments_cut += cut
+
+    def _write_columns(self, batch: EventBatch) -> bool:
+        """Appends a batch in one write; false, and nothing is written, if there is no room for all of it."""
+        opened = batch.window not in self._open_windows
+        events = np.ascontiguousarray(batch.events)
+        if opened:
+            self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, survey(events).first_ns))
+        number = (self._number + self._pending_frames) & 0xFFFFFFFF
+        frames, count, cut = _core.encode_frames(
+            events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
+        )
+        self._pending.append(frames)
+        self._pending_frames += count
+        if not self._has_room(self._reserve):
+            self._discard()
+            return False
+        self._commit(self._fsync == "always")
+        self._open_windows.add(batch.window)
+        self.written += len(batch)
+        self.arguments_cut += cut
+        return True
 
     def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
         """Appends the end of a window, and a reading of the clocks in the same write.

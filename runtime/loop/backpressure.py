@@ -81,13 +81,15 @@ class BackpressureQueue:
         faults: where faults of ours are kept.
     """
 
-    def __init__(self, stages: Stages, takers: Sequence[SlowConsumer], options: Options, faults: InternalErrors) -> None:
+    def __init__(
+        self, stages: Stages, takers: Sequence[SlowConsumer], options: Options, faults: InternalErrors
+    ) -> None:
         self._stages, self._takers, self._faults = stages, takers, faults
         self._limit = options.queue_bytes
         self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
         """Bytes of which more are held for no one."""
         # In parts that fit the queue, so that it is noticed in time that it is full.
-        self._part = max(self._limit // EVENT_DTYPE.itemsize // 8, 256)
+        self._part = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
         self._turns: deque[_Turn] = deque()
         """The first is under way."""
         self._given = asyncio.Event()
@@ -228,7 +230,9 @@ class BackpressureQueue:
             self._waited = [0] * len(self._takers)
 
     async def _relieve(self) -> None:
-        crowded = [number for number, taker in enumerate(self._takers) if number not in self._late and taker.half_full()]
+        crowded = [
+            number for number, taker in enumerate(self._takers) if number not in self._late and taker.half_full()
+        ]
         if crowded and self._waiting <= self._most:
             with anyio.CancelScope() as self._relief:
                 async with anyio.create_task_group() as beside:

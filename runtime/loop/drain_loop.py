@@ -14,6 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
+from stepscope.runtime.events.survey import of_kind, survey
 from stepscope.runtime.export.exporter_worker import PATIENCE
 from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.loop.pipeline import Pipeline
@@ -33,6 +34,8 @@ LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
 """Modules whose functions call the parts' on the loop."""
 SETTLE = 0.001
 """Seconds until the hub looks again while a change of action is on its way to it."""
+CROWDED_S = 0.01
+"""Seconds until it looks again while rings are full of what the journals have yet to write."""
 AFTER_FAULT = 0.1
 """Seconds until it looks again after a fault of ours."""
 ANSWER_S = 0.05
@@ -91,6 +94,7 @@ class DrainLoop:
         finally:
             self._loop.remove_reader(self._recorder.wake_fd)
             self._looking.cancel()
+            self._recorder.late_release.end()
         self._ended.set_result(None)
 
     def _failed(self, error: BaseException) -> None:
@@ -237,7 +241,6 @@ class DrainLoop:
             made[0].start()
             made[0].expect(self._held)
             self._pipelines += made
-            self._recorder.spool.begin()
             self._passed.notify_all()
 
         self.do(start)
@@ -318,6 +321,8 @@ class DrainLoop:
 
     def _interval(self) -> float:
         """Seconds to the next look without a call."""
+        if self._recorder.late_release.waiting():
+            return CROWDED_S
         if any(pipeline.waited_for() for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
@@ -376,9 +381,9 @@ class DrainLoop:
                 pipeline.settle()
             pipelines = (*self._pipelines, *self._leaving)
             journals = [outlet for pipeline in pipelines for outlet in pipeline.outlets if outlet.is_journal]
-            # What has yet to pass on to a journal is in the spool.
+            # What has yet to pass on to a journal stays in the rings.
             routed = [one.routed_to for one in self._pipelines if any(outlet.is_journal for outlet in one.outlets)]
-            self._recorder.spool.turn(min(routed, default=until), journals)
+            self._recorder.late_release.advance(min(routed, default=until), journals)
             return False
 
     def _take(self) -> int:
@@ -409,12 +414,12 @@ class DrainLoop:
             Profilers that have yet to pass on what came before.
         """
         # A block may hold events of steps whose marks are in a later one.
-        marks = join_blocks(events[events["kind"] == Kind.STEP] for events, _ in self._held)
+        marks = join_blocks(of_kind(events, Kind.STEP) for events, _ in self._held)
         blocks: list[tuple[Block, bytes]] = []
         later: list[tuple[Block, bytes]] = []
         for events, args in self._held:
-            new = events["ts"] > until
-            if new.any():
+            if survey(events).last_ns > until:
+                new = events["ts"] > until
                 later.append((events[new], args))
                 events = events[~new]
             if len(events):

@@ -8,14 +8,12 @@ import threading
 import time
 import weakref
 from asyncio import AbstractEventLoop
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events.record import Block, Flag, Kind
-from stepscope.runtime.recording.detail import are_operators
+from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.survey import survey
 
 OPERATOR_SPANS = 6.5
 """An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with
@@ -94,9 +92,6 @@ def _is_ours(thread: threading.Thread) -> bool:
     return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
 
 
-_COUNTED = [int(Kind.SPAN), int(Kind.STEP), int(Kind.GAP)]
-
-
 class EventCounts(msgspec.Struct):
     """Events of one profiler, by what they cost; to be added to."""
 
@@ -111,20 +106,12 @@ class EventCounts(msgspec.Struct):
         if low:
             self.operators += len(events)
             return
-        operators = are_operators(events)
-        number = int(np.count_nonzero(operators))
-        if number:  # else a copy of them would be the most of the work
-            self.operators += number
-            events = events[~operators]
-        spans, steps, gaps = np.bincount(events["kind"], minlength=len(Kind) + 1)[_COUNTED].tolist()
-        self.spans += spans
-        self.steps += steps
-        self.instants += len(events) - spans - steps - gaps
-        if gaps:  # What overflowed has cost nearly as much as what was kept.
-            self.spans += int(events["id"][events["kind"] == Kind.GAP].sum())
-        long: Any = events["args_len"] > 0
-        if long.any():
-            self.arguments += int(((events["flags"][long] & int(Flag.ARG_INLINE)) == 0).sum())
+        found = survey(events)
+        self.operators += found.operators
+        self.spans += found.spans + found.lost  # what overflowed has cost nearly as much as what was kept
+        self.steps += found.steps
+        self.instants += found.others
+        self.arguments += found.arguments
 
     def minus(self, other: EventCounts) -> EventCounts:
         """The difference of two readings."""

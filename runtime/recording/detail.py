@@ -10,16 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import Mask
 from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.events.survey import OPERATORS_CATEGORY
 
 EVENTS, OPERATORS = _core.RECORD_EVENTS, _core.RECORD_OPERATORS
 EVERYTHING = EVENTS | OPERATORS
 """What the recorder can record."""
 
 _KEPT = 1 << 16
-_OPERATORS = strings.category("cpu_op")
 """Changes of what is wanted that events are sorted by; older ones are let go. Events come within seconds."""
 
 
@@ -57,7 +56,7 @@ LEVELS = (FULL, NO_OPERATORS, MARKS_ONLY)
 
 def are_operators(events: Block) -> Mask:
     """Which events are operators of a framework, as the recorder has them."""
-    operators: Mask = events["category"] == _OPERATORS
+    operators: Mask = events["category"] == OPERATORS_CATEGORY
     return operators
 
 

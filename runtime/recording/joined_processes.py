@@ -95,6 +95,14 @@ class Worker:
         taken, self._taken = self._taken, []
         return [self._localised(events, args) for events, args in taken]
 
+    def mark(self) -> None:
+        """Notes how far its rings were drained."""
+        self._rings.mark()
+
+    def release(self) -> None:
+        """Frees the slots of its rings up to there."""
+        self._rings.release()
+
     def held_up(self) -> bool:
         """Whether a drain left something, because descriptors or memory had run out, once it records no more."""
         rings = self._rings.statistics()
@@ -267,6 +275,16 @@ class Workers:
     def close_accounts(self, accounts: WorkerAccounts) -> None:
         """Nothing is told to these accounts any more."""
         self._accounts.remove(accounts)
+
+    def mark(self) -> None:
+        """Notes how far their rings were drained."""
+        for worker in self._living.values():
+            worker.mark()
+
+    def release(self) -> None:
+        """Frees the slots of their rings up to there."""
+        for worker in self._living.values():
+            worker.release()
 
     def close(self) -> None:
         """Lets go of all."""

@@ -25,6 +25,7 @@ from stepscope.runtime.files.private_files import is_gone
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.detail import EVERYTHING
 from stepscope.runtime.recording.joined_processes import Workers
+from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
 from stepscope.runtime.session.directory import (
@@ -37,7 +38,6 @@ from stepscope.runtime.session.directory import (
     unmark_delivered,
 )
 from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
-from stepscope.runtime.session.spool import Spool
 from stepscope.runtime.threads.native_threads import Lock
 
 log = logging.getLogger("stepscope")
@@ -75,7 +75,7 @@ class Recorder:
             OutputError: if no directory for the session can be made.
         """
         self._options, self._last = options, last
-        self.spool: Spool
+        self.late_release: LateRelease
         self._slots, self._rings = ring_sizes(options, options.ring_bytes)
         self._keeps_ring = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}
@@ -94,24 +94,17 @@ class Recorder:
         self.wake_fd = _core.open(str(directory), self._slots, self._rings, options.overflow, options.block_seconds)
 
     def _open_again(self, directory: Path) -> None:
-        _core.spool_tell(_core.unspooled(), 0)  # what came before was delivered
+        _core.set_at_risk(0)  # what came before was delivered
         _core.make_files(str(directory))
 
     def _make_directory(self, open_there: Callable[[Path], None], again: Path | None = None) -> None:
         options = self._options
         reserve_standard_descriptors()
 
-        def use(directory: Path) -> None:
-            self.spool = Spool(directory, options.queue_bytes)
-            try:
-                open_there(directory)
-            except BaseException:
-                self.spool.close()
-                raise
-
-        self.directory = make_session(options, sweep_beside, use, self._last, again)
+        self.directory = make_session(options, sweep_beside, open_there, self._last, again)
         self._gone = False
         self.workers = Workers(self.directory, options.worker_ring_bytes)
+        self.late_release = LateRelease(self.workers, self._crowded)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
         self.on_disk = True
@@ -147,7 +140,6 @@ class Recorder:
 
     def _let_go(self) -> None:
         self.on_disk = False
-        self.spool.close()
         self.workers.close()
         if os.environ.get(ENVIRONMENT) == str(self.directory):
             os.environ.pop(ENVIRONMENT)
@@ -218,10 +210,7 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        others = self.workers.drain()
-        for block, heap in others:
-            _core.spool_write(block, heap)
-        return until, blocks + others
+        return until, blocks + self.workers.drain()
 
     def pressing(self) -> bool:
         """Whether rings are to be drained although nobody takes it yet: an eighth of what they may hold waits, or half of
@@ -229,6 +218,15 @@ class Recorder:
         rings = _core.ring_statistics()
         alone = self._keeps_ring or rings["rings"] >= self._rings
         return rings["waiting"] > (self._slots // 2 if alone else self._slots * self._rings // 8)
+
+    def _crowded(self) -> bool:
+        """Whether three quarters of the rings were drained and are not free. Where the oldest is overwritten, nobody waits for
+        room."""
+        unreleased = _core.unreleased()
+        if self._keeps_ring or unreleased <= self._slots * 3 // 4:
+            return False
+        alone = _core.ring_statistics()["rings"] >= self._rings
+        return alone or unreleased > self._slots * self._rings * 3 // 4
 
     def open_spans(self) -> Block:
         """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""
@@ -361,8 +359,6 @@ def _forget() -> None:
     """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
     global _recorder, _making, _inherited, _closed
     _inherited = _recorder.directory if _recorder is not None and _recorder.on_disk else None
-    if _inherited is not None and _recorder is not None:
-        _recorder.spool.close()
     _recorder, _closed = None, False
     _making = Lock()
 

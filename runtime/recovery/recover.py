@@ -155,11 +155,11 @@ def recover(
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
         work.add_leftovers()
-        unheld = (session.unheld() if session else 0) - work.found_alone
-        if unheld > 0:
+        at_risk = (session.at_risk() if session else 0) - work.found_alone
+        if at_risk > 0:
             missing.append(
-                f"at most {human_count(unheld, 'event')} that had been taken from the rings while the journal was far behind, "
-                "and that it dropped, or that the session had no room for (Options.queue_bytes)"
+                f"at most {human_count(at_risk, 'event')} that had left the rings while the journal was far behind "
+                "(Options.ring_bytes), or that it had dropped"
             )
         writer.write_metadata(dict(run.metadata()))
         writer.close()
@@ -199,7 +199,7 @@ def recover(
         notes=tuple(notes),
         missing=tuple(missing + _unread(reader)),
         note=note,
-        gap=_gap(reader, work, session, parts, unheld),
+        gap=_gap(reader, work, session, parts, at_risk),
     )
 
 
@@ -229,7 +229,7 @@ def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: boo
 
 
 def _unread(reader: JournalReader | None) -> list[str]:
-    """What is lost of a journal, but for its torn end: that is in the spool."""
+    """What is lost of a journal, but for its torn end: that is in the rings."""
     damage = Damage() if reader is None else reader.damage
     lost = damage.header or any((damage.lost_frames, damage.undecodable_frames, damage.skipped_bytes))
     return ["parts of the journal are damaged, see above"] if lost else []
@@ -240,7 +240,7 @@ def _gap(
     work: _Recovering,
     session: SessionFiles | None,
     parts: list[tuple[SessionFiles, IdMap]],
-    unheld: int,
+    at_risk: int,
 ) -> str:
     """Why the new journal may lack events that other outputs of the run have.
 
@@ -254,7 +254,7 @@ def _gap(
         return "the run's journal had not taken every event"
     if _unread(reader):
         return "parts of the run's journal are damaged"
-    if session is not None and (unheld > 0 or any(files.notes for files, _ in parts)):
+    if session is not None and (at_risk > 0 or any(files.notes for files, _ in parts)):
         return "events are missing between the run's journal and what was in memory"
     return ""
 

@@ -29,7 +29,7 @@ _MOST_UNWRITTEN = 4 << 20
 
 
 class ReportedGaps(NamedTuple):
-    """How far gaps of a ring go that are elsewhere: in the journal or the spool."""
+    """How far gaps of a ring go that are elsewhere: in the journal, or in what a flight recorder kept."""
 
     serial: int = 0
     """What was lost of the events below this number is known."""
@@ -157,7 +157,7 @@ def _content(raw: bytearray, first: int, number: int, ring: _Header, told: Repor
     events["args_at"][marks] = 0
     # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
-    # A drain that was copied to the spool may not have been given free; those of a joined process are one drain late.
+    # Slots are free only when the journal has them, and its gaps with them.
     expected = max(ring.serial, told.serial)
     waiting = known & (where + first >= min(max(ring.tail, first), ring.head))
     waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR

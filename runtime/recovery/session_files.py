@@ -22,14 +22,13 @@ import numpy as np
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import Block, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.recovery.private_directory import PrivateDirectory
 from stepscope.runtime.recovery.ring_file import ReportedGaps, RingContent, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
-from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 
 MAX_PARTS = 1 << 16
 MAX_RINGS = 4096
@@ -37,21 +36,13 @@ MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
 MAX_CONTROL_BYTES = 1 << 16
-MAX_SPOOLED = 1 << 20
-"""Events of one frame of the spool; a drain takes fewer."""
-MAX_SPOOLED_ARGS = 256 << 20
 
 _NOTHING_TOLD: Mapping[int, ReportedGaps] = {}
 
 _CONTROL_FILE = "control"
-_CONTROL = struct.Struct("<8s16x2048xQQQ")
-"""Magic; events that were not copied to the spool, those of them that the journals have, and those that they dropped."""
+_CONTROL = struct.Struct("<8s16x2048xQ")
+"""Magic; events that are neither in a ring nor in a journal, at most."""
 _CONTROL_MAGIC = b"SSCTRL1\0"
-
-_SPOOL_HEAD = struct.Struct("<8sII")
-"""Magic, events, bytes of arguments."""
-_SPOOL_MAGIC = b"SSSPOOL\0"
-_PIECE = 1 << 20
 
 _RING = re.compile(r"ring-\d{1,9}", re.ASCII)
 
@@ -146,52 +137,20 @@ class SessionFiles:
         """Files of rings; raises `OSError` if that cannot be seen, as where no descriptor is left."""
         return len(self._ring_names())
 
-    def spooled(self) -> Iterator[RingContent]:
-        """What had been drained, and was perhaps not yet in the journal, in pieces."""
-        for name in SPOOL_FILES:
-            try:
-                file = self._open(name)
-            except FormatError as error:
-                self.notes.append(f"{self.directory}/{name}: {error}")
-                continue
-            try:
-                at, end, lost = 0, os.fstat(file).st_size, 0
-                while (head := os.pread(file, _SPOOL_HEAD.size, at)) and len(head) == _SPOOL_HEAD.size:
-                    magic, count, args_bytes = _SPOOL_HEAD.unpack(head)
-                    size = count * EVENT_DTYPE.itemsize + args_bytes
-                    believed = magic == _SPOOL_MAGIC and count <= MAX_SPOOLED and args_bytes <= MAX_SPOOLED_ARGS
-                    if not believed or at + _SPOOL_HEAD.size + size > end:
-                        following = _find(file, _SPOOL_MAGIC, at + 1, end)
-                        if believed and following == end:
-                            break  # the last frame was not finished: then the rings still have what it was to hold
-                        lost, at = lost + following - at, following
-                        continue
-                    body = os.pread(file, size, at + _SPOOL_HEAD.size)
-                    at += _SPOOL_HEAD.size + size
-                    events = np.frombuffer(bytearray(body[: count * EVENT_DTYPE.itemsize]), EVENT_DTYPE)
-                    known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
-                    args = bytearray(body[count * EVENT_DTYPE.itemsize :])
-                    yield RingContent(events[known], args, empty_block())
-                if lost:
-                    self._note_unread(f"{self.directory}/{name}: {lost:,} bytes that are no frames")
-            finally:
-                os.close(file)
+    def at_risk(self) -> int:
+        """Events that are neither in a ring nor in a journal, at most, as their process has said.
 
-    def unheld(self) -> int:
-        """Events that were taken from the rings and may be in no file since, at most, as their process has said.
-
-        They found no room in the spool and no journal had handled them; or the journals had dropped them, because they
-        could not keep up, and had not written of that. What was not overwritten in the rings is still there.
+        The rings had to be freed before a journal had them, or a journal dropped them and was killed before it could count them.
+        What was not overwritten in the rings since is still there.
         """
         data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in self._names() else b""
         if len(data) < _CONTROL.size:
             return 0
-        magic, unspooled, settled, untold = _CONTROL.unpack_from(data)
-        believed = magic == _CONTROL_MAGIC and settled <= unspooled < 1 << 62 and untold < 1 << 62
-        return unspooled - settled + untold if believed else 0
+        magic, at_risk = _CONTROL.unpack_from(data)
+        return at_risk if magic == _CONTROL_MAGIC and at_risk < 1 << 62 else 0
 
     def waiting(self) -> int:
-        """Events that are in no journal, at most: those that were not drained, lost ones included, and those in the spool."""
+        """Events of the rings that no journal has, at most; lost ones included."""
         count = 0
         for name in self._ring_names():
             with contextlib.suppress(FormatError):
@@ -200,7 +159,7 @@ class SessionFiles:
                     count += waiting_in(file)
                 finally:
                     os.close(file)
-        return count + sum(len(piece.events) for piece in self.spooled())
+        return count
 
     def parts(self) -> list[SessionFiles]:
         """The directories of processes that had joined."""
@@ -345,20 +304,3 @@ class SessionFiles:
         if len(data) > limit - at:
             self.notes.append(f"{self.directory}/{name}: only the first {limit} bytes were read")
         return data[: limit - at]
-
-
-def _find(file: int, mark: bytes, start: int, end: int) -> int:
-    """Where these bytes begin in a file, from a place on; `end` if they are not before it."""
-    while start < end:
-        try:
-            start = os.lseek(file, start, os.SEEK_DATA)
-        except OSError:  # nothing but a hole
-            break
-        piece = os.pread(file, min(_PIECE, end - start), start)
-        found = piece.find(mark)
-        if found >= 0:
-            return start + found
-        if len(piece) < len(mark):
-            break
-        start += len(piece) - len(mark) + 1
-    return end

@@ -40,9 +40,7 @@ class Leftovers:
         self._parts = parts
         self._profiler = profiler
         self._told: list[dict[int, ReportedGaps]] = [{} for _ in parts]
-        """By part and ring, the gaps that the spool or the journal has."""
-        self._journaled: list[dict[int, ReportedGaps]] = [{} for _ in parts]
-        """Those that the journal has."""
+        """By part and ring, the gaps that the journal has, or what a flight recorder kept."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
         """Latest time in the rings and stacks."""
@@ -75,12 +73,8 @@ class Leftovers:
         return both
 
     def note_gaps(self, events: Block) -> None:
-        """Takes note of gaps that the journal has: rings and spool may still say the same."""
-        self._note_gaps(events, self._journaled)
-        self._note_gaps(events, self._told)
-
-    def _note_gaps(self, events: Block, known: list[dict[int, ReportedGaps]]) -> None:
-        for gap, told, ring in self._gaps_of_rings(events, known):
+        """Takes note of gaps that the journal has: the rings may still say the same."""
+        for gap, told, ring in self._gaps_of_rings(events):
             serial, sampled = told.get(ring, ReportedGaps())
             upto = int(gap["self_dur"])
             of_sampling = int(gap["name"]) == SAMPLED
@@ -88,23 +82,14 @@ class Leftovers:
                 ReportedGaps(serial, max(sampled, upto)) if of_sampling else ReportedGaps(max(serial, upto), sampled)
             )
 
-    def _uncount(self, events: Block) -> None:
-        """What the journal counts in a window that was closed is not counted again where a gap of the spool goes on."""
-        for gap, told, ring in self._gaps_of_rings(events, self._journaled):
-            serial, sampled = told.get(ring, ReportedGaps())
-            if gap["self_dur"] <= (sampled if int(gap["name"]) == SAMPLED else serial):
-                gap["id"] = 0
-
-    def _gaps_of_rings(
-        self, events: Block, known: list[dict[int, ReportedGaps]]
-    ) -> Iterator[tuple[Any, dict[int, ReportedGaps], int]]:
+    def _gaps_of_rings(self, events: Block) -> Iterator[tuple[Any, dict[int, ReportedGaps], int]]:
         """Each gap that a ring has made, what is known of that process's rings, and the ring's number."""
         of_rings = (events["kind"] == int(Kind.GAP)) & (events["parent"] > 0) & (events["parent"] <= MAX_RINGS)
-        for index in np.flatnonzero(of_rings) if known else ():
+        for index in np.flatnonzero(of_rings) if self._told else ():
             gap = events[index]
             track = tracks.get(int(gap["track"]))
             part = self._part_of.get(track.pid, 0) if track else 0
-            yield gap, known[part], int(gap["parent"]) - 1
+            yield gap, self._told[part], int(gap["parent"]) - 1
 
     def begin_after(self, at: int) -> int | None:
         """When the first event began that lies wholly after `at`, in ns; `None` if there is none."""
@@ -132,20 +117,16 @@ class Leftovers:
         return join_blocks(blocks)
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block, str, bool]]:
-        """What a flight recorder kept, what had been drained, and the rings; what is in several, once."""
+        """What a flight recorder kept, and the rings; what is in both, once."""
         known = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
-            # Processes that joined leave keeping and spooling to the session's owner.
-            stored = () if number else (kept_blocks(files, self._profiler), files.spooled())
-            for pieces in stored:
+            if number == 0:  # processes that joined leave keeping to the session's owner
                 found = [known]
-                for piece in pieces:
+                for piece in kept_blocks(files, self._profiler):
                     ids.localise(piece.events, piece.args)
-                    self._note_gaps(piece.events, self._told)
-                    self._uncount(piece.events)
-                    keys = keys_of(piece.events)
-                    found.append(keys)
-                    yield piece.events[~_among(keys, known)], bytes(piece.args), piece.gaps, piece.source, False
+                    self.note_gaps(piece.events)
+                    found.append(keys_of(piece.events))
+                    yield piece.events, bytes(piece.args), piece.gaps, piece.source, False
                 known = np.unique(np.concatenate(found))
             for ring in files.rings(self._told[number]):
                 ids.localise(ring.events, ring.args)

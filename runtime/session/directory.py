@@ -34,7 +34,6 @@ from stepscope.runtime.flight.kept_segment import PREFIX as KEPT
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.file_lock import hold, lock, release
 from stepscope.runtime.session.processes import is_running, process_identity
-from stepscope.runtime.session.spool import FILES as SPOOL_FILES
 
 log = logging.getLogger("stepscope")
 
@@ -54,7 +53,6 @@ _FILES = (
     "options",
     "socket",
     "delivered",
-    *SPOOL_FILES,
 )
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16

@@ -6,13 +6,13 @@ from collections import Counter, deque
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import SourceLedger, losses
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, clip, touching, without
 from stepscope.runtime.events.nesting import Rows
 from stepscope.runtime.events.record import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events.survey import Survey, survey
 from stepscope.runtime.windows.step_marks import StepMark, StepMarks
 from stepscope.runtime.windows.window import Step
 from stepscope.runtime.windows.window_tables import WindowTable
@@ -99,35 +99,34 @@ class OpenWindow:
         """The events, or parts of them, that lie in this window, with their steps; counts them."""
         intervals = self.recorded
         start, end = intervals[0] if len(intervals) == 1 else (0, 0)
-        ts = events["ts"]
-        simple = start < end and int(ts.min()) >= start and int((ts + np.maximum(events["dur"], 0)).max()) < end
+        found = survey(events)
+        simple = start < end and start <= found.first_ns and found.end_ns < end
         # A step stays one span, whatever pauses are in it: viewers count steps.
-        mine = events.copy() if simple or source == STEPS else clip(events, intervals)
-        return self._count(source, mine, mine["ts"])
+        if not simple and source != STEPS:
+            events = clip(events, intervals)
+            found = survey(events)
+        return self._count(source, events, found)
 
     def take_launched(self, source: str, events: Block, before: int) -> Block:
         """The events, whole, of a device that worked off after `before` what was launched until then; counts them. Those that
         began later are of the step that this time ends."""
-        mine = events.copy()
-        return self._count(source, mine, np.minimum(mine["ts"], before - 1))
+        return self._count(source, events, survey(events), before)
 
-    def _count(self, source: str, mine: Block, launched: NDArray[np.int64]) -> Block:
-        if not len(mine):
-            return mine
-        gaps = mine["kind"] == Kind.GAP
-        counted = len(mine)
-        if gaps.any():
-            for reason, count in losses(mine).items():
+    def _count(self, source: str, events: Block, found: Survey, before: int | None = None) -> Block:
+        if not found.count:
+            return events
+        if found.gaps:
+            for reason, count in losses(events).items():
                 self.count_dropped(source, reason, count)
-            self.gap_events += int(gaps.sum())
-            counted -= int(gaps.sum())
-        self._accepted[source] += counted
-        loud = ~is_quiet(mine)
-        self.events += 0 if source == STEPS else int(((mine["kind"] != Kind.STEP) & loud).sum())
+            self.gap_events += found.gaps
+        self._accepted[source] += found.count - found.gaps
+        self.events += 0 if source == STEPS else found.loud
+        mine = self.marks.with_steps(events)
+        if before is not None:
+            mine["step"] = self.marks.steps_at(np.minimum(mine["ts"], before - 1))
         if self._rows is not None and source != STEPS:
             self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
-        mine["step"] = self.marks.steps_at(launched)
-        self._latest = max(self._latest, int(mine["ts"][loud].max(initial=self._latest)))
+        self._latest = max(self._latest, found.loud_last_ns)
         if self.table is not None:
             self.table.update(mine)
         mine.flags.writeable = False

@@ -9,17 +9,18 @@ window's end, or when the linger time is over.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.accounting.ledger import SourceLedger, losses
+from stepscope.runtime.accounting.ledger import SourceLedger, events_in, losses
 from stepscope.runtime.control.requests.armed_facts import ARMED
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
+from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
 from stepscope.runtime.loop.messages import WindowEnds
 from stepscope.runtime.recording.detail import DetailFilter
 from stepscope.runtime.windows.open_window import RECORDER as RECORDER
@@ -29,6 +30,8 @@ from stepscope.runtime.windows.window_tables import WindowTable
 
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 CUT = "the run ended before the last step of the window"
+FEW_WINDOWS = 4
+"""Windows for each of which a block is passed over; for more it is sorted."""
 REMEMBERED = 64
 """Closed windows that late events are still told apart by."""
 
@@ -222,18 +225,26 @@ class WindowRouter:
         events, batches = self._arrived(source, events)
         if not len(events):
             return batches
-        total = int((events["kind"] != Kind.GAP).sum())
-        if len(self._open) == 1:
-            batch = self._take(self._open[0], source, events, args)
-            if len(batch) == len(events) and not self._open[0].gaps:  # nothing was left out
-                self._accepted[source] += total
-                return batches + self._release(self._open[0], batch)
-            batches += self._release(self._open[0], batch)
+        for window, part in self._divided(events):
+            batches += self._release(window, self._take(window, source, part, args))
+        total = events_in(events)
+        recorded = [interval for window in self._open for interval in window.recorded]
+        if count_in(events, recorded) == total:
+            self._accepted[source] += total
         else:
-            for window, part in divide(self._open, events):
-                batches += self._release(window, self._take(window, source, part, args))
-        self._account(source, events[events["kind"] != Kind.GAP])
+            self._account(source, events[events["kind"] != int(Kind.GAP)])
         return batches
+
+    def _divided(self, events: Block) -> Iterable[tuple[OpenWindow, Block]]:
+        """The windows that the events may lie in, each with those that do."""
+        found = survey(events)
+        reached = [one for one in self._open if one.interval[0] <= found.end_ns and one.interval[1] > found.first_ns]
+        if len(reached) == 1:
+            return [(reached[0], events)]
+        if len(reached) > FEW_WINDOWS or found.gaps:
+            return divide(self._open, events)
+        parts = ((one, parts_in(events, one.interval)) for one in reached)
+        return ((one, part) for one, part in parts if len(part))
 
     def route_launched(self, source: str, events: Block, args: bytes, before: int) -> list[EventBatch]:
         """Gives a block, whole, to the window in which the host launched what a device did: the one that ends at `before`, or
@@ -262,10 +273,10 @@ class WindowRouter:
                 if window.end is None and window.marks.pending:
                     steps = window.step_spans(self._track)
                     batches += self._release(window, self._take(window, STEPS, steps, b""))
-        gaps = events[events["kind"] == Kind.GAP]
-        if len(gaps):
-            self._dropped.setdefault(source, Counter()).update(losses(gaps))
-        self._seen[source] += len(events) - len(gaps)
+        gaps = len(events) - events_in(events)
+        if gaps:
+            self._dropped.setdefault(source, Counter()).update(losses(events))
+        self._seen[source] += len(events) - gaps
         return events, batches
 
     def take_marks(self, marks: Block) -> None:
@@ -290,14 +301,17 @@ class WindowRouter:
         return batches
 
     def _without_foreign_marks(self, events: Block) -> Block:
-        marks = events["kind"] == Kind.STEP
-        if not marks.any():
+        marks = of_kind(events, Kind.STEP)
+        if not len(marks):
             return events
-        self.take_marks(events[marks])
-        foreign = marks & (events["id"] != self._serial)
-        self._seen[RECORDER] += int(foreign.sum())
-        self._outside[RECORDER] += int(foreign.sum())
-        return events[~foreign] if foreign.any() else events
+        self.take_marks(marks)
+        count = int((marks["id"] != self._serial).sum())
+        if not count:
+            return events
+        self._seen[RECORDER] += count
+        self._outside[RECORDER] += count
+        kept: Block = events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)]
+        return kept
 
     def _account(self, source: str, events: Block) -> None:
         """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""

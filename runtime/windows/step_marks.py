@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, empty_block
 from stepscope.runtime.windows.window import Step
 
 KEPT = 1 << 20
@@ -102,6 +102,13 @@ class StepMarks:
         at = np.frombuffer(counts, np.int64) - 1
         numbers: Any = marks["number"][np.maximum(at, 0)]
         return numbers  # type: ignore[no-any-return]
+
+    def with_steps(self, events: Block) -> Block:
+        """A copy whose events have the number of the step that they began in."""
+        marks = self._marks[: self._count]
+        begins, numbers = np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(marks["number"])
+        copied: Block = np.frombuffer(_core.with_steps(np.ascontiguousarray(events), begins, numbers), EVENT_DTYPE)
+        return copied
 
     def steps(self, end: int) -> tuple[Step, ...]:
         """The steps; the last one ends at `end`."""

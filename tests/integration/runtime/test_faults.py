@@ -39,7 +39,9 @@ PASSING = ("_pass_on", "_relieve")
 OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
 FILES = {
-    name: file for file, names in (("pipeline", ONES_OWN), ("backpressure", PASSING), ("drain_loop", OF_ALL)) for name in names
+    name: file
+    for file, names in (("pipeline", ONES_OWN), ("backpressure", PASSING), ("drain_loop", OF_ALL))
+    for name in names
 }
 
 

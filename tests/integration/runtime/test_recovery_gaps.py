@@ -1,4 +1,4 @@
-"""What was lost is counted once, though ring, spool and journal may each tell of it."""
+"""What was lost is counted once, though ring and journal may both tell of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ for number in range(500):
 for ring in Path(sys.argv[2]).glob("*/ring-*"):
     Path(sys.argv[1], "before-" + ring.name).write_bytes(ring.read_bytes()[:4096])
 """
-DRAINED = {
-    "spool": "drain(1 << 18), die()",
-    "spool and journal": "_core.drain = drain; profiler.flush(), die()",
-}
+DRAINED = {"nowhere else": "drain(1 << 18), die()", "journal": "_core.drain = drain; profiler.flush(), die()"}
 
 
 @pytest.fixture
@@ -44,7 +41,7 @@ def crash(tmp_path: Path) -> Crash:
 @pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest", "sample"])
 @pytest.mark.parametrize("where", DRAINED)
 def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) -> None:
-    """A process that dies between the copy to the spool and the rings' giving free leaves both."""
+    """A process that dies between the journal's write and the release of the rings leaves both."""
     crash.of(OVERFLOW.replace("POLICY", repr(policy)) + DRAINED[where], drain_interval=1000.0)
     for ring in crash.directory().glob("ring-*"):
         before = (crash.run / f"before-{ring.name}").read_bytes()
@@ -63,7 +60,7 @@ def test_a_drain_that_was_not_given_free(where: str, policy: str, crash: Crash) 
 
 @pytest.mark.parametrize("policy", ["drop_newest", "sample"])
 def test_a_joined_process_that_is_one_drain_behind(policy: str, crash: Crash) -> None:
-    """Its slots are given free one drain late, so the journal has what its rings still say was lost."""
+    """Its slots are free only when the journal has them, so that may have what its rings still say was lost."""
     crash.of(
         """
         from pathlib import Path
@@ -100,7 +97,7 @@ def test_a_joined_process_that_is_one_drain_behind(policy: str, crash: Crash) ->
 
 
 def test_a_gap_across_windows(crash: Crash) -> None:
-    """It counts in the window in which it begins, in the journal and in what is recovered of the spool."""
+    """It counts in the window in which it begins, in the journal and in what is recovered of the rings."""
     crash.of(
         """
         profiler = sc.trace(output_dir=sys.argv[1], schedule=sc.schedule(wait=0, warmup=0, active=1, repeat=0),

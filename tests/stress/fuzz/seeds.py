@@ -12,7 +12,6 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, encode_record
 from stepscope.runtime.journal.retention import given_up
@@ -31,11 +30,6 @@ def seeds(target: str) -> list[bytes]:
         return _of(target, Path(place))
 
 
-def spool_frame(batch: EventBatch) -> bytes:
-    """The first two events of a batch as a frame of a session's spool."""
-    return struct.pack("<II", 2, len(batch.args)) + batch.events.tobytes()[:128] + batch.args
-
-
 def _of(target: str, place: Path) -> list[bytes]:
     batch = every_kind()
     events, heap = batch.events.tobytes(), batch.args
@@ -52,11 +46,10 @@ def _of(target: str, place: Path) -> list[bytes]:
         head = struct.pack("<IIIq32xQQQ40xQQ", 64, 1, 1, 1, 8, 8, 8, 0, 0).ljust(4084, b"\0")
         names = b"".join(struct.pack("<II", number, 3) + b"abc" for number in range(1, 5))
         table = b"".join(struct.pack("<qqIIII", 1, 1, 2, 0, 1024, number) for number in range(1, 4))
-        spool = spool_frame(batch)
         stack = struct.pack("<IIIIQQQ24x", 1, 1, 2, 0, 2, 0, 1) + struct.pack("<qqQIHH", 5, 0, 7, 1024, 1, 0) * 3
         kept = _records(write_journal(place / "kept", [batch]).read_bytes())
         window = write_journal(place / "window", [batch]).read_bytes()
-        return [b"\xff\xfe".join([head + events[:1024], spool, stack, names, table, kept, window])]
+        return [b"\xff\xfe".join([head + events[:1024], stack, names, table, kept, window])]
     if target == "session_note":
         note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
         return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]

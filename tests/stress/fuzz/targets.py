@@ -89,16 +89,15 @@ def _read(path: Path) -> None:
 
 def session(data: bytes) -> None:
     """A session directory whose files hold any bytes, behind headers that are believed; what was kept has right checksums."""
-    pieces = data.split(b"\xff\xfe", 6)
-    pieces += [b""] * (7 - len(pieces))
-    ring, spooled, stacks, strings, tracks, kept, window = pieces
+    pieces = data.split(b"\xff\xfe", 5)
+    pieces += [b""] * (6 - len(pieces))
+    ring, stacks, strings, tracks, kept, window = pieces
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         head = bytearray(b"SSRING1\0" + struct.pack("<I", 1) + ring[:4096].ljust(4096, b"\0"))[:4096]
         (slots,) = struct.unpack_from("<I", head, 12)
         struct.pack_into("<I", head, 12, 1 << (slots % 8 + 6))
         files = {
             "ring-00000": bytes(head) + ring[4096:].ljust(64 << 13, b"\0"),
-            "spool-0": b"SSSPOOL\0" + spooled,
             "stacks": stacks.ljust(4096, b"\0"),
             "strings": strings,
             "tracks": tracks,

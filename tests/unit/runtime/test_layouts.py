@@ -44,7 +44,7 @@ def offsets(layout: struct.Struct) -> list[int]:
             "Header",
             "version slots track alive tid head reserve produced sampled tail serial sampled_seen",
         ),
-        (session_files._CONTROL, "Control", "unspooled settled untold"),  # pyright: ignore[reportPrivateUsage]
+        (session_files._CONTROL, "Control", "at_risk"),  # pyright: ignore[reportPrivateUsage]
         (session_files._TRACK, "Track", "tid kind parent name id"),  # pyright: ignore[reportPrivateUsage]
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",

@@ -1,4 +1,4 @@
-"""What neither the spool nor the journal has when a process is killed: it is said how much may be missing."""
+"""Journals that are behind when a process is killed: the rings have it, or it is said how much may be missing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.recovery.recover import Recovery, recover
-from stepscope.runtime.session.spool import FILES as SPOOL_FILES
+from stepscope.runtime.recovery.recover import Recovery
 from tests.support.crashes import Crash, names, windows
 from tests.support.disks import small_disk
 
@@ -176,23 +175,3 @@ def test_counters_that_make_no_sense(crash: Crash) -> None:
     control.unlink()
     recovery = crash.recover()
     assert not recovery.missing
-
-
-def test_a_damaged_frame(crash: Crash) -> None:
-    """What is behind it is found, and what it held is said to be missing; the session stays."""
-    crash.of(program(LOOP, seconds=1000.0, queue=1 << 24))
-    spools = [crash.directory() / name for name in SPOOL_FILES]
-    spool = max((path for path in spools if path.exists()), key=lambda path: path.stat().st_size)
-    data = spool.read_bytes()
-    frames = [match.start() for match in re.finditer(b"SSSPOOL\0", data)]
-    assert len(frames) > 2
-    whole = names(recover(crash.run, crash.run / "whole").journal)["x"]
-    with spool.open("r+b") as file:
-        file.seek(frames[1])
-        file.write(b"\xff" * 16)
-    recovery = recover(crash.run, remove_session=True)
-    assert any(f"{frames[2] - frames[1]:,} bytes that are no frames" in said for said in recovery.missing)
-    assert 0 < names(recovery.journal)["x"] < whole and crash.directory().is_dir()
-    lost = whole - names(recovery.journal)["x"]
-    spool.write_bytes(data[: frames[1]])
-    assert names(recover(crash.run, crash.run / "cut").journal)["x"] < whole - lost

@@ -1,0 +1,183 @@
+/* What a block of events holds, in one pass: a pass of numpy for each question costs more, and hands the GIL over each time, which a
+ * program that computes in Python gives back after 5 ms only. */
+#include "core.h"
+
+#define GIL_KEPT_EVENTS (1 << 18) /* a pass over no more takes a millisecond at most */
+
+static uint16_t operators; /* category of operators */
+static bool quiet[1 << 16]; /* by category: recorded all the time, whatever the program does */
+
+/* (category of operators, categories that are quiet): for the passes below. */
+PyObject *survey_py_set_categories(PyObject *self, PyObject *args) {
+    unsigned int category;
+    PyObject *others;
+    if (!PyArg_ParseTuple(args, "IO!", &category, &PyTuple_Type, &others)) return NULL;
+    operators = (uint16_t)category;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(others); i++) {
+        unsigned long each = PyLong_AsUnsignedLong(PyTuple_GET_ITEM(others, i));
+        if (PyErr_Occurred()) return NULL;
+        quiet[(uint16_t)each] = true;
+    }
+    Py_RETURN_NONE;
+}
+
+static bool get_events(PyObject *block, Py_buffer *view) {
+    if (PyObject_GetBuffer(block, view, PyBUF_C_CONTIGUOUS) < 0) return false;
+    if (view->len % (Py_ssize_t)sizeof(Event) == 0) return true;
+    PyBuffer_Release(view);
+    PyErr_SetString(PyExc_ValueError, "a block has whole events");
+    return false;
+}
+
+static bool lasts(const Event *e) { return e->kind == KIND_SPAN || e->kind == KIND_GAP; }
+
+/* The fields of `Survey` in runtime/events/survey.py. */
+PyObject *survey_py_survey(PyObject *self, PyObject *block) {
+    Py_buffer view;
+    if (!get_events(block, &view)) return NULL;
+    size_t count = (size_t)view.len / sizeof(Event);
+    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN;
+    unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0;
+    PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+    for (size_t i = 0; i < count; i++) {
+        Event e; /* a block of a backend may lie anywhere */
+        memcpy(&e, (const char *)view.buf + i * sizeof e, sizeof e);
+        int64_t until = lasts(&e) ? (int64_t)((uint64_t)e.ts + (uint64_t)e.dur) : e.ts;
+        if (e.ts < first) first = e.ts;
+        if (e.ts > last) last = e.ts;
+        if (until > end) end = until;
+        bool low = e.category == operators, is_loud = !quiet[e.category];
+        if (is_loud && e.ts > loud_last) loud_last = e.ts;
+        loud += is_loud && e.kind != KIND_STEP;
+        of_operators += low;
+        kinds[low ? KIND_GAP + 1 : e.kind <= KIND_GAP ? e.kind : 0]++;
+        arguments += !low && e.args_len && !(e.flags & FLAG_ARG_INLINE);
+        if (e.kind == KIND_GAP) lost += e.id;
+    }
+    if (released) PyEval_RestoreThread(released);
+    PyBuffer_Release(&view);
+    unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
+    return Py_BuildValue("nLLLKKKKKKKKL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
+                         kinds[KIND_SPAN], kinds[KIND_STEP], kinds[KIND_GAP], others, of_operators, arguments, lost, loud,
+                         (long long)loud_last);
+}
+
+/* (block, kind): its events of this kind, as bytes. */
+PyObject *survey_py_of_kind(PyObject *self, PyObject *args) {
+    PyObject *block;
+    unsigned int kind;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "OI:of_kind", &block, &kind) || !get_events(block, &view)) return NULL;
+    size_t count = (size_t)view.len / sizeof(Event), found = 0;
+    const char *from = view.buf;
+    for (size_t i = 0; i < count; i++) found += (uint8_t)from[i * sizeof(Event) + offsetof(Event, kind)] == kind;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(found * sizeof(Event)));
+    char *to = bytes ? PyBytes_AS_STRING(bytes) : NULL;
+    for (size_t i = 0; bytes && found && i < count; i++) {
+        if ((uint8_t)from[i * sizeof(Event) + offsetof(Event, kind)] != kind) continue;
+        memcpy(to, from + i * sizeof(Event), sizeof(Event));
+        to += sizeof(Event), found--;
+    }
+    PyBuffer_Release(&view);
+    return bytes;
+}
+
+/* (block, begins of steps in order, their numbers): a copy whose events have the number of the step that they began in; the first
+ * step's if they began before. */
+PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
+    PyObject *block, *copy = NULL;
+    Py_buffer view, begins, numbers;
+    if (!PyArg_ParseTuple(args, "Oy*y*:with_steps", &block, &begins, &numbers)) return NULL;
+    size_t steps = (size_t)begins.len / sizeof(int64_t), at = 0;
+    if (!steps || (size_t)numbers.len / sizeof(int32_t) != steps) {
+        PyErr_SetString(PyExc_ValueError, "each step has a begin and a number, and there is one at least");
+    } else if (get_events(block, &view)) {
+        size_t count = (size_t)view.len / sizeof(Event);
+        const int64_t *begin = begins.buf;
+        const int32_t *number = numbers.buf;
+        if ((copy = PyByteArray_FromStringAndSize(NULL, view.len))) {
+            Event *to = (Event *)PyByteArray_AS_STRING(copy);
+            PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+            memcpy(to, view.buf, (size_t)view.len);
+            for (size_t i = 0; i < count; i++) {
+                int64_t ts = to[i].ts;
+                if (begin[at] > ts || (at + 1 < steps && begin[at + 1] <= ts)) { /* neighbours are of one step */
+                    size_t low = 0, high = steps;
+                    while (low < high) {
+                        size_t middle = low + (high - low) / 2;
+                        if (begin[middle] <= ts) low = middle + 1;
+                        else high = middle;
+                    }
+                    at = low ? low - 1 : 0;
+                }
+                to[i].step = number[at];
+            }
+            if (released) PyEval_RestoreThread(released);
+        }
+        PyBuffer_Release(&view);
+    }
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&numbers);
+    return copy;
+}
+
+static bool touches(const Event *e, int64_t start, int64_t end) {
+    return e->ts < end && (e->ts >= start || (lasts(e) && (int64_t)((uint64_t)e->ts + (uint64_t)e->dur) > start));
+}
+
+/* (block, start, end): its events that lie in the interval, at least in part, as bytes. */
+PyObject *survey_py_touching(PyObject *self, PyObject *args) {
+    PyObject *block;
+    long long start, end;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "OLL:touching", &block, &start, &end) || !get_events(block, &view)) return NULL;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, view.len);
+    if (bytes) {
+        size_t count = (size_t)view.len / sizeof(Event);
+        Event *to = (Event *)PyBytes_AS_STRING(bytes), *first = to;
+        PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+        for (size_t i = 0; i < count; i++) {
+            memcpy(to, (const char *)view.buf + i * sizeof(Event), sizeof(Event));
+            to += touches(to, start, end);
+        }
+        if (released) PyEval_RestoreThread(released);
+        _PyBytes_Resize(&bytes, (to - first) * (Py_ssize_t)sizeof(Event));
+    }
+    PyBuffer_Release(&view);
+    return bytes;
+}
+
+/* (block, intervals): how many of its events, gaps apart, lie in one of the intervals, at least in part. These are pairs of 64-bit
+ * integers, in order and apart. */
+PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
+    PyObject *block;
+    Py_buffer view, pairs;
+    if (!PyArg_ParseTuple(args, "Oy*:count_touching", &block, &pairs)) return NULL;
+    unsigned long long touching = 0;
+    bool good = get_events(block, &view);
+    if (good) {
+        size_t count = (size_t)view.len / sizeof(Event), n = (size_t)pairs.len / (2 * sizeof(int64_t)), at = 0;
+        const int64_t *interval = pairs.buf;
+        PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
+        for (size_t i = 0; n && i < count; i++) {
+            Event e;
+            memcpy(&e, (const char *)view.buf + i * sizeof e, sizeof e);
+            if (e.kind == KIND_GAP) continue;
+            /* The first interval that ends after it began; neighbours lie in one. */
+            if (interval[2 * at + 1] <= e.ts || (at && interval[2 * at - 1] > e.ts)) {
+                size_t low = 0, high = n;
+                while (low < high) {
+                    size_t middle = low + (high - low) / 2;
+                    if (interval[2 * middle + 1] <= e.ts) low = middle + 1;
+                    else high = middle;
+                }
+                at = low < n ? low : n - 1;
+            }
+            touching += touches(&e, interval[2 * at], interval[2 * at + 1]);
+        }
+        if (released) PyEval_RestoreThread(released);
+        PyBuffer_Release(&view);
+    }
+    PyBuffer_Release(&pairs);
+    return good ? PyLong_FromUnsignedLongLong(touching) : NULL;
+}

@@ -1,0 +1,62 @@
+"""What a block of events holds, found in one pass."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EVENT_DTYPE, QUIET, Block, Kind
+
+OPERATORS_CATEGORY = strings.category("cpu_op")
+_core.set_survey_categories(OPERATORS_CATEGORY, tuple(strings.category(name) for name in QUIET))
+
+
+class Survey(NamedTuple):
+    """The counts and times of a block. Operators of frameworks are counted apart from other events of their kind."""
+
+    count: int
+    first_ns: int
+    """When the first event began."""
+    last_ns: int
+    """When the last one began."""
+    end_ns: int
+    """When the last one ended."""
+    spans: int
+    steps: int
+    gaps: int
+    others: int
+    """Events of other kinds."""
+    operators: int
+    arguments: int
+    """Events with arguments in the heap."""
+    lost: int
+    """Events that the gaps count."""
+    loud: int
+    """Events other than step marks and what is recorded all the time (`QUIET`)."""
+    loud_last_ns: int
+    """When the last one began that is not recorded all the time."""
+
+
+def survey(events: Block) -> Survey:
+    """Counts a block, which must not be empty for its times to mean something."""
+    return Survey(*_core.survey(np.ascontiguousarray(events)))
+
+
+def parts_in(events: Block, interval: tuple[int, int]) -> Block:
+    """A copy of the events that lie in an interval (ns), at least in part."""
+    found: Block = np.frombuffer(_core.touching(np.ascontiguousarray(events), *interval), EVENT_DTYPE)
+    return found
+
+
+def count_in(events: Block, intervals: list[tuple[int, int]]) -> int:
+    """How many events, gaps apart, lie in one of the intervals (ns), at least in part; these are in order and apart."""
+    return _core.count_touching(np.ascontiguousarray(events), np.array(intervals, np.int64))
+
+
+def of_kind(events: Block, kind: Kind) -> Block:
+    """A copy of the events of one kind."""
+    found: Block = np.frombuffer(_core.of_kind(np.ascontiguousarray(events), int(kind)), EVENT_DTYPE)
+    return found
