@@ -241,6 +241,8 @@ class DrainLoop:
             made[0].start()
             made[0].expect(self._held)
             self._pipelines += made
+            if any(worker.is_journal for worker in made[0].outlets):
+                self._recorder.late_release.begin()
             self._passed.notify_all()
 
         self.do(start)

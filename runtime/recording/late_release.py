@@ -65,6 +65,10 @@ class LateRelease:
         self.stalls = 0
         """Times that slots were freed before a journal had their events."""
 
+    def begin(self) -> None:
+        """A journal comes: from the next drain on slots wait for it."""
+        _core.release_late(True)
+
     def advance(self, routed_ns: int, journals: Sequence[JournalWorker]) -> None:
         """Frees what may be freed; to be called after each routing.
 
@@ -75,7 +79,6 @@ class LateRelease:
         if not journals:
             self.end()
             return
-        _core.release_late(True)
         if self._early is not None and self._early[1].passed(routed_ns, journals):
             self._early = None
         if self._barrier is not None and self._barrier.passed(routed_ns, journals):
@@ -86,6 +89,7 @@ class LateRelease:
             _core.mark_rings()
             self._joined.mark()
             self._barrier = JournalBarrier()
+            self._progress = sum(journal.handled for journal in journals), _core.now()
         early = 0 if self._early is None else self._early[0]
         dropped = sum(journal.unreported_drops for journal in journals)
         _core.set_at_risk(early + dropped + _core.private_slots())

@@ -1,0 +1,119 @@
+"""Late release: a slot of a ring is free when the journals have its event."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import stepscope
+from stepscope.runtime import _core
+from stepscope.runtime.recording.late_release import STALL_TIMEOUT_NS, JournalBarrier, LateRelease
+from tests.support.recording import run_program
+
+
+class Journal:
+    """The worker of a journal, as far as rings wait for it."""
+
+    def __init__(self) -> None:
+        self.given = 0
+        self.handled = 0
+        self.unreported_drops = 0
+
+
+class Joined:
+    """The rings of joined processes: what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def mark(self) -> None:
+        self.calls.append("mark")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+def test_a_barrier_waits_for_what_was_given_before_it() -> None:
+    """What was routed later does not count."""
+    journal, barrier = Journal(), JournalBarrier()
+    journal.given = 3
+    assert not barrier.passed(0, [journal])  # not routed yet
+    assert not barrier.passed(_core.now(), [journal])
+    journal.given, journal.handled = 9, 2
+    assert not barrier.passed(_core.now(), [journal])
+    journal.handled = 3
+    assert barrier.passed(_core.now(), [journal])
+
+
+def test_slots_are_released_when_the_journals_are_through() -> None:
+    """One barrier at a time; each release covers what was marked before."""
+    joined, journal = Joined(), Journal()
+    release = LateRelease(joined, lambda: False)
+    release.begin()
+    release.advance(_core.now(), [journal])
+    assert joined.calls == ["mark"]
+    journal.given = 1
+    release.advance(_core.now(), [journal])
+    assert joined.calls == ["mark"]
+    journal.handled = 1
+    release.advance(_core.now(), [journal])
+    assert joined.calls == ["mark", "release", "mark"]
+    release.advance(_core.now(), [])
+    assert joined.calls[3:] == ["mark", "release"]
+
+
+def test_a_stalled_journal_does_not_keep_full_rings() -> None:
+    """They are freed once it makes no progress, and that is counted; not while it does."""
+    full, journal = [False], Journal()
+    release = LateRelease(Joined(), lambda: full[0])
+    journal.given = 1
+    release.begin()
+    release.advance(_core.now(), [journal])
+    full[0] = True
+    release.advance(_core.now(), [journal])
+    assert release.waiting() and release.stalls == 0
+    time.sleep(STALL_TIMEOUT_NS / 1e9 * 1.1)
+    release.advance(_core.now(), [journal])
+    assert release.stalls == 1
+    release.end()
+    assert not release.waiting()
+
+
+def test_rings_keep_what_was_drained() -> None:
+    """As long as slots wait, recovery finds their events; a thread goes on in another ring when one is full."""
+    ((waiting, unreleased), freed, known) = run_program(
+        """
+        def record():
+            for _ in range(300):
+                with span("x"):
+                    pass
+
+        _core.release_late(True)
+        record()
+        log.take()
+        tell([_core.ring_statistics()["waiting"], _core.unreleased()])
+        _core.mark_rings()
+        record()
+        log.take()
+        _core.release_rings()
+        tell(_core.unreleased())
+        tell(len(log.rows))
+        """,
+        options="ring_slots=1024",
+    )
+    assert (waiting, unreleased, freed, known) == (0, 300, 300, 600)
+
+
+def test_a_run_leaves_nothing_unreleased(session_dir: Path, output_dir: Path) -> None:
+    """While it goes on, no more than the last drains wait for the journal."""
+    options = stepscope.Options(session_dir=str(session_dir), drain_interval=0.001)
+    with stepscope.trace(output_dir=output_dir, options=options) as profiler:
+        for _ in range(200):
+            with stepscope.span("x"):
+                pass
+        profiler.flush()
+        deadline = time.monotonic() + 30
+        while _core.unreleased() > 10 and time.monotonic() < deadline:
+            profiler.step()
+            profiler.flush()
+        assert _core.unreleased() <= 10
