@@ -20,7 +20,7 @@ SHM = 10.0
 """Bytes a cycle."""
 OBJECTS = 0.5
 """Python objects a cycle."""
-RECORDER = ("process.json", "spool-0", "spool-1", "stacks", "strings", "tracks")
+RECORDER = ("process.json", "stacks", "strings", "tracks")
 """Files of the session that the recorder of a process has open until the process ends, for profilers to come; with an eventfd."""
 LIBUV = 2
 """Both ends of the pipe for signals that libuv makes once in a process and keeps."""

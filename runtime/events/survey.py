@@ -17,7 +17,7 @@ _core.set_survey_categories(OPERATORS_CATEGORY, tuple(strings.category(name) for
 class Survey(NamedTuple):
     """The counts and times of a block. Operators of frameworks are counted apart from other events of their kind."""
 
-    count: int
+    events: int
     first_ns: int
     """When the first event began."""
     last_ns: int

@@ -28,18 +28,23 @@ class AppendFile:
         OutputError: if it cannot be created.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exists: bool = False) -> None:
+        """Args: the name; whether it is a file that is there already, to whose end pieces are appended."""
         self.path = path
         """The name that it got."""
         self.size = 0
-        """Bytes written."""
+        """Bytes of the file."""
         self._fd = -1
         self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
-            self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
+            if exists:
+                self._fd = os.open(path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
+                self.size = os.fstat(self._fd).st_size
+            else:
+                self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:
-            raise self._error(error, "create") from error
+            raise self._error(error, "open" if exists else "create") from error
 
     def write(self, pieces: list[Piece], sync: bool) -> None:
         """Appends the pieces, all or none; with `sync`, returns when the disk has them.

@@ -220,7 +220,8 @@ def encode_events(
 
 def source_bytes(source: str) -> bytes:
     """The name of a source as frames have it."""
-    return plain(source).encode()[:MAX_SOURCE].decode(errors="ignore").encode()
+    text: str = plain(source)
+    return text.encode()[:MAX_SOURCE].decode(errors="ignore").encode()
 
 
 def _payload(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -73,6 +73,7 @@ class JournalReader:
         self._ids = ids or IdMap()
         self._columns = ColumnDecoder(self._ids)
         self._frames = FrameReader(self.path)
+        self._end_position = (0, 0)
         first = self._frames.peek()
         if first is not None and first[0] == fmt.FrameType.RUN:
             self.run = records.decode_record(fmt.FrameType.RUN, first[2])
@@ -99,18 +100,40 @@ class JournalReader:
     def __iter__(self) -> Iterator[JournalItem]:
         return self.items()
 
-    def items(self, window: int | None = None) -> Iterator[JournalItem]:
+    @property
+    def sync_word(self) -> bytes | None:
+        """The mark at the beginning of the file's frames, if it is known."""
+        return self._frames.sync_word
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """(number of the next frame, byte where it begins), after the whole frames that were read."""
+        return self._frames.position
+
+    @property
+    def end_position(self) -> tuple[int, int]:
+        """The same of the frame that ends the journal, or of the one that would."""
+        return self.position if self.end is None else self._end_position
+
+    def items(
+        self, window: int | None = None, wanted: Callable[[fmt.EventsHeader], bool] | None = None
+    ) -> Iterator[JournalItem]:
         """Goes on through the journal.
 
         Args:
             window: events, beginnings and ends of other windows are skipped without being read.
+            wanted: is shown what each frame of events says of itself; the frame is skipped, unread, unless it says so.
         """
 
-        def of_another(beginning: bytes) -> bool:
-            header = fmt.decode_events_header(beginning)
-            return header is not None and header[0].window != window
+        def skipped(beginning: bytes) -> bool:
+            found = fmt.decode_events_header(beginning)
+            if found is None:
+                return False
+            header = found[0]
+            return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
-        while (frame := self._frames.next(None if window is None else of_another)) is not None:
+        every = window is None and wanted is None
+        while (frame := self._frames.next(None if every else skipped)) is not None:
             item = self._decode(*frame)
             if item is not None and not (window is not None and _other_window(item, window)):
                 yield item
@@ -149,6 +172,8 @@ class JournalReader:
             self.ledger = record
         elif isinstance(record, records.EndRecord):
             self.end = record
+            at, number, _ = self._frames.head
+            self._end_position = number, at
         item: JournalItem = record
         return item
 

@@ -150,6 +150,23 @@ class JournalWriter:
             self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._commit(self._fsync != "never")
 
+    def append_to(self, sync: bytes, number: int, *, events: int, windows: int) -> None:
+        """Opens a journal that exists, and ends with a whole frame, to append to it.
+
+        Args:
+            sync: the mark of its frames.
+            number: of the next frame.
+            events: how many it has.
+            windows: how many of these were closed.
+
+        Raises:
+            OutputError: if that is not possible.
+        """
+        with self._lock:
+            self._file = AppendFile(self.path, exists=True)
+            self._sync, self._number = sync, number
+            self.written, self._windows = events, windows
+
     def write_batch(self, batch: EventBatch) -> None:
         """Appends a batch, and what it needs of strings and tracks.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, RecoveredError
 from stepscope.runtime.events.clock import ClockAnchor
@@ -17,6 +17,7 @@ from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.formats import run_of
 from stepscope.runtime.export.run import Run, this_host
 from stepscope.runtime.files.private_files import temporary_name
+from stepscope.runtime.journal.format import EventsHeader, encode_file_header
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
@@ -143,17 +144,19 @@ def recover(
     try:
         run = _run(place, reader, note)
         target.parent.mkdir(parents=True, exist_ok=True)
-        writer.open(run)
         profiler = note.profiler if note else 0
-        work = _Recovering(writer, run, Leftovers(parts, profiler), profiler)
+        work = _Recovering(writer, run, ids, Leftovers(parts, profiler), profiler)
         if note is not None and note.keep_last:
             following, said = complete_windows(place, note, set() if note.running else being_written(place))
             notes += said
             work.follow_kept(note.keep_last, following)
-        if reader is not None:
-            work.copy(reader)
+        if reader is None or reader.sync_word is None:
+            writer.open(run)
+        else:
+            work.look_through(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
+            work.copy(reader)
         work.add_leftovers()
         at_risk = (session.at_risk() if session else 0) - work.found_alone
         if at_risk > 0:
@@ -262,7 +265,7 @@ def _gap(
 class _Recovering:
     """Copies a journal and adds what is missing."""
 
-    def __init__(self, writer: JournalWriter, run: Run, leftovers: Leftovers, profiler: int) -> None:
+    def __init__(self, writer: JournalWriter, run: Run, ids: IdMap, leftovers: Leftovers, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
         self.found_alone = 0
         """Events that were found in rings only, though they had been taken from there."""
@@ -270,6 +273,7 @@ class _Recovering:
         """Whether the run's journal had not taken every event: its queue was full, or it had reached its size limit."""
         self._writer = writer
         self._run = run
+        self._ids = ids
         self._leftovers = leftovers
         self._profiler = profiler
         self._open: dict[int, UnfinishedWindow] = {}
@@ -288,31 +292,49 @@ class _Recovering:
         """Whether every window so far has its end."""
         return not self._open
 
-    def copy(self, reader: JournalReader) -> None:
-        for item in reader:
-            if isinstance(item, EventBatch):
-                self._writer.write_batch(item)
-                self._leftovers.note_gaps(item.events)
-                self.events += len(item)
-                self._last_index = max(self._last_index, item.window)
-                window = self._open.setdefault(item.window, UnfinishedWindow(item.window))
-                window.add(item, self._leftovers)
-                self._profiler = self._profiler or window.profiler
-            elif isinstance(item, Window):
-                self._writer.write_window(item)
+    def look_through(self, reader: JournalReader) -> None:
+        """Finds the windows that have no end. Events are not read, only what their frames say of themselves."""
+
+        def wanted(header: EventsHeader) -> bool:
+            self.events += header.count
+            self._last_index = max(self._last_index, header.window)
+            self._open.setdefault(header.window, UnfinishedWindow(header.window))
+            return False
+
+        for item in reader.items(wanted=wanted):
+            if isinstance(item, Window):
                 self.windows += 1
                 mine = item.ledger.outputs.get(JOURNAL)
                 self.left_out = self.left_out or (mine is not None and bool(mine.dropped))
                 self._open.pop(item.index, None)
                 self._last_index = max(self._last_index, item.index)
                 self._last_end = max(self._last_end, item.end_ns)
-            elif isinstance(item, ClockAnchor):
-                self._writer.write_anchor(item)
-            elif isinstance(item, Ledger):
-                self._writer.write_ledger(item)
             elif isinstance(item, CapRecord):
-                self._writer.write_cap(item)
                 self.left_out = True
+
+    def copy(self, reader: JournalReader) -> None:
+        """Copies the journal's frames as they are, but for the last, which ends it; reads the events of windows without an end."""
+        number, size = reader.end_position
+        sync = reader.sync_word
+        assert sync is not None
+        shutil.copyfile(reader.path, self._writer.path)
+        os.chmod(self._writer.path, 0o600)
+        os.truncate(self._writer.path, size)
+        with self._writer.path.open("r+b") as file:
+            file.write(encode_file_header(sync))
+        self._writer.append_to(sync, number, events=self.events, windows=self.windows)
+        with JournalReader(reader.path, self._ids) as again:
+            for item in again.items(wanted=self._may_add_to):
+                if not isinstance(item, EventBatch):
+                    continue
+                self._leftovers.note_gaps(item.events)
+                if (window := self._open.get(item.window)) is not None:
+                    window.add(item, self._leftovers)
+                    self._profiler = self._profiler or window.profiler
+
+    def _may_add_to(self, header: EventsHeader) -> bool:
+        """Whether something may be missing of a frame's window, or the rings may say again what its gaps say."""
+        return header.window in self._open or header.last_ns >= self._leftovers.first_ns
 
     def add_leftovers(self) -> None:
         """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""

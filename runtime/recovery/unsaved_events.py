@@ -44,11 +44,15 @@ class Leftovers:
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
         """Latest time in the rings and stacks."""
+        self.first_ns = int(FOREVER)
+        """When the first event ended of those that the rings were not to lose; what was lost before is in the journal."""
         keys: list[Keys] = []
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
-        for events, _, _, _, _ in self._rings():
+        for events, _, _, _, released in self._rings():
+            if not released:
+                self.first_ns = min(self.first_ns, int(ends(events).min(initial=FOREVER)))
             kinds = events["kind"]
             keys.append(keys_of(events))
             self.last_ns = max(self.last_ns, int(ends(events).max(initial=0)))

@@ -113,13 +113,13 @@ class OpenWindow:
         return self._count(source, events, survey(events), before)
 
     def _count(self, source: str, events: Block, found: Survey, before: int | None = None) -> Block:
-        if not found.count:
+        if not found.events:
             return events
         if found.gaps:
             for reason, count in losses(events).items():
                 self.count_dropped(source, reason, count)
             self.gap_events += found.gaps
-        self._accepted[source] += found.count - found.gaps
+        self._accepted[source] += found.events - found.gaps
         self.events += 0 if source == STEPS else found.loud
         mine = self.marks.with_steps(events)
         if before is not None:

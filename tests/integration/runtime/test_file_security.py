@@ -276,7 +276,7 @@ def test_absurd_rings_cost_nothing(crash: Crash, fields: dict[str, int]) -> None
     assert names(crash.run / "journal.recovered")["forward"] >= 20
 
 
-@pytest.mark.parametrize("name", ["strings", "tracks", "stacks", "spool-0", "ring-00000", "process.json"])
+@pytest.mark.parametrize("name", ["strings", "tracks", "stacks", "ring-00000", "process.json"])
 @pytest.mark.parametrize("what", ["sparse", "fifo", "device", "directory"])
 def test_files_that_are_none(crash: Crash, name: str, what: str) -> None:
     """Terabytes of nothing, pipes, devices and directories in place of a session's file are survived."""
