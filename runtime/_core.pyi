@@ -494,6 +494,19 @@ def with_steps(events: Any, begins: Any, numbers: Any, /) -> bytearray:
         ValueError: if there is no step, or not a number for each.
     """
 
+def readings_at(readings: Any, signals: Any, marks: Any, most: float, /) -> bytes:
+    """The reading of each signal at each mark: the latest that came with the mark, or 1 ns before; not a number where none did.
+
+    Args:
+        readings: when (ns), which signal, and the value's bits: three 64-bit integers each, in any order.
+        signals: 64-bit integers.
+        marks: times in order, 64-bit integers.
+        most: readings that are not below it in size are passed over.
+
+    Returns:
+        A row of doubles for each signal.
+    """
+
 def count_until(sorted: Any, times: Any, /) -> bytes:
     """For each of some times, how many of those that are in order are not later, like `numpy.searchsorted` on the right side.
 

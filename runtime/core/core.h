@@ -374,6 +374,7 @@ PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
 PyObject *survey_py_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_count_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args);
+PyObject *search_py_readings_at(PyObject *module, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
 PyObject *layouts_py_layouts(PyObject *module, PyObject *unused);
 

@@ -69,6 +69,7 @@ static PyMethodDef methods[] = {
     {"signal_held", signals_py_held, METH_NOARGS, NULL},
     {"record_tasks", coroutine_py_record_tasks, METH_O, NULL},
     {"private_slots", ring_py_private, METH_NOARGS, NULL},
+    {"readings_at", search_py_readings_at, METH_VARARGS, NULL},
     {"recording", control_py_recording, METH_NOARGS, NULL},
     {"mark_rings", ring_py_mark, METH_NOARGS, NULL},
     {"release_late", ring_py_release_late, METH_O, NULL},

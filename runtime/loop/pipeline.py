@@ -257,6 +257,7 @@ class Pipeline:
     def close_windows(self, open_spans: Block) -> None:
         """Closes the windows that are ready."""
         start = clock.now()
+        self.overseer.refresh()
         for window, batches in self._windows.finish(open_spans):
             if not window.empty:
                 for batch in batches:
@@ -424,7 +425,6 @@ class Pipeline:
             notes.append(f"empty: nothing but step marks was recorded; {why}")
         if not window.lacking:  # else it is known what kept the backend from recording
             notes += self._attendance.notes(window, sources)
-        self.overseer.refresh()
         notes += self.overseer.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         change = clock.wall_clock.change(start, end)

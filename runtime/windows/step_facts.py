@@ -6,6 +6,7 @@ back from a file: both go through `StepFactsBuilder`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias
 
@@ -79,6 +80,7 @@ FACTS_DTYPE = np.dtype(
 )
 """Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
 during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
+_RAW_FACTS = np.dtype((np.void, FACTS_DTYPE.itemsize))
 
 KEPT_OPEN = 8
 """Steps that stay open behind the newest: events of them may still come."""
@@ -116,6 +118,7 @@ _OTHER_SLOTS = bytes(
 )
 """The same on all other tracks, where only devices, backward and collectives count."""
 _SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
+_SIGNAL_ROWS = np.array([_SIGNAL_IDS[name] for name in SIGNALS], np.int64)
 _COLLECTIVES = ("c10d::", "gloo:", "nccl:", "mpi:", "hccl:", "record_param_comms")
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
@@ -214,6 +217,15 @@ _NO_CATEGORY = 0xFFFF
 _CLASSES = _Classes()
 
 
+def join_facts(pieces: Sequence[Facts]) -> Facts:
+    """One array of several, in their order. `np.concatenate` alone would work out the record type anew each time."""
+    if len(pieces) == 1:
+        return pieces[0]
+    raw = [piece.view(_RAW_FACTS) for piece in pieces]
+    joined: Facts = np.concatenate(raw).view(FACTS_DTYPE) if raw else np.zeros(0, FACTS_DTYPE)
+    return joined
+
+
 class StepFactsBuilder:
     """Makes facts of steps of events, in whatever blocks they come.
 
@@ -287,9 +299,9 @@ class StepFactsBuilder:
 
     def take(self) -> Facts:
         """The facts that were settled since the last call."""
-        facts: Any = np.concatenate(self._done) if self._done else np.zeros(0, FACTS_DTYPE)
+        facts = join_facts(self._done)
         self._done.clear()
-        return facts  # type: ignore[no-any-return]
+        return facts
 
     def finish(self, end: int | None = None, window: int = 0) -> Facts:
         """The facts of all steps that have ended, but for those that were taken.
@@ -409,23 +421,12 @@ class StepFactsBuilder:
         if len(self._readings) > 1:
             readings = np.concatenate(self._readings)
             self._readings = [readings]
-        names = readings[:, 1]
-        for name in SIGNALS:
-            these = readings[names == _SIGNAL_IDS[name]]
-            values = np.ascontiguousarray(these[:, 2]).view(np.float64)
-            sane = np.abs(values) < MOST_READ
-            ts, values = these[sane, 0], values[sane]
-            facts[name] = np.nan
-            if not len(ts):
-                continue
-            if (ts[1:] < ts[:-1]).any():
-                order = np.argsort(ts, kind="stable")
-                ts, values = ts[order], values[order]
-            index = np.searchsorted(ts, marks, side="right") - 1
-            # One that belongs to another mark is no reading of this one; that of a window's last mark comes just before it.
-            near = (index >= 0) & (marks - ts[np.maximum(index, 0)] <= 1)
-            at = np.where(near, values[np.maximum(index, 0)], np.nan)
-            facts[name] = at[1:] if name == "resident_bytes" else np.diff(at)
+        # The reading of a window's last mark comes just before it.
+        found = _core.readings_at(np.ascontiguousarray(readings), _SIGNAL_ROWS, np.ascontiguousarray(marks), MOST_READ)
+        values = np.frombuffer(found, np.float64).reshape(len(_SIGNAL_ROWS), len(marks))
+        between = values[:, 1:] - values[:, :-1]
+        for row, name in enumerate(SIGNALS):
+            facts[name] = values[row, 1:] if name == "resident_bytes" else between[row]
 
     def _known_begins(self) -> Times:
         """Begins of steps, from the one before the oldest that is open."""

@@ -11,7 +11,7 @@ from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.windows.aggregates import Aggregates
-from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, join_facts
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 
 FIRST_STEPS = 5
@@ -210,14 +210,14 @@ class StepTotals:
         self.ns += int(durations(facts).sum())
         room = FIRST_STEPS - len(self.first)
         if room > 0:
-            self.first = np.concatenate((self.first, facts[:room])) if len(self.first) else facts[:room].copy()
+            self.first = join_facts((self.first, facts[:room])) if len(self.first) else facts[:room].copy()
         self.running.add(facts[max(room, 0) :])
 
     def merged(self, *later: StepTotals) -> StepTotals:
         """Of all, which come in the order of their times; none changes."""
         made = StepTotals()
         everyone = (self, *later)
-        made._add(np.concatenate([one.first for one in everyone if len(one.first)] or [self.first]))
+        made._add(join_facts([one.first for one in everyone if len(one.first)]))
         for one in everyone:
             made.startup_ns += one.startup_ns
             made.shutdown_ns += one.shutdown_ns
@@ -231,8 +231,7 @@ class StepTotals:
     @property
     def last(self) -> Facts:
         """The last steps, at most `KEPT_STEPS`."""
-        last: Facts = np.concatenate(self._last) if self._last else np.zeros(0, FACTS_DTYPE)
-        return last[-KEPT_STEPS:]
+        return join_facts(self._last)[-KEPT_STEPS:]
 
     @property
     def judged(self) -> int:
@@ -259,5 +258,5 @@ def _newest(pieces: tuple[Facts, ...]) -> tuple[Facts, ...]:
     """Pieces that hold the last steps. They are joined from time to time only: most windows are short."""
     if len(pieces) <= _MOST_PIECES and sum(map(len, pieces)) <= 2 * KEPT_STEPS:
         return pieces
-    joined: Facts = np.concatenate(pieces)
+    joined = join_facts(pieces)
     return (joined[-KEPT_STEPS:].copy(),)

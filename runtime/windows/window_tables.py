@@ -34,20 +34,32 @@ class _OtherProcesses:
     """Which tracks are of processes other than this one, such as a DataLoader's workers. Devices are no processes."""
 
     def __init__(self) -> None:
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._known: NDArray[np.bool_] = np.zeros(1, np.bool_)
         self._any = False
 
     def among(self, events: Block) -> NDArray[np.bool_] | None:
         """Which events are theirs; `None` if none is."""
-        for track in tracks.since(len(self._known)):
-            theirs = track.kind in _PROCESSES and track.pid != self._pid
-            self._known = np.append(self._known, theirs)
-            self._any |= theirs
+        with _changing:
+            for track in tracks.since(len(self._known)):
+                theirs = track.kind in _PROCESSES and track.pid != self.pid
+                self._known = np.append(self._known, theirs)
+                self._any |= theirs
         if not self._any:
             return None
         found: NDArray[np.bool_] = self._known[np.minimum(events["track"], len(self._known) - 1)]
         return found if found.any() else None
+
+
+_others: _OtherProcesses | None = None
+
+
+def _other_processes() -> _OtherProcesses:
+    """The process's, which goes through its tracks once."""
+    global _others
+    if _others is None or _others.pid != os.getpid():
+        _others = _OtherProcesses()
+    return _others
 
 
 _PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
@@ -70,7 +82,7 @@ class WindowTable:
         """Length of the windows."""
         self.open = 0
         """Windows of them that have not been closed."""
-        self._others = _OtherProcesses()
+        self._others = _other_processes()
         self._builder = StepFactsBuilder(late=True)
 
     def update(self, events: Block) -> None:
