@@ -10,7 +10,7 @@ import msgspec
 
 from stepscope.exporters.chrome_rows import NOTES_TID, Rows, metadata_event
 from stepscope.exporters.output import OutputFile
-from stepscope.exporters.plainjson import dumps
+from stepscope.exporters.plainjson import dumps, dumps_records
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
@@ -95,8 +95,10 @@ class ChromeFile(TraceFile):
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)
         row = {"pid": self._run.pid, "tid": NOTES_TID}
-        head = dumps({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
-        return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {dumps(args)}}}'
+        head = dumps_records({"ph": "i", "s": "t", "cat": "stepscope", "name": name, **row})
+        # The program's own values may be of any type.
+        text = dumps(args) if args.get("metadata") else dumps_records(args)
+        return f'{head[:-1]}, "ts": {us}.{ns:03}, "args": {text}}}'
 
     def _opening(self, at: int) -> bytes:
         if self._layout.form == "object":

@@ -6,6 +6,7 @@ import contextlib
 import os
 import struct
 import threading
+import zlib
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import columns
+from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.ids import IdMap
 from tests.unit.exporters import columns_reader
 
@@ -218,3 +220,55 @@ def test_a_program_forks_while_events_are_encoded() -> None:
         over.set()
         for thread in threads:
             thread.join()
+
+
+def frames_of(batch: EventBatch, sync: bytes = b"\xf5abc", number: int = 7) -> tuple[list[tuple[int, EventBatch]], int]:
+    """The frames that one call makes of a batch, each with its number, read again; and how many events lost their arguments."""
+    data, count, cut = _core.encode_frames(batch.events, batch.args, sync, number, batch.window, batch.source.encode())
+    found: list[tuple[int, EventBatch]] = []
+    at = 0
+    while at < len(data):
+        head = fmt.decode_frame_header(data, at, sync)
+        assert head is not None
+        kind, flags, numbered, length, crc = head
+        payload = data[at + fmt.FRAME_HEADER.size : at + fmt.FRAME_HEADER.size + length]
+        assert kind == fmt.FrameType.EVENTS and flags & fmt.COLUMNS and zlib.crc32(payload) == crc
+        decoded_columns = fmt.decode_columns(payload, flags, columns.ColumnDecoder(IdMap()))
+        assert decoded_columns is not None
+        header, events, args = decoded_columns
+        first, last = fmt.time_range(events)
+        assert (header.first_ns, header.last_ns, header.count) == (first, last, len(events))
+        found.append((numbered, EventBatch(header.source, header.window, events, args)))
+        at += fmt.FRAME_HEADER.size + length
+    assert len(found) == count
+    return found, cut
+
+
+@given(st.lists(events(), min_size=1, max_size=20))
+def test_frames_are_made_in_one_call(rows: list[dict[str, Any]]) -> None:
+    """Header, checksums and content are those of the format, whatever the events are."""
+    batch = batch_of(rows)
+    ((number, read),), cut = frames_of(batch)
+    assert (number, read.source, read.window, cut) == (7, "recorder", 3, 0)
+    compare(batch, read)
+
+
+def test_many_events_are_several_frames() -> None:
+    """Each has at most 4 MiB of events and arguments, as they lie in memory, and the next number."""
+    block = spans(150_000)
+    packed = _core.encode_arguments({"text": "x" * 100})
+    block["args_at"], block["args_len"] = np.arange(len(block)) * len(packed), len(packed)
+    found, cut = frames_of(EventBatch("recorder", 0, block, packed * len(block)), number=(1 << 32) - 1)
+    assert cut == 0 and [number for number, _ in found[:2]] == [(1 << 32) - 1, 0]
+    assert all(batch.events.nbytes + len(batch.args) <= 4 << 20 for _, batch in found)
+    assert np.concatenate([batch.events["id"] for _, batch in found]).tolist() == block["id"].tolist()
+
+
+def test_arguments_that_would_fill_a_frame() -> None:
+    """The event keeps its place and loses them."""
+    block = spans(3)
+    heap = _core.encode_arguments({"text": "x"})
+    block["args_len"] = len(heap), (4 << 20) + 1, len(heap)
+    block["args_at"] = 0, 0, 0
+    ((_, read),), cut = frames_of(EventBatch("recorder", 0, block, heap + bytes(4 << 20)))
+    assert cut == 1 and (read.events["args_len"] > 0).tolist() == [True, False, True]

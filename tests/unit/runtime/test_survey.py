@@ -1,0 +1,124 @@
+"""Surveys of blocks: what one native pass finds is what numpy finds in many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.intervals import ends, touching, touching_any
+from stepscope.runtime.events.record import QUIET, Block, Flag, Kind, empty_block
+from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
+
+CATEGORIES = ["cpu_op", "gc", QUIET[0]]
+ROW = st.tuples(
+    st.integers(0, 30),
+    st.integers(0, 20),
+    st.sampled_from(list(Kind)),
+    st.sampled_from(CATEGORIES),
+    st.integers(0, 3),
+    st.booleans(),
+)
+INTERVALS = st.lists(st.integers(-5, 60), min_size=2, max_size=8, unique=True).map(
+    lambda borders: [
+        (first, last) for first, last in zip(sorted(borders)[::2], sorted(borders)[1::2], strict=False) if first < last
+    ]
+)
+
+
+def block_of(rows: list[tuple[Any, ...]]) -> Block:
+    """A block of (ts, dur, kind, category, bytes of arguments, inline) each; a gap counts its place in the block."""
+    block = empty_block(len(rows))
+    for place, (row, (ts, dur, kind, category, size, inline)) in enumerate(zip(block, rows, strict=True)):
+        row["ts"], row["dur"], row["kind"], row["category"] = ts, dur, int(kind), strings.category(category)
+        row["args_len"], row["flags"], row["id"] = size, int(Flag.ARG_INLINE) if inline else 0, place
+    return block
+
+
+@given(st.lists(ROW, min_size=1, max_size=40))
+def test_counts_and_times(rows: list[tuple[Any, ...]]) -> None:
+    """Operators are counted apart, gaps add up, and quiet events do not make a block loud."""
+    block = block_of(rows)
+    found = survey(block)
+    low = block["category"] == strings.category("cpu_op")
+    quiet = block["category"] == strings.category(QUIET[0])
+    kind = block["kind"]
+    assert (found.events, found.first_ns, found.last_ns) == (len(rows), block["ts"].min(), block["ts"].max())
+    assert found.end_ns == ends(block).max()
+    assert found.operators == low.sum()
+    for name, which in (("spans", Kind.SPAN), ("steps", Kind.STEP), ("gaps", Kind.GAP)):
+        assert getattr(found, name) == ((kind == int(which)) & ~low).sum()
+    assert found.spans + found.steps + found.gaps + found.others + found.operators == found.events
+    held = (block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)
+    assert found.arguments == (held & ~low).sum()
+    assert found.lost == block["id"][kind == int(Kind.GAP)].sum()
+    assert found.loud == (~quiet & (kind != int(Kind.STEP))).sum()
+    if (~quiet).any():
+        assert found.loud_last_ns == block["ts"][~quiet].max()
+
+
+@given(st.lists(ROW, max_size=40), INTERVALS)
+def test_events_in_intervals(rows: list[tuple[Any, ...]], intervals: list[tuple[int, int]]) -> None:
+    """An event lies in an interval if a part of it does, and where it begins if it has no duration."""
+    block = block_of(rows)
+    counted = block[block["kind"] != int(Kind.GAP)]
+    assert count_in(block, intervals) == touching_any(counted, intervals).sum()
+    for interval in intervals:
+        assert parts_in(block, interval).tobytes() == block[touching(block, interval)].tobytes()
+    for kind in Kind:
+        assert of_kind(block, kind).tobytes() == block[block["kind"] == int(kind)].tobytes()
+
+
+@given(st.lists(ROW, max_size=40), st.lists(st.integers(0, 30), min_size=1, max_size=9, unique=True))
+def test_events_get_their_steps(rows: list[tuple[Any, ...]], begins: list[int]) -> None:
+    """The step that was the latest when an event began; the first one's if none was. The block itself does not change."""
+    block = block_of(rows)
+    times = np.array(sorted(begins), np.int64)
+    numbers = np.arange(len(times), dtype=np.int32) * 10
+    copied: Block = np.frombuffer(_core.with_steps(block, times, numbers), block.dtype)
+    wanted = numbers[np.maximum(np.searchsorted(times, block["ts"], side="right") - 1, 0)]
+    assert copied["step"].tolist() == wanted.tolist()
+    assert (block["step"] == -1).all()
+    block["step"] = wanted
+    assert copied.tobytes() == block.tobytes()
+
+
+def test_steps_that_contradict_themselves() -> None:
+    """Each step has a begin and a number, and there is one at least."""
+    block, times = empty_block(1), np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match="one at least"):
+        _core.with_steps(block, times[:0], np.zeros(0, np.int32))
+    with pytest.raises(ValueError, match="a number"):
+        _core.with_steps(block, times, np.zeros(1, np.int32))
+    with pytest.raises(ValueError, match="whole events"):
+        _core.survey(np.zeros(63, np.uint8))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 20), st.integers(0, 2), st.floats(-1e19, 1e19) | st.just(float("nan"))), max_size=30
+    ),
+    st.lists(st.integers(0, 10).map(lambda at: 2 * at), min_size=1, max_size=6, unique=True),
+)
+def test_readings_at_marks(readings: list[tuple[int, int, float]], marks: list[int]) -> None:
+    """The latest that came with a mark, or 1 ns before; insane ones are passed over."""
+    table = np.array([(ts, signal, 0) for ts, signal, _ in readings], np.int64).reshape(-1, 3)
+    table[:, 2] = np.array([value for _, _, value in readings], np.float64).view(np.int64)
+    marks.sort()
+    found = np.frombuffer(
+        _core.readings_at(table, np.array([0, 1], np.int64), np.array(marks, np.int64), 1e18), np.float64
+    ).reshape(2, -1)
+    for signal in (0, 1):
+        for place, mark in enumerate(marks):
+            near = [
+                (ts, order, value)
+                for order, (ts, which, value) in enumerate(readings)
+                if which == signal and 0 <= mark - ts <= 1 and abs(value) < 1e18
+            ]
+            wanted = max(near)[2] if near else float("nan")
+            assert np.array_equal(found[signal, place], wanted, equal_nan=True)
