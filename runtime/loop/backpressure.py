@@ -1,10 +1,10 @@
-"""The backlog of one profiler: what was drained for it, and passes on to its exporters at the speed at which they take it."""
+"""The queue between the drain loop and one profiler's pipeline: it waits for exporters that are behind."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, split_block
 from stepscope.runtime.options import Options
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.threads.condition import LoopCondition
@@ -27,29 +27,15 @@ JUDGED = 0.05
 """Seconds after which it is told who is slow, at the earliest."""
 
 
-class Stages(Protocol):
-    """What a turn passes through, in this order; a pipeline."""
-
-    @property
-    def delivered(self) -> PendingDeliveries: ...
-    def take_marks(self, marks: Block) -> None: ...
-    def take_block(self, events: Block, args: bytes) -> None: ...
-    def take_watermark(self, until: int) -> None: ...
-    def take_delivery(self, until: int) -> bool: ...
-    def save(self, until: int) -> None: ...
-    def close_windows(self, open_spans: Block) -> None: ...
-    def drop_closed(self, source: str, events: Block) -> None: ...
-
-
 class SlowConsumer(Protocol):
-    """Who is waited for; an outlet."""
+    """The worker of an exporter, as far as it is waited for."""
 
     def half_full(self) -> bool: ...
     async def wait_below_half(self) -> None: ...
 
 
-class _Turn:
-    """What one drain brought, or several while another turn was under way."""
+class DrainedTurn:
+    """The events of one drain, or of several while another turn was under way."""
 
     def __init__(self, until: int) -> None:
         self.marks: list[Block] = []
@@ -65,6 +51,15 @@ class _Turn:
         self.until, self.spans = until, spans
         self.blocks.extend(blocks)
 
+    def next_part(self, most: int) -> tuple[Block, bytes]:
+        """Takes the next events out, and their arguments: at most so many."""
+        events, args = self.blocks.popleft()
+        if len(events) <= most:
+            return events, args
+        first, *others = split_block(events, args, most)
+        self.blocks.extendleft(reversed(others))
+        return first
+
 
 class BackpressureQueue:
     """Waits for exporters that are behind, so that a burst passes without a drop; on the loop.
@@ -75,28 +70,37 @@ class BackpressureQueue:
     for, and the others have everything.
 
     Args:
-        stages: what each turn passes through.
-        takers: who is waited for.
+        process: routes a turn. It awaits its second argument after each part, and ends when that is false.
+        drop: counts events of a source that were not routed.
+        deliveries: of backends; they wait for the turn of their time, and share the room.
+        workers: of the exporters that are waited for.
         options: of the profiler.
-        faults: where faults of ours are kept.
+        faults: collects faults of ours.
     """
 
     def __init__(
-        self, stages: Stages, takers: Sequence[SlowConsumer], options: Options, faults: InternalErrors
+        self,
+        process: Callable[[DrainedTurn, Callable[[], Awaitable[bool]]], Awaitable[None]],
+        drop: Callable[[str, Block], None],
+        deliveries: PendingDeliveries,
+        workers: Sequence[SlowConsumer],
+        options: Options,
+        faults: InternalErrors,
     ) -> None:
-        self._stages, self._takers, self._faults = stages, takers, faults
+        self._process, self._drop, self._deliveries = process, drop, deliveries
+        self._takers, self._faults = workers, faults
         self._limit = options.queue_bytes
         self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
         """Bytes of which more are held for no one."""
-        # In parts that fit the queue, so that it is noticed in time that it is full.
-        self._part = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
-        self._turns: deque[_Turn] = deque()
+        self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
+        """Events of one part of a turn: they fit the queue, so that it is noticed in time that it is full."""
+        self._turns: deque[DrainedTurn] = deque()
         """The first is under way."""
         self._given = asyncio.Event()
         self._relief: anyio.CancelScope | None = None
         self._judged = 0
         """When it was told who is slow, or all had caught up, in ns."""
-        self._waited = [0] * len(takers)
+        self._waited = [0] * len(workers)
         """ns for which each was waited for since."""
         self._since: dict[int, int] = {}
         """Those that are waited for now."""
@@ -118,7 +122,7 @@ class BackpressureQueue:
     @property
     def full(self) -> bool:
         """Whether as much waits behind what is under way as a queue may hold."""
-        return self._waiting + self._stages.delivered.bytes > self._limit
+        return self._waiting + self._deliveries.bytes > self._limit
 
     @property
     def _waiting(self) -> int:
@@ -142,7 +146,7 @@ class BackpressureQueue:
         except Exception as error:
             self._faults.record("give", error)
             for events, _ in blocks:
-                self._stages.drop_closed(RECORDER, events)
+                self._drop(RECORDER, events)
         self._given.set()
         self.mark_slow()
         if self._waiting > self._most and self._relief is not None:
@@ -155,7 +159,7 @@ class BackpressureQueue:
         if last is not None and last.spans is None:
             last.add(marks, blocks, until, open_spans)
             return
-        last = _Turn(until)
+        last = DrainedTurn(until)
         last.add(marks, blocks, until, open_spans)
         self._turns.append(last)
 
@@ -204,30 +208,21 @@ class BackpressureQueue:
                     await anyio.sleep(AFTER_FAULT)
         passed.notify_all()
 
-    async def _pass_on(self, turn: _Turn) -> None:
-        stages = self._stages
-        stages.take_marks(join_blocks(turn.marks))
-        while turn.blocks:
-            events, args = turn.blocks[0]
-            parts = [(events, args)] if len(events) <= self._part else [*split_block(events, args, self._part)]
-            turn.blocks.popleft()
-            turn.blocks.extendleft(reversed(parts[1:]))
-            stages.take_block(*parts[0])
-            await self._relieve()
-            # A backlog neither keeps others from the loop nor a deadline from being noticed.
-            await anyio.lowlevel.checkpoint()
-        stages.take_watermark(turn.until)
-        while not self._closed and stages.take_delivery(turn.until):
-            await self._relieve()
+    async def _pass_on(self, turn: DrainedTurn) -> None:
+        await self._process(turn, self._pace)
         if self._closed:
             return
-        stages.save(turn.until)
-        if turn.spans is not None:
-            stages.close_windows(turn.spans)
         self._turns.popleft()
         if not self._turns and not self._hurried:
             self._late = set()
             self._waited = [0] * len(self._takers)
+
+    async def _pace(self) -> bool:
+        """Waits for exporters that are behind; false once the queue is closed."""
+        await self._relieve()
+        # A backlog neither keeps others from the loop nor a deadline from being noticed.
+        await anyio.lowlevel.checkpoint()
+        return not self._closed
 
     async def _relieve(self) -> None:
         crowded = [

@@ -17,12 +17,14 @@ from stepscope.runtime.events.record import Block, Kind, join_blocks, without_id
 from stepscope.runtime.events.survey import of_kind, survey
 from stepscope.runtime.export.exporter_worker import PATIENCE
 from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.threads import background_call
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.condition import LoopCondition
+from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.loop_thread import JOIN_S, LoopThread, loop_name
 from stepscope.runtime.threads.native_threads import RLock, get_ident
 from stepscope.runtime.threads.one_shot import OneShot
@@ -55,13 +57,15 @@ class DrainLoop:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._pipelines: list[Pipeline] = []
+        self._queues: dict[Pipeline, BackpressureQueue] = {}
+        """Before each pipeline."""
         self._leaving: list[Pipeline] = []
         """Those that are given nothing more, and whose exporters have yet to write what they have."""
         self._faults = InternalErrors("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._passed = LoopCondition()
-        """Told when a backlog is through, when a profiler comes or goes, and with each wake."""
+        """Notified when a queue is empty, when a profiler comes or goes, and with each wake."""
         self._asked = False
         """Whether there is something in an inbox."""
         self._woken = self._woken_later = False
@@ -237,19 +241,26 @@ class DrainLoop:
         made: list[Pipeline] = []
 
         def start() -> None:
-            made.append(make())
-            made[0].start()
-            made[0].expect(self._held)
+            pipeline = make()
+            made.append(pipeline)
+            pipeline.start()
+            pipeline.expect(self._held)
             self._pipelines += made
-            if any(worker.is_journal for worker in made[0].outlets):
+            self._queues[pipeline] = _queue_before(pipeline)
+            if any(worker.is_journal for worker in pipeline.outlets):
                 self._recorder.late_release.begin()
             self._passed.notify_all()
 
         self.do(start)
         (pipeline,) = made
-        self.start(pipeline.run, self._passed, name="stepscope pipeline")
+        self.start(pipeline.run, name="stepscope pipeline")
+        self.start(self._run_queue, pipeline, name="stepscope queue")
         self.wake()
         return pipeline
+
+    async def _run_queue(self, pipeline: Pipeline) -> None:
+        deliver_for(pipeline)
+        await self._queues[pipeline].run(self._passed)
 
     def stop(self) -> None:
         """Ends the loop and joins the thread; pipelines are closed before."""
@@ -263,7 +274,8 @@ class DrainLoop:
     async def remove(self, pipeline: Pipeline, seconds: float) -> None:
         """Closes a pipeline: sources, last windows, exporters, all within `seconds`."""
         deadline = anyio.current_time() + seconds
-        pipeline.backlog.end()
+        queue = self._queues[pipeline]
+        queue.end()
         with anyio.CancelScope(deadline=deadline - seconds * 3 / 4), self._no_patience():
             await self.drain(final=True)  # what the sources have yet to be told
         with self._contained("close_sources"):
@@ -275,11 +287,11 @@ class DrainLoop:
         with anyio.CancelScope(deadline=deadline - rest) as scope:
             await self._pass_all(pipeline)
         if scope.cancelled_caught:  # by an exporter that is behind; the others are to have everything
-            pipeline.backlog.stop_waiting()
+            queue.stop_waiting()
             with anyio.CancelScope(deadline=deadline - rest / 2) as scope:
                 for _ in range(2):
                     await self.drain(final=True)
-                    await self._passed.wait_for(lambda: pipeline.backlog.empty)
+                    await self._passed.wait_for(lambda: queue.empty)
             if scope.cancelled_caught:
                 with self._contained("take"):
                     self._take()  # what has waited in rings is counted, too
@@ -287,15 +299,16 @@ class DrainLoop:
         self._leaving.append(pipeline)
         self._passed.notify_all()
         try:
-            for events, _ in self._held:
+            for events, _ in (*self._held, *queue.close()):
                 pipeline.drop_closed(RECORDER, events)  # the deadline came before their turn
             await pipeline.aclose(deadline)
         finally:
             self._leaving.remove(pipeline)
+            del self._queues[pipeline]
 
     @contextlib.contextmanager
     def _no_patience(self) -> Generator[None]:
-        """No drain, also one that is under way, waits for backlogs inside."""
+        """No drain, also one that is under way, waits for queues inside."""
         self._removing += 1
         self._passed.notify_all()
         try:
@@ -305,11 +318,12 @@ class DrainLoop:
 
     async def _pass_all(self, pipeline: Pipeline) -> None:
         """Returns when everything of a profiler that closes is with its exporters."""
+        queue = self._queues[pipeline]
         await self.drain(final=True)
-        while pipeline.busy():
-            if pipeline.backlog.empty:
+        while pipeline.busy() or not queue.empty:
+            if queue.empty:
                 await anyio.sleep(SETTLE)
-            await self._passed.wait_for(lambda: pipeline.backlog.empty)
+            await self._passed.wait_for(lambda: queue.empty)
             await self.drain()
 
     async def _drain_for_ever(self) -> None:
@@ -325,7 +339,7 @@ class DrainLoop:
         """Seconds to the next look without a call."""
         if self._recorder.late_release.waiting():
             return CROWDED_S
-        if any(pipeline.waited_for() for pipeline in self._pipelines):
+        if any(pipeline.waited_for() or not self._queues[pipeline].empty for pipeline in self._pipelines):
             return min(pipeline.options.drain_interval for pipeline in self._pipelines) / 4
         if _core.recording() or any(pipeline.busy() for pipeline in self._pipelines):
             intervals = [pipeline.options.drain_interval for pipeline in self._pipelines]
@@ -368,7 +382,7 @@ class DrainLoop:
             self._take_messages()
             await self._wait(self._route(until))
             # Those of a turn that has yet to pass close with the spans that came with it.
-            closing = [one for one in self._pipelines if not one.backlog.closing and one.closable()]
+            closing = [one for one in self._pipelines if not self._queues[one].closing and one.closable()]
             if closing:
                 spans = self._recorder.open_spans()
                 until = self._take()
@@ -427,9 +441,9 @@ class DrainLoop:
             if len(events):
                 blocks.append((events, args))
         self._held = later
-        behind = [pipeline for pipeline in self._pipelines if not pipeline.backlog.empty]
+        behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:
-            pipeline.backlog.push(marks, blocks, until, open_spans if pipeline in closing else None)
+            self._queues[pipeline].push(marks, blocks, until, open_spans if pipeline in closing else None)
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
@@ -439,14 +453,14 @@ class DrainLoop:
         for something or closes, or rings fill up while there is room here. So nobody waits for the exporters of another for
         longer than that moment.
         """
-        pipelines, workers = self._pipelines, self._recorder.workers
+        pipelines, queues, workers = self._pipelines, self._queues, self._recorder.workers
 
         def fresh() -> bool:
-            return all(one.backlog.empty for one in pipelines if one not in behind)
+            return all(queues[one].empty for one in pipelines if one not in behind)
 
         def wanted() -> bool:
-            free = not pipelines or any(one.backlog.empty for one in pipelines)
-            room = not any(one.backlog.full for one in pipelines)
+            free = not pipelines or any(queues[one].empty for one in pipelines)
+            room = not any(queues[one].full for one in pipelines)
             return bool(self._removing or self._asked or free or (room and self._recorder.pressing()))
 
         with anyio.move_on_after(PATIENCE):
@@ -457,7 +471,18 @@ class DrainLoop:
             if workers.joined():  # these cannot call
                 return
             for one in pipelines:
-                one.backlog.mark_slow()
+                queues[one].mark_slow()
+
+
+def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
+    queue: BackpressureQueue
+
+    async def process(turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
+        await pipeline.process(turn, queue.part_events, pace)
+
+    deliveries, workers = pipeline.delivered, pipeline.outlets
+    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.options, pipeline.faults)
+    return queue
 
 
 _hub: BackgroundCall[DrainLoop] | None = None

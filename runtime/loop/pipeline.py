@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics
 from stepscope.runtime.control.requests.armed_facts import add_recorded
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
-from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
@@ -27,7 +27,7 @@ from stepscope.runtime.export.fanout import Fanout
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.recorder import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.loop.backpressure import BackpressureQueue
+from stepscope.runtime.loop.backpressure import DrainedTurn
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import (
     ActionChanged,
@@ -54,7 +54,6 @@ from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
-from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.open_window import OpenWindow
@@ -108,7 +107,6 @@ class Pipeline:
         self.delivered = PendingDeliveries(self.inbox)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
-        self.backlog = BackpressureQueue(self, self.fanout.outlets, options, self.faults)
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track
@@ -144,12 +142,11 @@ class Pipeline:
         torch's tracer of Python functions does, is not to meet them half made."""
         self.fanout.start(partial(deliver_for, self))
 
-    async def run(self, passed: LoopCondition) -> None:
-        """Runs the backlog and the backends' coroutines until `aclose`; `passed` is told whenever the backlog is through."""
+    async def run(self) -> None:
+        """Runs the backends' coroutines, and keeps to the overhead budget, until `aclose`."""
         deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
-                self._tasks.start_soon(self.backlog.run, passed, name="stepscope backlog")
                 if self.overseer.budget is not None:
                     self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
                 for work in self._waiting_work:
@@ -182,7 +179,7 @@ class Pipeline:
         """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
         return self.overseer.look_ahead(self.routed_to, at)
 
-    # called by the hub, and by the backlog, in this order
+    # called by the drain loop
 
     @contained(None)
     def take_messages(self) -> None:
@@ -194,6 +191,27 @@ class Pipeline:
                 self._handle(message)
         if self.flight is not None:
             self.flight.watch.take_calls()
+
+    async def process(self, turn: DrainedTurn, most: int, pace: Callable[[], Awaitable[bool]]) -> None:
+        """Routes a turn: step marks first, then events in parts, then deliveries of backends; then windows are closed.
+
+        Args:
+            turn: parts that were routed are taken out of it.
+            most: events of a part.
+            pace: to be awaited after each part; false: nothing more is to be routed.
+        """
+        self.take_marks(join_blocks(turn.marks))
+        while turn.blocks:
+            self.take_block(*turn.next_part(most))
+            if not await pace():
+                return
+        self.take_watermark(turn.until)
+        while self.take_delivery(turn.until):
+            if not await pace():
+                return
+        self.save(turn.until)
+        if turn.spans is not None:
+            self.close_windows(turn.spans)
 
     def take_delivery(self, until: int) -> bool:
         """Routes the next of what backends had delivered by `until`: all steps that began by then are known.
@@ -283,14 +301,14 @@ class Pipeline:
 
     @contained(False)
     def busy(self) -> bool:
-        """Whether the hub should look again soon."""
+        """Whether the drain loop should look again soon."""
         return self._windows.waiting() or self.waited_for()
 
     @contained(False)
     def waited_for(self) -> bool:
-        """Whether somebody waits for what the hub does next."""
+        """Whether somebody waits for what the drain loop does next."""
         saving = self.flight is not None and self.flight.busy
-        return saving or bool(self._flushes or self.delivered) or not self.backlog.empty
+        return saving or bool(self._flushes or self.delivered)
 
     # inside
 
@@ -469,8 +487,6 @@ class Pipeline:
 
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
-        for events, _ in self.backlog.close():
-            self.drop_closed(RECORDER, events)  # the deadline came before their turn
         self._end_keeping()
         self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
         self._closing.set()

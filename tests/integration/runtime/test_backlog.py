@@ -1,9 +1,9 @@
-"""The backlog of a profiler: exporters that are behind are waited for, at the expense of nobody else."""
+"""The queue before a profiler's pipeline: exporters that are behind are waited for, at the expense of nobody else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import JUDGED, MOST, BackpressureQueue
+from stepscope.runtime.loop.backpressure import JUDGED, MOST, BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
@@ -183,7 +183,7 @@ async def test_backends_are_closed_while_an_exporter_is_behind(tmp_path: Path) -
 
 
 class Diary:
-    """Stages that write down what passes."""
+    """A pipeline that writes down what passes."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -195,6 +195,21 @@ class Diary:
 
     def take_block(self, events: Block, args: bytes) -> None:
         self.said.append(f"{len(events)} events")
+
+    async def process(self, turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
+        """As a pipeline does it."""
+        self.take_marks(join_blocks(turn.marks))
+        while turn.blocks:
+            self.take_block(*turn.next_part(256))
+            if not await pace():
+                return
+        self.take_watermark(turn.until)
+        while self.take_delivery(turn.until):
+            if not await pace():
+                return
+        self.save(turn.until)
+        if turn.spans is not None:
+            self.close_windows(turn.spans)
 
     def take_watermark(self, until: int) -> None:
         self.said.append(f"until {until}")
@@ -239,13 +254,16 @@ class Exporter:
 
 
 class Bench:
-    """A backlog with two exporters, of which one may be slow."""
+    """A queue with two exporters, of which one may be slow."""
 
     def __init__(self) -> None:
         self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
         # 1,024 events on top of what is under way.
         options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
-        self.backlog = BackpressureQueue(self.diary, [self.slow, self.quick], options, InternalErrors("it"))
+        workers, faults = [self.slow, self.quick], InternalErrors("it")
+        self.backlog = BackpressureQueue(
+            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, options, faults
+        )
 
     def give(self, count: int, until: int, *, spans: int | None = None) -> None:
         events = np.zeros(count, EVENT_DTYPE)
