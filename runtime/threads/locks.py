@@ -34,6 +34,11 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
         lock.acquire()
 
 
+def held_here() -> bool:
+    """Whether the calling thread has one: it runs a signal handler then, and must not wait for threads that need the lock."""
+    return any(is_mine(reference()) for reference in _ours)
+
+
 def _renew() -> None:
     for reference in _ours:
         lock = reference()
