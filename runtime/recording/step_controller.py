@@ -257,24 +257,25 @@ class StepController(_core.StepCounter):
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
-        self._set_pauses(0)
-        if self._live:  # else a signal handler raised when this was done before
-            self._live = False
-            self._steps_before += self._step - self._first_step
-        if self._window_first is not None and self._action is ProfilerAction.RECORD:
-            self._open_steps = self._step - self._window_first
-        whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
-        stepped = self._step > self._first_step
         try:
+            self._set_pauses(0)
+            if self._live:
+                self._live = False
+                self._steps_before += self._step - self._first_step
+            if self._window_first is not None and self._action is ProfilerAction.RECORD:
+                self._open_steps = self._step - self._window_first
+            whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+            stepped = self._step > self._first_step
             self._hold()
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
             self._want(False)
         finally:
+            self._live = False
             self._let_go()
-        if self._state != "closed":
-            self._state = "stopped"
+            if self._state != "closed":
+                self._state = "stopped"
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
