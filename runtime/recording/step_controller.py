@@ -188,13 +188,19 @@ class StepController(_core.StepCounter):
             self._carry_out()
 
     def _set_pauses(self, pauses: int) -> None:
-        """Has the recorder and the loop follow the number of pauses. If a signal handler raises, the next change of it does the
-        rest."""
+        """Has the recorder and the loop follow the number of pauses. What a signal handler interrupts is done again: a pause
+        that is noted twice does no harm."""
         self._pauses = pauses
-        paused = pauses > 0
+        try:
+            self._follow_pauses()
+        except BaseException:
+            self._follow_pauses()
+            raise
+
+    def _follow_pauses(self) -> None:
+        paused = self._pauses > 0
         if paused is self._paused:
             return
-        self._paused = paused
         try:
             self._hold()
             if paused:
@@ -205,6 +211,7 @@ class StepController(_core.StepCounter):
                     self._pipeline.inbox.put(Resumed(clock.now()), later=True)
                 self._want(self._action.records)
                 self._pause_told = False
+            self._paused = paused
         finally:
             self._let_go()
 
