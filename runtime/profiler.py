@@ -52,8 +52,8 @@ from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.threads.export_context import delivering
-from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:
