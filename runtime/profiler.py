@@ -478,9 +478,13 @@ class Profiler(Reporting):
 
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
-        self._tell_end(cause)
-        self._close_from_now()
+        self._tell_end_once(cause)
         self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
+
+    def _tell_end_once(self, cause: BaseException | str | None) -> None:
+        if not self._closes_by:
+            self._tell_end(cause)
+        self._close_from_now()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -604,12 +608,20 @@ def _end_all(cause: str) -> None:
         close_recorder()
 
 
-def _stop_here(cause: str) -> None:
-    """Stops the profilers that have a backend which is bound to this thread; another thread closes them."""
-    for profiler in list(_alive):
+def _stop_here(cause: str) -> bool:
+    """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
+
+    Returns:
+        Whether that could be done; not inside of a call of one of them, which has to end first.
+    """
+    profilers = list(_alive)
+    if any(profiler._calls.mine for profiler in profilers):  # pyright: ignore[reportPrivateUsage]
+        return False
+    for profiler in profilers:
         if any(source.open and source.here for source in profiler._bound()):  # pyright: ignore[reportPrivateUsage]
-            profiler._tell_end(cause)  # pyright: ignore[reportPrivateUsage]
+            profiler._tell_end_once(cause)  # pyright: ignore[reportPrivateUsage]
             profiler._end_here()  # pyright: ignore[reportPrivateUsage]
+    return True
 
 
 def _rename_methods(kind: type) -> None:

@@ -2,11 +2,12 @@
 
 `SIGTERM`, and `SIGHUP` when a terminal is closed, end a Python program at once, without `finally` or `atexit`. While a
 profiler is open they have a handler of ours, if nobody else handles them: a thread closes the profilers, within their deadline,
-and the process dies of the signal, as the sender expects. Meanwhile the program goes on.
+and the process dies of the signal, as the sender expects.
 
-The handler runs on the main thread, where Python runs handlers. It starts that thread, and stops the backends that are bound to
-the main thread. Where it is not called, as in native code that does not return, the runtime's loop notices the signal
-(`core/signals.c`) and starts the thread after a second. While native code does not let go of the interpreter's lock, neither is
+The handler runs on the main thread, where Python runs handlers. It starts that thread, stops the backends that are bound to
+the main thread, and waits. Where it has interrupted a call of ours, or a block with a lock that closing needs, it returns, and is called again
+a moment later. Where it is not called, as in native code that does not return, the runtime's loop notices the signal
+(`core/signals.c`) and starts the thread, which waits a second for the handler. While native code does not let go of the interpreter's lock, neither is
 possible: then the process dies when the deadline is over, and what was recorded is for `stepscope recover`.
 
 Only the main thread may set Python's handlers. For profilers that are started elsewhere the loop alone notices the signals:
@@ -20,12 +21,14 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection
 from types import FrameType
 
 from stepscope.runtime import _core
 from stepscope.runtime.threads import background_call, locks
-from stepscope.runtime.threads.native_threads import Event, Lock, on_main_thread
+from stepscope.runtime.threads.native_threads import Lock, on_main_thread
+from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
@@ -33,13 +36,15 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 LOOKS = 0.25
 """Seconds between two calls of `look`."""
-LATE = 4
-"""Looks after which the handler is not waited for."""
+PARK_S = 1.0
+"""How long closing waits for the main thread to be inside of the handler."""
+KICK_S = 0.01
+"""Between two signals to the main thread meanwhile."""
 SPARE_S = 20.0
 """How much longer than the deadline closing may take."""
 
 _close_all: Callable[[str], None] | None = None
-_stop_here: Callable[[str], None] | None = None
+_stop_here: Callable[[str], bool] | None = None
 _seconds = 0.0
 """For closing; 0: the signals are not watched."""
 _lock = locks.reentrant()
@@ -48,18 +53,18 @@ _closing = Lock()
 """Taken by the first that closes for a signal."""
 _asked = 0
 """That signal."""
-_ended = Event()
+_ended: OneShot[None] = OneShot()
 """Set when everything is closed for a signal."""
-_looks = 0
-"""Since a signal came whose handler was not called."""
+_parked = False
+"""Whether the main thread waits for that, in the handler."""
 
 
-def watch(close_all: Callable[[str], None], stop_here: Callable[[str], None], seconds: float) -> None:
+def watch(close_all: Callable[[str], None], stop_here: Callable[[str], bool], seconds: float) -> None:
     """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has.
 
     Args:
         close_all: delivers what was recorded. It gets the signal's name, on a thread of its own.
-        stop_here: stops what only the main thread can stop, where that handles the signal.
+        stop_here: stops what only the main thread can stop; false, and nothing is done, if that is inside of a call of ours.
         seconds: the deadline of `close_all`; the longest one counts.
     """
     global _close_all, _stop_here, _seconds
@@ -84,17 +89,10 @@ def look() -> None:
 
 
 def _look_late(number: int) -> None:
-    global _looks
-    handler, main = signal.getsignal(number), threading.main_thread().ident
-    if handler not in (signal.SIG_DFL, _terminate):
-        _core.forget_signal()  # the program has set a handler since, and that is called
-        return
-    _looks += 1
-    if handler is signal.SIG_DFL or _looks > LATE or main is None:
+    if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
         _begin_end(number)
-    elif not on_main_thread():
-        # It may have come to another thread, or right before a system call of the main thread that sleeps.
-        signal.pthread_kill(main, number)
+    else:
+        _core.forget_signal()  # the program has set a handler since, and that is called
 
 
 def unwatch(profilers: Collection[object] = ()) -> None:
@@ -121,47 +119,61 @@ def finish() -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:
-    """The handler of SIGTERM and SIGHUP. It waits for nothing: what it interrupts may have locks that the closing needs."""
-    if _begin_end(number) and _stop_here is not None:
-        _stop_here(signal.Signals(number).name)
+    """The handler of SIGTERM and SIGHUP."""
+    global _parked
+    _begin_end(number)
+    if _parked or locks.held_here() or _stop_here is None or not _stop_here(signal.Signals(number).name):
+        return
+    _parked = True
+    _ended.wait(_seconds + SPARE_S)
 
 
-def _begin_end(number: int) -> bool:
-    """Has another thread close; returns whether nobody did so before. Here, where the system gives no further thread."""
+def _begin_end(number: int) -> None:
+    """Has another thread close, unless one does; here, where the system gives no further thread."""
     global _asked
     if not _closing.acquire(blocking=False):
-        return False
+        return
     _asked = number
     _core.allow_seconds(SPARE_S)
     try:
         background_call.start_unnamed(_end, number)
     except RuntimeError:
         _end(number)
-    return True
+
+
+def _park_main_thread(number: int) -> None:
+    """Has the handler wait on the main thread, so that the program records nothing more. The signal may have come to another
+    thread, or right before a system call of the main thread that sleeps."""
+    main, until = threading.main_thread().ident, time.monotonic() + PARK_S
+    while not _parked and signal.getsignal(number) is _terminate and time.monotonic() < until:
+        time.sleep(KICK_S)
+        if main is not None:
+            signal.pthread_kill(main, number)
 
 
 def _end(number: int) -> None:
     """Closes the profilers and has the process die."""
-    global _looks
+    global _parked, _ended
     try:
+        if not on_main_thread():
+            _park_main_thread(number)
         if _close_all is not None:
             _close_all(signal.Signals(number).name)
     except BaseException as error:  # the process has to end all the same
         log.error("the profilers could not be closed at a signal", exc_info=error)
-    _ended.set()
     _core.die_of_signal(number)
     # The system spares the first process of a container.
-    _looks = 0
-    _ended.clear()
+    ended, _ended, _parked = _ended, OneShot(), False
     _closing.release()
+    ended.set_result(None)
     unwatch()
 
 
 def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
-    global _close_all, _stop_here, _closing, _ended, _looks
+    global _close_all, _stop_here, _closing, _ended, _parked
     _close_all = _stop_here = None
-    _closing, _ended, _looks = Lock(), Event(), 0
+    _closing, _ended, _parked = Lock(), OneShot(), False
     unwatch()
 
 

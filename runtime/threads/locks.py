@@ -6,7 +6,9 @@ calls of its own while its thread has one.
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TypeVar
@@ -35,8 +37,13 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
 
 
 def held_here() -> bool:
-    """Whether the calling thread has one: it runs a signal handler then, and must not wait for threads that need the lock."""
-    return any(is_mine(reference()) for reference in _ours)
+    """Whether the calling thread has one, or one of Python's own that everybody takes who starts a thread or writes to the log: it
+    runs a signal handler then, and must not wait for threads that need the lock."""
+    log = logging.getLogger("stepscope")
+    handlers = [*log.handlers, *log.root.handlers, logging.lastResort]
+    pythons = [getattr(threading, "_active_limbo_lock", None), getattr(logging, "_lock", None)]
+    pythons += [handler.lock for handler in handlers if handler is not None]
+    return any(map(is_mine, [*pythons, *(reference() for reference in _ours)]))
 
 
 def _renew() -> None:
