@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self
@@ -608,16 +610,22 @@ def _end_all(cause: str) -> None:
         close_recorder()
 
 
-def _stop_here(cause: str) -> bool:
+def _stop_here(number: int) -> bool:
     """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
+
+    Args:
+        number: of the signal for which all are closed.
 
     Returns:
         Whether that could be done; not inside of a call of one of them, which has to end first.
     """
-    profilers = list(_alive)
-    if any(profiler._calls.mine for profiler in profilers):  # pyright: ignore[reportPrivateUsage]
-        return False
-    for profiler in profilers:
+    cause = signal.Signals(number).name
+    for profiler in list(_alive):
+        calls = profiler._calls  # pyright: ignore[reportPrivateUsage]
+        if calls.mine:
+            calls.afterwards = partial(signals.handle, number)
+            return False
+    for profiler in list(_alive):
         if any(source.open and source.here for source in profiler._bound()):  # pyright: ignore[reportPrivateUsage]
             profiler._tell_end_once(cause)  # pyright: ignore[reportPrivateUsage]
             profiler._end_here()  # pyright: ignore[reportPrivateUsage]

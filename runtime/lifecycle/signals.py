@@ -44,7 +44,7 @@ SPARE_S = 20.0
 """How much longer than the deadline closing may take."""
 
 _close_all: Callable[[str], None] | None = None
-_stop_here: Callable[[str], bool] | None = None
+_stop_here: Callable[[int], bool] | None = None
 _seconds = 0.0
 """For closing; 0: the signals are not watched."""
 _lock = locks.reentrant()
@@ -59,12 +59,13 @@ _parked = False
 """Whether the main thread waits for that, in the handler."""
 
 
-def watch(close_all: Callable[[str], None], stop_here: Callable[[str], bool], seconds: float) -> None:
+def watch(close_all: Callable[[str], None], stop_here: Callable[[int], bool], seconds: float) -> None:
     """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has.
 
     Args:
         close_all: delivers what was recorded. It gets the signal's name, on a thread of its own.
-        stop_here: stops what only the main thread can stop; false, and nothing is done, if that is inside of a call of ours.
+        stop_here: stops what only the main thread can stop. Inside of a call of ours it returns false, and has `handle` called
+            when that ends.
         seconds: the deadline of `close_all`; the longest one counts.
     """
     global _close_all, _stop_here, _seconds
@@ -120,9 +121,14 @@ def finish() -> None:
 
 def _terminate(number: int, frame: FrameType | None) -> None:
     """The handler of SIGTERM and SIGHUP."""
+    handle(number)
+
+
+def handle(number: int) -> None:
+    """Has everything closed, and waits for that, unless closing would wait for the caller; of the main thread."""
     global _parked
     _begin_end(number)
-    if _parked or locks.held_here() or _stop_here is None or not _stop_here(signal.Signals(number).name):
+    if _parked or locks.held_here() or _stop_here is None or not _stop_here(number):
         return
     _parked = True
     _ended.wait(_seconds + SPARE_S)

@@ -30,6 +30,8 @@ class CallSerializer:
         self._deferred: deque[Callable[[], None]] = deque()
         self.raised: ErrorLog[Exception] = ErrorLog()
         """Errors of deferred calls, whose callers have returned."""
+        self.afterwards: Callable[[], object] | None = None
+        """Called once when the caller is inside of no call any more."""
 
     @property
     def mine(self) -> bool:
@@ -52,6 +54,9 @@ class CallSerializer:
             self._deferred.append(call)
         finally:
             self._run_deferred()
+            if self.afterwards is not None and not self.mine:
+                afterwards, self.afterwards = self.afterwards, None
+                afterwards()
         return False
 
     def _run_in_turn(self, call: Callable[[], None], patience: float) -> bool:
