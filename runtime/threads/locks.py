@@ -17,6 +17,7 @@ from stepscope.runtime.threads.native_threads import RLock, is_mine, set_free
 
 T = TypeVar("T")
 
+_log = logging.getLogger("stepscope")
 _ours: list[weakref.ref[RLock]] = []
 
 
@@ -39,8 +40,7 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
 def held_here() -> bool:
     """Whether the calling thread has one, or one of Python's own that everybody takes who starts a thread or writes to the log: it
     runs a signal handler then, and must not wait for threads that need the lock."""
-    log = logging.getLogger("stepscope")
-    handlers = [*log.handlers, *log.root.handlers, logging.lastResort]
+    handlers = [*_log.handlers, *_log.root.handlers, logging.lastResort]
     pythons = [getattr(threading, "_active_limbo_lock", None), getattr(logging, "_lock", None)]
     pythons += [handler.lock for handler in handlers if handler is not None]
     return any(map(is_mine, [*pythons, *(reference() for reference in _ours)]))
