@@ -169,7 +169,7 @@ def _end(number: int) -> None:
         log.error("the profilers could not be closed at a signal", exc_info=error)
     _core.die_of_signal(number)
     # The system spares the first process of a container.
-    ended, _ended, _parked = _ended, OneShot(), False
+    ended, _ended, _parked = _ended, OneShot[None](), False
     _closing.release()
     ended.set_result(None)
     unwatch()
@@ -179,7 +179,7 @@ def _forked() -> None:
     """A child has nothing to deliver of its parent's: who terminates it does not wait."""
     global _close_all, _stop_here, _closing, _ended, _parked
     _close_all = _stop_here = None
-    _closing, _ended, _parked = Lock(), OneShot(), False
+    _closing, _ended, _parked = Lock(), OneShot[None](), False
     unwatch()
 
 
