@@ -70,7 +70,7 @@ setup(
                 "-Wno-missing-field-initializers",
                 "-Wno-cast-function-type",
             ],  # fmt: skip
-            extra_link_args=["-pthread", *([] if debug else ["-Wl,-s"])],
+            extra_link_args=["-pthread", "-lrt", *([] if debug else ["-Wl,-s"])],
         )
     ],
 )

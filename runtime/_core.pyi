@@ -310,30 +310,23 @@ def set_standard_modules(names: frozenset[str], /) -> None:
 def changing(by: int, /) -> int:
     """Adds to the number of action changes that the consumer was not told of yet; returns the new number."""
 
-def hold_signals(interrupts: bool, function: Callable[..., _T], /, *args: Any, **kwargs: Any) -> _T:
-    """Calls a function; SIGTERM and SIGHUP, while they are watched, wait for its end, and SIGINT too if `interrupts`. Of the
-    main thread."""
+def watch_signal(number: int, ours: Callable[[int, FrameType | None], None], seconds: float, /) -> None:
+    """Notes that a signal, SIGTERM or SIGHUP, comes, and then calls the handler that it has. Nothing changes if that is neither
+    `ours` (the first time, that has just been set) nor none, or if a native handler of others stands before it.
 
-def put_off_signal(number: int, locked: bool, handled: bool, /) -> bool:
-    """Whether the main thread is inside of `hold_signals`, or `locked`: then the signal comes again, at the end of that or in
-    a moment; or, if not `handled`, which is whether Python's handler is ours, `late` is called, as `watch_signal` says."""
+    A second and `seconds` after the signal has come, the process dies of it, whatever the program does."""
 
-def signal_held() -> bool:
-    """Whether one has come that waits for the end of `hold_signals`."""
+def unwatch_signals() -> None:
+    """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them."""
 
-def watch_signal(
-    number: int, ours: Callable[[int, FrameType | None], None], seconds: float, late: Callable[[int], None], /
-) -> None:
-    """Takes a signal, SIGTERM or SIGHUP, natively, and starts what watches over it; for those that have it already, too.
+def signal_that_came() -> int:
+    """The signal that has come and is to end the process; 0 if none has."""
 
-    If Python's handler is `ours` (the first time, that has just been set), and nobody has put a native one over it: the
-    main thread is woken until the handler has called `begin_ending`; after a second without that, `late` is called
-    with the number, on another thread. If the signal has no handler, `late` is called at once. If nothing calls
-    `begin_ending`, the process dies after a second and `seconds`."""
+def allow_seconds(more: float, /) -> None:
+    """Has the process die so many seconds later of a signal that came."""
 
-def unwatch_signals() -> bool:
-    """Ends that, from any thread: the signals do what they do without a handler, unless the program has taken them.
-    False, and nothing changes, if one has come that is to end the process."""
+def forget_signal() -> None:
+    """Nothing is to be done for the signal that came."""
 
 def unprofile_threads(idents: set[int], /) -> bool:
     """Takes the profile function that the calling thread has from the given threads, by `Thread.ident`, where it is theirs too.
@@ -362,12 +355,8 @@ def start_thread(function: Callable[..., object], args: tuple[object, ...], /) -
         RuntimeError: if the system cannot start one.
     """
 
-def begin_ending() -> bool:
-    """Whether the caller is the first to close the profilers for a signal."""
-
 def die_of_signal(number: int, /) -> None:
-    """Has the system do what it does without a handler; it returns if that spares the process. 0: for the signal that has come
-    and is to end the process, if one has."""
+    """Has the system do what it does without a handler; it returns if that spares the process."""
 
 class StepCounter:
     """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when

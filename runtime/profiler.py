@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Self
@@ -32,8 +34,7 @@ from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
-from stepscope.runtime.lifecycle.signals import uninterrupted
-from stepscope.runtime.lifecycle.starting import Starting
+from stepscope.runtime.lifecycle.starting import wait_for_start
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.messages import Flush, WindowEnds
 from stepscope.runtime.loop.pipeline import Pipeline
@@ -134,7 +135,6 @@ class Profiler(Reporting):
         self._controller = None
         self.output.pipeline = None
 
-    @uninterrupted
     def start(self) -> None:
         """Begins at the current step, as the schedule has it.
 
@@ -151,7 +151,8 @@ class Profiler(Reporting):
             BackendError: if a backend has not opened after `Options.start_timeout` seconds: which. A later call goes on.
         """
         if self._state != "inert":
-            self._calls.run_waiting(self._check_start, self._start)
+            self._check_start()
+            self._calls.run(self._start)
 
     def _check_start(self) -> None:
         if self._state in ("starting", "running", "closed"):
@@ -166,18 +167,18 @@ class Profiler(Reporting):
             raise ProfilerStateError(f"start() of profiler {self.name!r}: {refusal(library)}")
 
     def _start(self) -> None:
+        self._check_start()
         if self._pipeline is None and not leave():
             log.warning("profiler %r is inert: %s", self.name, _JOINED)
             self._become_inert(_JOINED)
             return
         before = self._state
         began, opening = clock.now(), 0
-        starting = Starting(self.name, self.options.start_timeout, drain_loop.opening)
         try:
             self._state = "starting"
             if self._pipeline is None:
                 # Whatever interrupts the caller, this is done as a whole.
-                lacks = self._open() if drain_loop.on_loop() else self._have_opened(starting)
+                lacks = self._open() if drain_loop.on_loop() else self._have_opened()
                 if lacks:
                     reason = f"nothing can be recorded: {lacks}"
                     log.error("profiler %r is inert: %s. The program goes on", self.name, reason)
@@ -185,11 +186,11 @@ class Profiler(Reporting):
                     return
                 opening = clock.now() - began
             if self.options.handle_sigterm:
-                signals.watch(_end_all, self.options.close_timeout + LATEST)
+                signals.watch(_end_all, _stop_here, self.options.close_timeout + LATEST)
             tasks.watch()
             self._reads = "steps" in self._signals
             observing.begin(self, self._signals)
-            self._open_sources(starting)
+            self._open_sources()
             if self._state != "starting":
                 observing.end(self)
                 return  # it was closed meanwhile
@@ -203,11 +204,11 @@ class Profiler(Reporting):
         self._carry_out()
         self._took.started(clock.now() - began, opening)
 
-    def _have_opened(self, starting: Starting) -> str:
-        """Waits for the opening, which a start that gave it up may have begun; returns what that does."""
+    def _have_opened(self) -> str:
+        """Waits for the opening, which a start that was given up may have begun; returns what that does."""
         opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
-            return opening.finish(starting.look)
+            return wait_for_start(opening.start(), self.name, self.options.start_timeout, drain_loop.opening)
         finally:
             if opening.finished:
                 self._opening = None
@@ -296,7 +297,7 @@ class Profiler(Reporting):
             self._close_from_now()
             self._begin_closing()
 
-    def _open_sources(self, starting: Starting) -> None:
+    def _open_sources(self) -> None:
         assert self._pipeline is not None and self._hub is not None
         stepper = self._stepper
         elsewhere = stepper not in (0, get_ident()) and any(thread.ident == stepper for thread in threading.enumerate())
@@ -306,13 +307,13 @@ class Profiler(Reporting):
             if source.open:
                 continue
             if not isinstance(source, BoundSource):
-                starting.wait_for(self._hub.open(source))
+                opened = self._hub.open(source)
+                wait_for_start(opened, self.name, self.options.start_timeout, drain_loop.opening)
             elif elsewhere:
                 source.wanted = True
             else:
                 source.start()
 
-    @uninterrupted
     def stop(self) -> None:
         """Ends the window that is open, which is delivered and marked incomplete, and flushes.
 
@@ -368,11 +369,10 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine or locks.held_here():  # the latter in a signal handler
+        if self._calls.mine or locks.held_here():
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
-    @uninterrupted
     def close(self) -> None:
         """Stops, then closes backends and exporters, within `Options.close_timeout` seconds.
 
@@ -478,12 +478,15 @@ class Profiler(Reporting):
         self._tell_end(error)
         self.close()
 
-    @uninterrupted
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
-        self._tell_end(cause)
-        self._close_from_now()
+        self._tell_end_once(cause)
         self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
+
+    def _tell_end_once(self, cause: BaseException | str | None) -> None:
+        if not self._closes_by:
+            self._tell_end(cause)
+        self._close_from_now()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -501,10 +504,13 @@ class Profiler(Reporting):
             self._controller.close()  # what only the main thread can do
         signals.unwatch(_alive)
 
-    @uninterrupted
     def _end_here(self) -> None:
-        """Stops on this thread, as backends may be bound to it; who calls waits elsewhere for the rest of closing."""
-        self._call(lambda: self._stop("the profiler was closed inside the window"))
+        """Stops on this thread, as backends may be bound to it; the rest of closing is done elsewhere."""
+        self._call(self._stop_and_carry_out)
+
+    def _stop_and_carry_out(self) -> None:
+        self._stop("the profiler was closed inside the window")
+        self._carry_out()  # also if another thread has stopped it just now
 
     @property
     def control(self) -> Controller | None:
@@ -602,6 +608,28 @@ def _end_all(cause: str) -> None:
     call_after_signal(cause)
     if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
         close_recorder()
+
+
+def _stop_here(number: int) -> bool:
+    """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
+
+    Args:
+        number: of the signal for which all are closed.
+
+    Returns:
+        Whether that could be done; not inside of a call of one of them, which has to end first.
+    """
+    cause = signal.Signals(number).name
+    for profiler in list(_alive):
+        calls = profiler._calls  # pyright: ignore[reportPrivateUsage]
+        if calls.mine:
+            calls.afterwards = partial(signals.handle, number)
+            return False
+    for profiler in list(_alive):
+        if any(source.open and source.here for source in profiler._bound()):  # pyright: ignore[reportPrivateUsage]
+            profiler._tell_end_once(cause)  # pyright: ignore[reportPrivateUsage]
+            profiler._end_here()  # pyright: ignore[reportPrivateUsage]
+    return True
 
 
 def _rename_methods(kind: type) -> None:

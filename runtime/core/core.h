@@ -389,7 +389,7 @@ PyObject *thread_times_py_read_file(PyObject *self, PyObject *path);
 
 /* signal_mask.c: the signals that threads block. */
 void mask_asynchronous(sigset_t *set); /* what every thread of ours blocks */
-void mask_seen(void); /* for the main thread, which may have changed its mask */
+void mask_seen(void); /* notes the mask of the main thread, if that calls */
 PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 PyObject *mask_py_with_programs(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
 PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
@@ -398,11 +398,10 @@ PyObject *mask_py_runs_programs_code(PyObject *self, PyObject *unused);
 void signals_before_fork(void);
 void signals_after_fork_parent(void);
 void signals_after_fork(void); /* in the child */
-PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused);
+PyObject *signals_py_allow(PyObject *self, PyObject *seconds);
+PyObject *signals_py_came(PyObject *self, PyObject *unused);
 PyObject *signals_py_die_of(PyObject *self, PyObject *number);
-PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys);
-PyObject *signals_py_put_off(PyObject *self, PyObject *args);
-PyObject *signals_py_held(PyObject *self, PyObject *unused);
+PyObject *signals_py_forget(PyObject *self, PyObject *unused);
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused);
 PyObject *signals_py_watch(PyObject *self, PyObject *args);
 

@@ -14,7 +14,7 @@
 #define SIGNALS 64
 
 static _Thread_local int programs_code;  /* calls of the program's code that this thread is inside of */
-static atomic_ullong seen; /* the main thread's mask at its last call of `hold_signals`: bit N-1 for signal N */
+static atomic_ullong seen; /* the main thread's mask when that called us last: bit N-1 for signal N */
 
 /* All but those that a thread raises itself. Blocked, those of an instruction would end the process at once, and abort() would
  * not reach a handler of SIGABRT where the C library raises that before it unblocks it, as musl does. */
@@ -35,7 +35,7 @@ static bool blocks_all(const sigset_t *mask) {
 void mask_seen(void) {
     sigset_t now;
     unsigned long long bits = 0;
-    if (pthread_sigmask(SIG_BLOCK, NULL, &now)) return;
+    if (syscall(SYS_gettid) != getpid() || pthread_sigmask(SIG_BLOCK, NULL, &now)) return;
     for (int n = 1; n <= SIGNALS; n++) bits |= sigismember(&now, n) == 1 ? 1ull << (n - 1) : 0;
     atomic_store(&seen, bits);
 }
@@ -68,6 +68,7 @@ static void programs_mask(sigset_t *mask) {
 PyObject *mask_py_without_signals(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
     if (n < 1) return PyErr_Format(PyExc_TypeError, "without_signals() takes a function");
     sigset_t all, before;
+    mask_seen();
     mask_asynchronous(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
     PyObject *result = PyObject_Vectorcall(args[0], args + 1, (size_t)(n - 1), keys);

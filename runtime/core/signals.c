@@ -1,43 +1,37 @@
-/* Signals that ask the process to stop. What comes while the main thread is inside of a change waits for its end; and a
- * watcher, a thread without Python, sees to it that one which ends the process is heard, wherever the main thread is. */
+/* SIGTERM and SIGHUP: a note that one came, before the handler that Python has for it is called.
+ *
+ * Python calls handlers on the main thread, when that runs Python. So the runtime's loop reads the note: where the main thread is in
+ * native code, or no handler could be set because another thread started the profiler, the loop has the profilers closed. A timer
+ * sends the signal again after the deadline for closing, which ends the process: native code may let no thread run Python. */
 #include "core.h"
 #include <errno.h>
-#include <semaphore.h>
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
-typedef struct {
-    int number;
-    struct sigaction before; /* Python's own, which it is passed on to; SIG_DFL where Python has no handler for it */
-    atomic_bool held;        /* it came inside of a change */
-} Signal;
+static const int numbers[] = {SIGTERM, SIGHUP};
+#define NUMBERS (sizeof numbers / sizeof *numbers)
 
-static Signal interrupt = {.number = SIGINT}; /* ours only inside of changes */
-static Signal ending[] = {{.number = SIGTERM}, {.number = SIGHUP}};
-#define ENDING (sizeof ending / sizeof *ending)
-#define MS 1000000ll
-#define KICKS (20 * MS)     /* between two signals to the main thread */
-#define LATE (1000 * MS)    /* after which it is not waited for */
-#define SPARE (20000 * MS)  /* for closing, beyond the profilers' deadline */
+static struct sigaction before[NUMBERS]; /* Python's own, which is called next; SIG_DFL where Python has no handler */
+static atomic_int came;                  /* the signal that is to end the process, 0 = none */
+static atomic_llong came_at, deadline;   /* ns; from then on */
+static atomic_bool watching, has_timer;
+static timer_t timer;
+#define SECOND 1000000000ll
+#define LATE SECOND /* until closing begins */
 
-static atomic_int depth;    /* changes that the main thread is inside of */
-static unsigned forks;
-static atomic_int asked;    /* signal that is to end the process, 0 = none */
-static atomic_bool alone;   /* it is not the main thread's: Python calls no handler of ours for it */
-static atomic_bool begun;   /* somebody closes the profilers for it */
-static atomic_bool watching, quitting;
-static atomic_llong patience; /* ns that closing may take */
-static sem_t wake;
-static pthread_t watcher;
-static _Atomic(pthread_t) main_thread;
-static _Atomic(void *) python; /* its C handler, for all that have one in Python */
-static PyObject *late;      /* called with the number, on a thread of its own */
+static size_t index_of(int number) { return number == SIGHUP; }
 
-static Signal *signal_of(int number) {
-    for (size_t i = 0; i < ENDING; i++)
-        if (ending[i].number == number) return &ending[i];
-    return &interrupt;
+static long long now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * SECOND + now.tv_nsec;
+}
+
+/* Has the signal sent again when the deadline is over; or not, without one. */
+static void set_timer(long long ns) {
+    struct itimerspec at = {.it_value = {.tv_sec = ns / SECOND, .tv_nsec = ns % SECOND}};
+    if (atomic_load(&has_timer)) timer_settime(timer, 0, &at, NULL);
 }
 
 /* Has the system do what it does without a handler. It returns if the system spares the process, as the first of a container. */
@@ -49,193 +43,90 @@ static void die_of(int number) {
     sigaction(number, &plain, NULL);
     pthread_sigmask(SIG_UNBLOCK, &only, NULL);
     kill(getpid(), number);
-    atomic_store(&asked, 0);
-}
-
-static void pass_on(const Signal *s, siginfo_t *info, void *context) {
-    if (s->before.sa_flags & SA_SIGINFO) s->before.sa_sigaction(s->number, info, context);
-    else if (s->before.sa_handler == SIG_DFL) die_of(s->number);
-    else if (s->before.sa_handler != SIG_IGN) s->before.sa_handler(s->number);
-}
-
-/* Has the watcher see to it. */
-static void ask(int number, bool at_once) {
-    int none = 0;
-    if (!atomic_load(&watching)) return;
-    if (at_once) atomic_store(&alone, true);
-    if (atomic_compare_exchange_strong(&asked, &none, number)) sem_post(&wake);
+    atomic_store(&came, 0);
+    set_timer(0);
 }
 
 static void on_signal(int number, siginfo_t *info, void *context) {
-    int error = errno;
-    Signal *s = signal_of(number);
-    bool heard = s == &interrupt || s->before.sa_handler != SIG_DFL || !atomic_load(&watching),
-         now = heard && !atomic_load(&depth);
-    if (heard && !now) {
-        atomic_store(&s->held, true);
-        now = atomic_load(&depth) == 0 && atomic_exchange(&s->held, false); /* the change ended meanwhile, and did not see it */
-    }
-    if (now) pass_on(s, info, context);
-    if (s != &interrupt) ask(number, !heard);
+    int error = errno, none = 0;
+    const struct sigaction *next = &before[index_of(number)];
+    if (!atomic_load(&watching)) die_of(number); /* another native handler, as faulthandler's, still calls this one */
+    if (atomic_compare_exchange_strong(&came, &none, number))
+        atomic_store(&came_at, now_ns()), set_timer(atomic_load(&deadline) + 1);
+    else if (now_ns() - atomic_load(&came_at) > atomic_load(&deadline)) die_of(atomic_load(&came));
+    if (next->sa_flags & SA_SIGINFO) next->sa_sigaction(number, info, context);
+    else if (next->sa_handler != SIG_DFL && next->sa_handler != SIG_IGN) next->sa_handler(number);
     errno = error;
 }
 
-static void *holder(const Signal *s) {
+static void (*handler_of(int number))(int) {
     struct sigaction now;
-    return sigaction(s->number, NULL, &now) == 0 ? (void *)now.sa_handler : (void *)SIG_ERR;
+    return sigaction(number, NULL, &now) == 0 ? now.sa_handler : SIG_ERR;
 }
 
-static bool is_ours(const Signal *s) { return holder(s) == (void *)on_signal; }
+static bool is_ours(int number) { return handler_of(number) == (void (*)(int))(void *)on_signal; }
 
-static void take(Signal *s) {
-    if (is_ours(s) || sigaction(s->number, NULL, &s->before) < 0) return;
-    struct sigaction ours = {.sa_sigaction = on_signal, .sa_mask = s->before.sa_mask};
-    bool quiet = s->before.sa_handler == SIG_DFL; /* system calls have nobody to make way for */
-    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (quiet ? SA_RESTART : s->before.sa_flags & SA_RESTART);
-    sigaction(s->number, &ours, NULL);
-}
-
-static void give_back(const Signal *s) {
-    if (is_ours(s)) sigaction(s->number, &s->before, NULL);
-}
-
-static bool deliver(Signal *s) {
-    if (!atomic_exchange(&s->held, false)) return false;
-    if (holder(s) == (void *)SIG_DFL) die_of(s->number);
-    else PyErr_SetInterruptEx(s->number);
-    return true;
-}
-
-/* In C, so that no Python handler that raises comes between the count and the call, or the call and giving back. */
-PyObject *signals_py_hold(PyObject *self, PyObject *const *args, Py_ssize_t n, PyObject *keys) {
-    if (n < 2) return PyErr_Format(PyExc_TypeError, "hold_signals() takes whether SIGINT is held, and a function");
-    unsigned before = forks;
-    main_thread = pthread_self();
-    mask_seen();
-    if (args[0] == Py_True) take(&interrupt);
-    atomic_fetch_add(&depth, 1);
-    /* What came before belongs before it. */
-    PyObject *result = PyErr_CheckSignals() < 0 ? NULL : PyObject_Vectorcall(args[1], args + 2, (size_t)(n - 2), keys);
-    if (before != forks || atomic_fetch_sub(&depth, 1) != 1) return result; /* a forked child is in no change */
-    give_back(&interrupt);
-    bool came = deliver(&interrupt);
-    for (size_t i = 0; i < ENDING; i++) came |= deliver(&ending[i]);
-    if (!came) return result;
-    /* What the handlers raise comes in place of what the call returned or raised. */
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    if (PyErr_CheckSignals() == 0) return PyErr_Restore(type, value, trace), result;
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    Py_CLEAR(result);
-    return NULL;
-}
-
-PyObject *signals_py_put_off(PyObject *self, PyObject *args) {
-    int number, locked, handled;
-    if (!PyArg_ParseTuple(args, "ipp", &number, &locked, &handled)) return NULL;
-    bool off = atomic_load(&depth) || (locked && atomic_load(&watching));
-    if (off && (handled || !atomic_load(&watching))) atomic_store(&signal_of(number)->held, true);
-    ask(number, off && !handled); /* who has it in Python is not to be called again */
-    return PyBool_FromLong(off);
-}
-
-PyObject *signals_py_held(PyObject *self, PyObject *unused) {
-    bool held = atomic_load(&interrupt.held);
-    for (size_t i = 0; i < ENDING; i++) held |= atomic_load(&ending[i].held);
-    return PyBool_FromLong(held);
-}
-
-/* Closes the profilers from a thread that Python did not make. */
-static void *tell(void *number) {
-    if (!Py_IsInitialized()) return die_of((int)(intptr_t)number), NULL;
-    PyGILState_STATE state = PyGILState_Ensure();
-    PyObject *done = PyObject_CallFunction(late, "i", (int)(intptr_t)number);
-    if (!done) PyErr_WriteUnraisable(late);
-    Py_XDECREF(done);
-    PyGILState_Release(state);
-    return NULL;
-}
-
-/* The main thread may have gone to sleep just when the signal came, with its handler yet to be called: so it is woken until
- * that was. In native code nothing wakes it: then the profilers are closed elsewhere, and without them if that cannot be. */
-static void attend(int number) {
-    bool told = false;
-    /* Counted, for while the whole process is stopped, nobody in it is late. */
-    for (int64_t waited = KICKS; atomic_load(&asked) && !atomic_load(&quitting); waited += KICKS) {
-        nanosleep(&(struct timespec){.tv_nsec = KICKS}, NULL);
-        bool closing = atomic_load(&begun), now = atomic_load(&alone);
-        if (waited > LATE + atomic_load(&patience) + (closing ? SPARE : 0)) die_of(number);
-        if (closing) continue;
-        void *held_by = holder(signal_of(number)); /* others pass it on to us, as faulthandler */
-        if (!now && (held_by == python || held_by == (void *)SIG_DFL || held_by == (void *)SIG_IGN))
-            atomic_store(&asked, 0); /* the program has taken it meanwhile */
-        else if (!now && held_by == (void *)on_signal && !atomic_load(&depth)) pthread_kill(main_thread, number);
-        pthread_t thread;
-        if ((now || waited > LATE) && !told && pthread_create(&thread, NULL, tell, (void *)(intptr_t)number) == 0)
-            told = true, pthread_detach(thread);
-    }
-    atomic_store(&alone, false);
-}
-
-static void *watch(void *unused) {
-    while (!atomic_load(&quitting))
-        if (sem_wait(&wake) == 0 && atomic_load(&asked)) attend(atomic_load(&asked));
-    return NULL;
+static void take(int number) {
+    struct sigaction *next = &before[index_of(number)];
+    if (is_ours(number) || sigaction(number, NULL, next) < 0) return;
+    struct sigaction ours = {.sa_sigaction = on_signal, .sa_mask = next->sa_mask};
+    bool quiet = next->sa_handler == SIG_DFL; /* system calls have no handler to make way for */
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK | (quiet ? SA_RESTART : next->sa_flags & SA_RESTART);
+    sigaction(number, &ours, NULL);
 }
 
 PyObject *signals_py_watch(PyObject *self, PyObject *args) {
+    static void (*python)(int); /* the C handler that stands for all handlers in Python */
     int number;
     double seconds;
-    PyObject *ours, *function;
-    if (!PyArg_ParseTuple(args, "iOdO", &number, &ours, &seconds, &function)) return NULL;
+    PyObject *ours;
+    if (!PyArg_ParseTuple(args, "iOd", &number, &ours, &seconds)) return NULL;
+    atomic_store(&watching, true);
+    if (!atomic_load(&came)) atomic_store(&deadline, (long long)((seconds < 1e6 ? seconds : 1e6) * SECOND) + LATE);
+    struct sigevent again = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
+    if (!atomic_load(&has_timer)) atomic_store(&has_timer, timer_create(CLOCK_MONOTONIC, &again, &timer) == 0);
     PyObject *module = PyImport_ImportModule("_signal");
     if (!module) return NULL;
-    Py_XSETREF(late, Py_NewRef(function));
-    atomic_store(&patience, (long long)((seconds < 1e6 ? seconds : 1e6) * 1e9));
-    if (!atomic_load(&watching)) {
-        sigset_t all, usual;
-        mask_asynchronous(&all);
-        sem_init(&wake, 0, 0);
-        pthread_sigmask(SIG_BLOCK, &all, &usual); /* the watcher's, and that of the thread that it starts */
-        atomic_store(&watching, pthread_create(&watcher, NULL, watch, NULL) == 0);
-        pthread_sigmask(SIG_SETMASK, &usual, NULL);
-        if (watching) pthread_setname_np(watcher, "scope signals");
-    }
     /* From here on Python sets no handler, for the GIL is held. */
     PyObject *handler = PyObject_CallMethod(module, "getsignal", "i", number);
     Py_DECREF(module);
     if (!handler) return NULL;
     bool handled = handler == ours;
     Py_DECREF(handler);
-    void *now = holder(signal_of(number));
-    if (handled && !python && now != (void *)SIG_DFL) python = now; /* the first time, Python has just set it */
-    if (!atomic_load(&asked) && (now == (void *)SIG_DFL || (handled && now == python))) take(signal_of(number));
+    void (*now)(int) = handler_of(number);
+    if (handled && !python && now != SIG_DFL) python = now; /* the first time, Python has just set it */
+    if (!atomic_load(&came) && (now == SIG_DFL || (handled && now == python))) take(number);
     Py_RETURN_NONE;
 }
 
 PyObject *signals_py_unwatch(PyObject *self, PyObject *unused) {
-    if (atomic_load(&asked)) Py_RETURN_FALSE; /* the watcher is the last resort until the process has died */
-    for (size_t i = 0; i < ENDING; i++) ending[i].before = (struct sigaction){.sa_handler = SIG_DFL}, give_back(&ending[i]);
-    atomic_store(&begun, false);
-    if (atomic_exchange(&watching, false)) {
-        atomic_store(&quitting, true);
-        sem_post(&wake);
-        pthread_join(watcher, NULL);
-        atomic_store(&quitting, false);
-        int came = atomic_exchange(&asked, 0); /* since: it does what Python's handler says */
-        if (came && atomic_exchange(&alone, false)) die_of(came);
-    }
-    Py_RETURN_TRUE;
+    atomic_store(&watching, false);
+    if (atomic_exchange(&has_timer, false)) timer_delete(timer);
+    for (size_t i = 0; i < NUMBERS; i++)
+        if (is_ours(numbers[i])) signal(numbers[i], SIG_DFL);
+    Py_RETURN_NONE;
 }
 
-PyObject *signals_py_begin_ending(PyObject *self, PyObject *unused) { return PyBool_FromLong(!atomic_exchange(&begun, true)); }
+PyObject *signals_py_came(PyObject *self, PyObject *unused) { return PyLong_FromLong(atomic_load(&came)); }
+
+PyObject *signals_py_forget(PyObject *self, PyObject *unused) {
+    atomic_store(&came, 0);
+    set_timer(0);
+    Py_RETURN_NONE;
+}
+
+PyObject *signals_py_allow(PyObject *self, PyObject *seconds) {
+    double more = PyFloat_AsDouble(seconds);
+    if (PyErr_Occurred()) return NULL;
+    long long until = atomic_fetch_add(&deadline, (long long)(more * SECOND)) + (long long)(more * SECOND);
+    if (atomic_load(&came)) set_timer(atomic_load(&came_at) + until - now_ns() + 1);
+    Py_RETURN_NONE;
+}
 
 PyObject *signals_py_die_of(PyObject *self, PyObject *arg) {
     int number = (int)PyLong_AsLong(arg);
     if (PyErr_Occurred()) return NULL;
-    if (number || (number = atomic_load(&asked))) die_of(number);
+    die_of(number);
     Py_RETURN_NONE;
 }
 
@@ -245,22 +136,18 @@ static sigset_t before_fork; /* mask of the thread that forks; forks come one af
 void signals_before_fork(void) {
     sigset_t these;
     sigemptyset(&these);
-    for (size_t i = 0; i < ENDING; i++) sigaddset(&these, ending[i].number);
+    for (size_t i = 0; i < NUMBERS; i++) sigaddset(&these, numbers[i]);
     pthread_sigmask(SIG_BLOCK, &these, &before_fork);
 }
 
 void signals_after_fork_parent(void) { pthread_sigmask(SIG_SETMASK, &before_fork, NULL); }
 
-/* The child has no watcher, is inside of no change, and is asked nothing that its parent was. */
+/* The child is asked nothing that its parent was, and has nothing of its parent's to close. */
 void signals_after_fork(void) {
-    atomic_bool *no[] = {&alone, &begun, &watching, &quitting, &interrupt.held, &ending[0].held, &ending[1].held};
-    for (size_t i = 0; i < sizeof no / sizeof *no; i++) atomic_store(no[i], false);
-    atomic_store(&depth, 0);
-    atomic_store(&asked, 0);
-    forks++;
-    give_back(&interrupt);
-    /* Where the handler is ours, so is Python's, which has nothing to close here; Python sets the same in a moment. */
-    for (size_t i = 0; i < ENDING; i++)
-        if (is_ours(&ending[i])) signal(ending[i].number, SIG_DFL);
+    atomic_store(&watching, false);
+    atomic_store(&has_timer, false); /* timers are not inherited */
+    atomic_store(&came, 0);
+    for (size_t i = 0; i < NUMBERS; i++)
+        if (is_ours(numbers[i])) signal(numbers[i], SIG_DFL);
     pthread_sigmask(SIG_SETMASK, &before_fork, NULL);
 }

@@ -29,6 +29,7 @@ PyObject *step_py_changing(PyObject *self, PyObject *by) {
 }
 
 static void hold(StepCounter *self) {
+    mask_seen();
     if (!self->holding) self->holding = 1, atomic_fetch_add(&changing, 1);
 }
 

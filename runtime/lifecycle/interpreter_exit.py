@@ -13,7 +13,8 @@ import concurrent.futures.thread as _workers  # registers its own exit hook: our
 import logging
 import threading
 
-from stepscope.runtime import _core, profiler
+from stepscope.runtime import profiler
+from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit
 from stepscope.runtime.profiler import close_all
@@ -100,8 +101,8 @@ def _close_what_is_open() -> None:
 # hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
 # A forked child closes what it has opened itself; nothing of its parent's is left in it.
 call_before_threads_end(_close)
-# Last: a signal that came meanwhile, and of which another thread has the process die, is what it ends of.
-atexit.register(_core.die_of_signal, 0)
+# Called last.
+atexit.register(signals.finish)
 atexit.register(call_after_exit)
 atexit.register(close_recorder)
 atexit.register(_close_what_is_open)

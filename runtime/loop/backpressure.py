@@ -53,10 +53,9 @@ class DrainedTurn:
 
     def next_part(self, most: int) -> tuple[Block, bytes]:
         """Takes the next events out, and their arguments: at most so many."""
-        events, args = self.blocks.popleft()
-        if len(events) <= most:
-            return events, args
-        first, *others = split_block(events, args, most)
+        events, args = self.blocks[0]
+        first, *others = [(events, args)] if len(events) <= most else split_block(events, args, most)
+        self.blocks.popleft()  # not before it was split: without memory for that nothing is lost
         self.blocks.extendleft(reversed(others))
         return first
 

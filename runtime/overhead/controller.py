@@ -190,7 +190,13 @@ class OverheadController:
         Returns:
             The level to go to, if it changes.
         """
-        return locks.if_free(self._deciding, lambda: self._look_behind(now, clock_now))
+        # Whoever decides now, does so for this caller, too.
+        if not self._deciding.acquire(blocking=False):
+            return None
+        try:
+            return self._look_behind(now, clock_now)
+        finally:
+            self._deciding.release()
 
     def _look_behind(self, now: int, clock_now: int) -> Detail | None:
         assert self.budget is not None

@@ -14,7 +14,6 @@ from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
-from stepscope.runtime.lifecycle.signals import uninterrupted
 from stepscope.runtime.loop.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
 from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.recording.transitions import Transitions
@@ -158,12 +157,10 @@ class StepController(_core.StepCounter):
         self.schedule, self.schedule_error = schedule, None
         self._ask_anew()
 
-    @uninterrupted
     def pause(self) -> None:
         """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
         self._call(self._pause)
 
-    @uninterrupted
     def resume(self) -> None:
         """Ends the latest `pause()`; without one it changes nothing."""
         self._call(self._resume)
@@ -191,7 +188,8 @@ class StepController(_core.StepCounter):
             self._carry_out()
 
     def _set_pauses(self, pauses: int) -> None:
-        """Done, or not done, whatever a signal handler raises: the number counts, and what it interrupts is done again."""
+        """Has the recorder and the loop follow the number of pauses. What a signal handler interrupts is done again: a pause
+        that is noted twice does no harm."""
         self._pauses = pauses
         try:
             self._follow_pauses()
@@ -200,8 +198,6 @@ class StepController(_core.StepCounter):
             raise
 
     def _follow_pauses(self) -> None:
-        """Has the recorder and the loop follow the number of pauses. Telling the loop of one, or of its end, twice is no
-        harm."""
         paused = self._pauses > 0
         if paused is self._paused:
             return
@@ -268,26 +264,26 @@ class StepController(_core.StepCounter):
 
     def _end_steps(self, reason: str) -> None:
         """Ends the window that is open."""
-        self._set_pauses(0)
-        if self._live:  # else a signal handler raised when this was done before
-            self._live = False
-            self._steps_before += self._step - self._first_step
-        if self._window_first is not None and self._action is ProfilerAction.RECORD:
-            self._open_steps = self._step - self._window_first
-        whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
-        stepped = self._step > self._first_step
         try:
+            self._set_pauses(0)
+            if self._live:
+                self._live = False
+                self._steps_before += self._step - self._first_step
+            if self._window_first is not None and self._action is ProfilerAction.RECORD:
+                self._open_steps = self._step - self._window_first
+            whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+            stepped = self._step > self._first_step
             self._hold()
             self._change(
                 ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
             )
             self._want(False)
         finally:
+            self._live = False
             self._let_go()
-        if self._state != "closed":
-            self._state = "stopped"
+            if self._state != "closed":
+                self._state = "stopped"
 
-    @uninterrupted
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
         self._call(lambda: self._follow(step, at))
@@ -327,7 +323,6 @@ class StepController(_core.StepCounter):
                 when, hint = f"while it is {self._state}{because}", ""
             log.warning("step() of profiler %r %s: ignored, and counted%s", self.name, when, hint)
 
-    @uninterrupted
     def _step_asked(self) -> None:
         self._call(lambda: self._carry_out(stepping=True))
 
@@ -408,10 +403,7 @@ class StepController(_core.StepCounter):
         return action
 
     def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
-        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is kept.
-
-        One of ours does not fail: what comes out of it, a signal handler has raised.
-        """
+        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is stored."""
         schedule = self.schedule
         if self.schedule_error is not None:
             return ProfilerAction.NONE, NEVER
@@ -428,7 +420,6 @@ class StepController(_core.StepCounter):
             log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
             return ProfilerAction.NONE, NEVER
 
-    @uninterrupted
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:

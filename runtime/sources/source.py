@@ -17,7 +17,6 @@ from stepscope.runtime.events.numbers import whole
 from stepscope.runtime.events.record import Block, EventBatch, check_block
 from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.files.paths import readable
-from stepscope.runtime.lifecycle.signals import uninterrupted
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.options import Options
@@ -244,7 +243,6 @@ class Source:
         """Stores what the backend could not do."""
         self.raised.record(what, error, f"backend {self.name!r}")
 
-    @uninterrupted
     def report(self) -> BackendReport:
         """What the backend says of itself, and of what it raised."""
         report = BackendReport()

@@ -1,4 +1,4 @@
-"""Work that must not end or wait with its caller, which a signal handler may have interrupted anywhere."""
+"""Threads of ours, and work on them that goes on when its caller is interrupted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.annotations.greenlets import threads_replaced_by
 from stepscope.runtime.threads import native_threads
 from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread
-from stepscope.runtime.threads.one_shot import LOOK, OneShot
+from stepscope.runtime.threads.one_shot import OneShot
 
 T = TypeVar("T")
 
@@ -22,11 +22,11 @@ _start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_thre
 
 
 def start(thread: Thread) -> None:
-    """Starts a thread, or none, whatever a signal handler raises. It blocks all asynchronous signals from its first
-    instruction, and so do the threads that it starts: the program's signals go to the program's threads.
+    """Starts a thread that blocks all asynchronous signals from its first instruction, and so do the threads that it starts:
+    the program's signals go to the program's threads.
 
-    What interrupts `Thread.start` may leave it holding a lock that the thread needs to begin, and waits for, for ever. So it
-    is called where no handler runs.
+    An exception of a signal handler inside of `Thread.start` can leave a lock that the new thread needs. So that is called where
+    no handler runs.
 
     Raises:
         RuntimeError: if the system gives no further thread.
@@ -44,8 +44,17 @@ def start(thread: Thread) -> None:
         else:
             started.set_result(None)
 
-    _core.without_signals(_start, begin, ())
+    start_unnamed(begin)
     started.result()
+
+
+def start_unnamed(function: Callable[..., object], *args: object) -> None:
+    """Starts a thread, and waits for nothing: so a signal handler may call it that has interrupted `Thread.start`.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+    _core.without_signals(_start, function, args)
 
 
 def start_also_at_exit() -> None:
@@ -80,15 +89,11 @@ def join(thread: threading.Thread, seconds: float | None = None) -> None:
 
 
 class BackgroundCall(Generic[T]):
-    """Some work on a daemon thread of its own, once it is begun: by `start`, or by who waits for it.
-
-    So who makes one keeps it first. Whatever a signal handler interrupts then, a later call finds it, and begins it if that
-    was not done; it is done once.
-    """
+    """Some work on a daemon thread of its own, once it is begun: by `start`, or by `result`. It is done once."""
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str, elsewhere: bool = False) -> None:
-        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`; whether it must not be done
-        by who begins it, where no thread can be started any more, as late in the interpreter's exit."""
+        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`; whether the thread that begins it
+        must not do it, where no thread can be started any more, as late in the interpreter's exit."""
         self._name = name
         self._elsewhere = elsewhere
         self._done: OneShot[T] = OneShot()
@@ -116,9 +121,9 @@ class BackgroundCall(Generic[T]):
 
     def _run(self, thread: Thread | None) -> None:
         if not self._unclaimed.acquire(blocking=False):
-            return
+            return  # a signal handler has interrupted the first start after its thread had begun
         self._thread = thread
-        work, self._work = self._work, None  # nothing that it needs is kept longer
+        work, self._work = self._work, None  # nothing that it needs lives longer
         assert work is not None
         try:
             result = work()
@@ -142,33 +147,12 @@ class BackgroundCall(Generic[T]):
         """Whether it has returned something."""
         return self._done.done and not self._done.failed
 
-    def wait(self) -> None:
-        """Waits for the end of the work, not for that of its thread: the main thread may be joining that, and be interrupted by a
-        handler that waits for the caller."""
-        self._done.wait()
-
-    def finish(self, look: Callable[[], object]) -> T:
-        """Waits for the end, also when a signal handler raises meanwhile; that is raised afterwards.
-
-        Args:
-            look: called now and then; what it raises ends the wait, and the work goes on.
-        """
-        interrupted: BaseException | None = None
-        while not self._done.done:
-            try:
-                self.start()
-                self._done.wait(LOOK)
-            except BaseException as error:
-                interrupted = error
-            if not self._done.done:
-                look()
-        result = self.result()
-        if interrupted is not None:
-            raise interrupted
-        return result
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits for the end of the work, `timeout` seconds at most, but not for that of its thread; returns whether it has ended."""
+        return self._done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for what the work returns, and for its thread to end.
+        """Waits for the result of the work, and for its thread to end.
 
         Raises:
             TimeoutError: if it is not done after `timeout` seconds.

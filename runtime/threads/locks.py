@@ -1,8 +1,7 @@
-"""Locks that threads of ours need while profilers are closed, and that threads of the program hold for moments.
+"""Locks that are free in a forked child, whatever threads of the parent had them.
 
-Python runs signal handlers between any two instructions of the main thread, also while that holds a lock. A handler that
-waits for the closing then waits for threads that wait for the lock. So it asks here first, and comes back a moment later:
-what holds such a lock neither calls the program nor waits. That costs nothing where locks are taken.
+A thread that has one neither calls the program nor waits for other threads. They are reentrant: a signal handler may make
+calls of its own while its thread has one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from stepscope.runtime.threads.native_threads import RLock, is_mine, set_free
@@ -23,34 +22,14 @@ _ours: list[weakref.ref[RLock]] = []
 
 
 def reentrant() -> RLock:
-    """A lock that `held_here` knows of. Reentrant: a handler may make calls of its own while its thread holds it.
-
-    Who holds it neither calls what belongs to the program nor waits for anything. It is held by `with`, which no signal
-    handler comes into between taking and giving back. In a forked child it is free.
-    """
+    """A new lock. It is taken by `with`: no signal handler comes between taking it and the block."""
     lock = RLock()
     _ours.append(weakref.ref(lock, _ours.remove))
     return lock
 
 
-def if_free(lock: RLock, call: Callable[[], T]) -> T | None:
-    """Makes a call with the lock held, unless another thread holds it: then it does not wait. Not where the caller holds it."""
-    try:
-        mine = lock.acquire(blocking=False)
-    except BaseException:  # of a signal handler, which may have come right after it was taken
-        if is_mine(lock):
-            lock.release()
-        raise
-    if not mine:
-        return None
-    try:
-        return call()
-    finally:
-        lock.release()
-
-
 def without(lock: RLock, call: Callable[[], T]) -> T:
-    """Makes a call while a lock that the caller holds is given back; what it guards may be another then."""
+    """Makes a call while a lock that the caller has is free; what it guards may be another then."""
     try:
         lock.release()
         return call()
@@ -59,25 +38,15 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
 
 
 def held_here() -> bool:
-    """Whether the calling thread holds a lock that closing profilers may need: one of ours, or one of Python's own that
-    everybody takes who starts a thread or writes to the log."""
-    return any(is_mine(lock) for lock in _known())
-
-
-def _known() -> Iterator[object]:
-    for reference in _ours:
-        yield reference()
-    yield getattr(threading, "_active_limbo_lock", None)
-    yield getattr(logging, "_lock", None)
-    yield getattr(logging.lastResort, "lock", None)
-    logger: logging.Logger | None = _log
-    while logger is not None:
-        yield from [handler.lock for handler in logger.handlers]
-        logger = logger.parent if logger.propagate else None
+    """Whether the calling thread has one, or one of Python's own that everybody takes who starts a thread or writes to the log: it
+    runs a signal handler then, and must not wait for threads that need the lock."""
+    handlers = [*_log.handlers, *_log.root.handlers, logging.lastResort]
+    pythons = [getattr(threading, "_active_limbo_lock", None), getattr(logging, "_lock", None)]
+    pythons += [handler.lock for handler in handlers if handler is not None]
+    return any(map(is_mine, [*pythons, *(reference() for reference in _ours)]))
 
 
 def _renew() -> None:
-    """In a forked child: those that threads of the parent held at that moment are free."""
     for reference in _ours:
         lock = reference()
         if lock is not None and not is_mine(lock):

@@ -1,73 +1,70 @@
-"""What one thread waits for and another gives, whatever interrupts the one that waits."""
+"""A result that one thread sets and others wait for."""
 
 from __future__ import annotations
 
-import time
+import contextlib
 from typing import Generic, TypeVar, cast
 
 from stepscope.runtime.threads.native_threads import Lock
 
 T = TypeVar("T")
 
-LOOK = 0.1
-"""Seconds after which who waits looks again: a handler that raised just when the gate was opened has left it shut."""
-
 
 class OneShot(Generic[T]):
-    """Given once, by any thread; a second time changes nothing.
+    """Set once, by any thread; a second time changes nothing.
 
-    A signal handler may interrupt who waits, and may raise, or wait for something that the giver has yet to do. Of a
-    `concurrent.futures.Future` the waiting thread holds the lock for a moment then, which the giver needs: it would wait for the
-    handler, or for ever. Here it needs nothing of those who wait.
+    A `concurrent.futures.Future` has one lock for those who wait and the one who sets it, and enters it by a function in Python: an
+    exception of a signal handler can leave that locked, and the thread that sets it, such as the runtime's loop, would hang. Here
+    each thread waits for a lock of its own.
     """
 
     def __init__(self) -> None:
         self.done = False
-        """Whether it was given."""
+        """Whether it was set."""
         self._value: T | None = None
         self._error: BaseException | None = None
-        self._gate = Lock()
-        """Shut until then."""
-        self._gate.acquire()
+        self._waiting: list[Lock] = []
 
     @property
     def failed(self) -> bool:
-        """Whether an error was given."""
+        """Whether it was set to an error."""
         return self._error is not None
 
     def set_result(self, value: T) -> None:
-        """Gives a value."""
+        """Sets the value."""
         if not self.done:
             self._value = value
             self._end()
 
     def set_exception(self, error: BaseException) -> None:
-        """Gives an error, which those who ask for the result are raised."""
+        """Sets an error, which `result` raises."""
         if not self.done:
             self._error = error
             self._end()
 
     def _end(self) -> None:
-        self.done = True
-        self._gate.release()
+        self.done = True  # first: who begins to wait from here on sees it
+        for lock in list(self._waiting):
+            with contextlib.suppress(RuntimeError):  # it is open, as two threads have set this
+                lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits, `timeout` seconds at most; returns whether it was given."""
-        until = None if timeout is None else time.monotonic() + timeout
-        while not self.done:
-            left = LOOK if until is None else min(until - time.monotonic(), LOOK)
-            if left <= 0:
-                return False
-            if self._gate.acquire(timeout=left):
-                self._gate.release()  # for the others who wait
-        return True
+        """Waits, `timeout` seconds at most; returns whether it was set."""
+        if not self.done and (timeout is None or timeout > 0):
+            lock = Lock()
+            lock.acquire()
+            self._waiting.append(lock)
+            if not self.done:
+                lock.acquire(timeout=-1 if timeout is None else timeout)
+            self._waiting.remove(lock)
+        return self.done
 
     def result(self, timeout: float | None = None) -> T:
         """Waits, and returns the value.
 
         Raises:
-            TimeoutError: if nothing was given after `timeout` seconds.
-            BaseException: the error, if one was given.
+            TimeoutError: if nothing was set after `timeout` seconds.
+            BaseException: the error, if one was set.
         """
         if not self.wait(timeout):
             raise TimeoutError

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
+from posix import posix_spawn  # gevent replaces that of `os` by one that only the main thread can call
 
 import msgspec
 
@@ -71,7 +72,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
         try:
             silent = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in (0, 2)]
             # A session of its own: what ends this process group may not end it.
-            child = os.posix_spawn(
+            child = posix_spawn(
                 sys.executable,
                 command,
                 environment,

@@ -1,10 +1,8 @@
-"""Signals that come while the main thread holds a lock which the closing of profilers needs."""
+"""Signals that come while the main thread has a lock which the closing of profilers needs."""
 
 from __future__ import annotations
 
 import gc
-import logging
-import signal
 import threading
 import weakref
 from pathlib import Path
@@ -17,7 +15,6 @@ from tests.support.terminations import WORK, delivered, run
 PROGRAM = (
     """
 import logging
-from stepscope.runtime.threads import locks
 class Says(sc.exporters.MemoryExporter):
     async def aclose(self):
         logging.getLogger("stepscope").warning("it closes")
@@ -29,59 +26,50 @@ profiler.schedule = sc.schedule(wait=0, warmup=0, active=1, repeat=1)
     + WORK
     + """
 profiler.step()
+lines = 0
 def tracer(frame, event, _):
-    if frame.f_code.co_qualname == WHERE and locks.held_here():
-        sys.settrace(None)
-        print("now", flush=True)
-        term()
+    global lines
+    if frame.f_code.co_qualname == WHERE:
+        lines += event == "line"
+        if lines == LINE:
+            sys.settrace(None)
+            print("now", flush=True)
+            term()
     return tracer
 sys.settrace(tracer)
 profiler.add_metadata("key", 1)
-profiler.arm(sc.control.WindowRequest(start_step=1000, steps=1))
 profiler.flush()
 profiler.statistics()
 profiler.report()
 logging.getLogger("stepscope").warning("said")
-threading.Thread(target=time.time).start()
+threading.enumerate()
 sys.settrace(None)
 profiler.close()
+time.sleep(60)
 """
 )
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "Metadata.add",
-        "Arming.arm",
-        "Arming.armed",
-        "Inbox.put",
-        "Inbox.statistics",
-        "ExporterWorker.statistics",
-        "OverheadController._read",
-        "StreamHandler.emit",
-        "Thread.start",
-    ],
-)
-def test_a_signal_where_a_lock_is_held(where: str, tmp_path: Path) -> None:
-    """It takes effect when the lock has been given back; everything is delivered, long before the deadline."""
-    said = run(f"WHERE = {where!r}\n" + PROGRAM, tmp_path, code=-signal.SIGTERM)
+@pytest.mark.parametrize("line", [1, 2, 3])
+@pytest.mark.parametrize("where", ["Metadata.add", "Inbox.put", "StreamHandler.emit", "enumerate"])
+def test_a_signal_where_a_lock_is_taken(where: str, line: int, tmp_path: Path) -> None:
+    """Its handler does not wait, so everything is delivered, long before the deadline."""
+    said = run(f"WHERE, LINE = {where!r}, {line if where != 'enumerate' else 1}\n" + PROGRAM, tmp_path, code=-15)
     assert said == "now\n"
     assert delivered(tmp_path)
 
 
-def test_a_handler_of_the_program_that_closes_where_a_lock_is_held(tmp_path: Path) -> None:
-    """It does not wait for what waits for its own thread; who closes later does."""
-    handler = (
-        "WHERE = 'Inbox.put'\nsignal.signal(signal.SIGTERM, lambda *_: (profiler.close(), print('left', flush=True)))\n"
-    )
-    said = run(handler + PROGRAM, tmp_path, code=0)
+def test_a_handler_of_the_program_that_closes_where_a_lock_is_taken(tmp_path: Path) -> None:
+    """It does not wait for threads that wait for its own; a later `close()` does."""
+    handler = "import signal\ndef handle(*_):\n    profiler.close(); print('left', flush=True)\n"
+    script = handler + "WHERE, LINE = 'Inbox.put', 2\nsignal.signal(signal.SIGTERM, handle)\n" + PROGRAM
+    said = run(script.replace("time.sleep(60)\n", ""), tmp_path, code=0)
     assert said == "now\nleft\n"
     assert delivered(tmp_path)
 
 
-def test_who_holds_a_lock() -> None:
-    """Only the thread that does; of locks that are gone nothing is known."""
+def test_which_thread_has_a_lock() -> None:
+    """Only the one that took it."""
     lock = locks.reentrant()
     reference = weakref.ref(lock)
     assert not locks.held_here()
@@ -91,14 +79,9 @@ def test_who_holds_a_lock() -> None:
         thread.start()
         thread.join()
         assert locks.held_here() and seen == [False]
-        with lock:
-            pass
+        assert locks.without(lock, locks.held_here) is False
         assert locks.held_here()
     assert not locks.held_here()
-    handler = logging.getLogger().handlers[0] if logging.getLogger().handlers else None
-    if handler is not None and handler.lock is not None:
-        with handler.lock:
-            assert locks.held_here()
     del lock
     gc.collect()
     assert reference() is None and not locks.held_here()

@@ -52,7 +52,7 @@ def test_a_call_waits_for_its_turn() -> None:
 
 
 def test_a_call_whose_patience_ends_is_made_later() -> None:
-    """By the thread that was inside; so are those that are put down meanwhile, and what they raise is kept."""
+    """By the thread that was inside; so are others that are deferred meanwhile, and their errors are stored."""
     serial, hang, made = CallSerializer(), Hang(), list[int]()
 
     def fail() -> None:
@@ -62,14 +62,14 @@ def test_a_call_whose_patience_ends_is_made_later() -> None:
     assert hang.reached.wait(LONG)
     assert not serial.run(lambda: made.append(threading.get_ident()), patience=0.01)
     assert not serial.run(fail, patience=0)
-    assert not serial.run_waiting(lambda: None, lambda: made.append(0))
+    assert not serial.run(lambda: made.append(0), patience=0)
     hang.over.set()
     first.join(LONG)
     assert made == [first.ident, 0] and [str(error) for error in serial.raised.errors] == ["why"]
     assert serial.run(lambda: made.append(1)) and made[-1] == 1
 
 
-def test_what_calls_raise_that_were_put_down_is_bounded() -> None:
+def test_errors_of_deferred_calls_are_bounded() -> None:
     """All is counted, and the first of it kept."""
     serial = CallSerializer()
 

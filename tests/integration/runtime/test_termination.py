@@ -173,12 +173,11 @@ def test_a_handler_that_is_set_while_it_is_looked_whose_it_is(tmp_path: Path) ->
     run(
         """
 from stepscope.runtime import _core
-from stepscope.runtime.lifecycle import signals
 came = []
 with profiler:
     ours = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, lambda *_: came.append(1))
-    _core.watch_signal(signal.SIGTERM, ours, 0.5, signals._end)
+    _core.watch_signal(signal.SIGTERM, ours, 0.5)
     signal.raise_signal(signal.SIGTERM)
     time.sleep(3)
     assert came == [1]
