@@ -9,7 +9,7 @@ from stepscope.compat.mindspore.asked_steps import Asked
 from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.records import Asked as AskedOfRanks
+from stepscope.runtime.control.agreement.plans import Asked as AskedOfRanks
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points.file_requests import TRIGGER, FileRequests
 from stepscope.runtime.control.entry_points.status_file import StatusFile

@@ -71,6 +71,8 @@ class ControlTask:
         if self._task is None:
             self._pid = os.getpid()
             self._loop = control_loop.acquire()
+            if self._agreement is not None:
+                self._agreement.begin()
             before()
             self._task = self._loop.start(self._run, "control")
 
@@ -78,8 +80,6 @@ class ControlTask:
         """Ends: this rank takes part in no agreement any more. Closing twice, or in a forked child, changes nothing."""
         task, loop, self._task, self._loop = self._task, self._loop, None, None
         if task is not None and loop is not None and self._pid == os.getpid():
-            if self._agreement is not None:
-                self._agreement.begin_to_close()
             task()
             control_loop.release(loop)
 

@@ -1,4 +1,4 @@
-"""Notices that there may be new records of an agreement, where the operating system gives any."""
+"""Notices of new plans and requests, where the operating system gives any."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 
-WATCHED = ("proposal-", "start-", "decision-")
-"""Records that a rank wakes up for."""
+WATCHED = ("plan-", "request-", "unable-")
+"""Files that a rank wakes up for."""
 
 
 class RecordEvents:

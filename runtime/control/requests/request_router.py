@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.records import Asked
+from stepscope.runtime.control.agreement.plans import Asked
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.ranks import ranks_text
@@ -50,7 +50,7 @@ class RequestRouter:
         Args:
             trigger: what asks for it.
             told: is given the answer; without one, a rank that is not among those asked for is no refusal.
-            key: what makes equal requests of several ranks one; see `Agreement.wish`.
+            key: what makes equal requests of several ranks one; see `Agreement.ask`.
         """
         if self.agreement is not None:
             self.all_ranks(request, trigger, told, key)
@@ -69,7 +69,7 @@ class RequestRouter:
         assert self.agreement is not None
         if told is not None:
             self._waiting.append((_named(asked, trigger), told))
-        self.agreement.wish(asked, trigger, key)
+        self.agreement.ask(asked, trigger, key)
 
     def decided(self, asked: Asked, trigger: str, armed: Armed) -> None:
         """This came of it; also for what another rank has asked for."""
