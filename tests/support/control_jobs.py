@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime.control.agreement.job_directory import Current
-from stepscope.runtime.control.agreement.peer import Peer
 from tests.support.basics import ROOT
 from tests.support.control_rank import GONE, RankSettings, Steps
 from tests.support.launch import launched
@@ -108,15 +106,6 @@ class Job:
     def until(self, what: str, condition: Callable[[dict[str, Any]], object]) -> None:
         """Waits for something that rank 0 says."""
         wait(lambda: condition(self.status()), lambda: f"{what}: {self.status()}")
-
-    def leader(self) -> Peer:
-        """Who leads."""
-        (path,) = self.directory.glob(".stepscope-*/current.json")
-        return msgspec.json.decode(path.read_bytes(), type=Current).leader
-
-    def leading(self) -> int:
-        """Which rank that is, where each is a process that was started here."""
-        return next(rank for rank, process in self.processes.items() if process.pid == self.leader().pid)
 
     def kill(self, rank: int, *with_it: int) -> None:
         """SIGKILL for a rank, and for those of its machine; the others go on without them."""

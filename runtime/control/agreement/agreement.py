@@ -76,8 +76,6 @@ class Agreement:
         self._pending: dict[str, _Pending] = {}
         self._plans: Plans | None = None
         self._part: Coordinator | Participant | None = None
-        self._latest: tuple[str, Asked] | None = None
-        """The request that was decided on last."""
         self._name = ""
         self._awake_until = 0.0
         self.trouble = ""
@@ -101,8 +99,6 @@ class Agreement:
             key: names the request: requests of one key are one. Default: the request itself.
         """
         self.begin()
-        if self._rank and (trigger, asked) == self._latest and trigger == "file":
-            return  # rank 0 was faster than this rank's look at the file
         name = hashlib.sha256((key or json_bytes(asked).decode()).encode()).hexdigest()[:16]
         window = asked if isinstance(asked, WindowRequest) else None
         end = asked if isinstance(asked, EndRequest) else None
@@ -127,7 +123,7 @@ class Agreement:
             if trouble != self.trouble:
                 log.error("control: %s", trouble)
             self.trouble = trouble
-            self._refuse(trouble)
+            self._refuse(list(self._pending), trouble)
         self._refuse_late()
         if time.monotonic() >= self._awake_until:
             return self._idle
@@ -148,7 +144,7 @@ class Agreement:
         if isinstance(self._part, Coordinator):
             self._part.turn()
             for key, pending in list(self._pending.items()):
-                if self._part.decide(key, pending.request):
+                if key in self._pending and self._part.decide(key, pending.request):
                     self._pending.pop(key, None)
             for key, request in self._plans.requests(self._name):
                 if self._part.decide(key, request):
@@ -164,7 +160,9 @@ class Agreement:
         if self._rank:
             self._part = Participant(plans, self._profiler, self._rank, self._name, self._conclude)
         else:
-            self._part = Coordinator(plans, self._profiler, self._world_size, self._margin, self._conclude)
+            self._part = Coordinator(
+                plans, self._profiler, self._world_size, self._margin, self._patience / 2, self._conclude
+            )
 
     def _hand_on(self, plans: Plans) -> None:
         """Hands requests to rank 0, which deletes them when it has decided."""
@@ -179,28 +177,33 @@ class Agreement:
 
     def _conclude(self, plan: Plan, armed: Armed) -> None:
         asked, trigger = plan.request.asked, plan.request.trigger
-        self._latest = trigger, asked
         for key, pending in list(self._pending.items()):
             if key == plan.key or (trigger == "file" and pending.request.asked == asked):
                 del self._pending[key]
         self._outcome(asked, trigger, armed)
 
     def _refuse_late(self) -> None:
-        """Refuses what rank 0 has not answered in time. Rank 0 itself may have to wait until its loop moves."""
-        if self._part is None or self._rank:
-            late = time.monotonic() - self._patience
-            self._refuse(
-                f"rank 0, which chooses the steps, did not answer in {self._patience:g} s: its process or its profiler has "
-                "ended, or has not come; ask again when it runs, or set agree=False, and each rank records by itself",
-                late,
-            )
-
-    def _refuse(self, reason: str, until: float = float("inf")) -> None:
-        for key, pending in list(self._pending.items()):
-            if pending.since <= until:
+        """Refuses what rank 0 has not answered in time; a rank 0 that runs says itself what becomes of the file's requests."""
+        late = [key for key, each in self._pending.items() if time.monotonic() - each.since >= self._patience]
+        if not late or isinstance(self._part, Coordinator):
+            return
+        why = "its process has ended, or has not come"
+        if self._directory.has_coordinator:
+            why = "its profiler is closed, or its loop does not move"
+            for key in [key for key in late if self._pending[key].request.trigger == "file"]:
+                late.remove(key)
                 self._forget(key)
-                asked = pending.request.asked
-                self._outcome(asked, pending.request.trigger, Armed(False, run_id=asked.run_id, reason=reason))
+        reason = (
+            f"rank 0, which chooses the steps, did not answer in {self._patience:g} s: {why}; ask again when it runs, or set "
+            "agree=False, and each rank records by itself"
+        )
+        self._refuse(late, reason)
+
+    def _refuse(self, keys: list[str], reason: str) -> None:
+        for key in keys:
+            request = self._pending[key].request
+            self._forget(key)
+            self._outcome(request.asked, request.trigger, Armed(False, run_id=request.asked.run_id, reason=reason))
 
     def _forget(self, key: str) -> None:
         if self._pending.pop(key).handed_on and self._plans is not None:

@@ -33,6 +33,7 @@ class Coordinator:
         profiler: Armable,
         world_size: int,
         margin: float,
+        patience: float,
         concluded: Callable[[Plan, Armed], object],
     ) -> None:
         """
@@ -41,11 +42,14 @@ class Coordinator:
             profiler: of rank 0.
             world_size: number of ranks.
             margin: seconds from the choice of a step to this step, at least.
+            patience: seconds in which all ranks have come; then `next` does not wait for them any more.
             concluded: called with each plan and rank 0's answer; again when other ranks say that they do not follow it.
         """
         self._plans, self._profiler, self._world_size = plans, profiler, world_size
         self._margin, self._concluded = margin, concluded
         self._pace = Pace(margin)
+        self._waits_until = time.monotonic() + patience
+        """For ranks that have not come; 0 when all have."""
         self._latest: tuple[Plan, Armed] | None = None
         self._unable = 0
         """Ranks that do not follow the latest plan."""
@@ -74,7 +78,7 @@ class Coordinator:
         """Decides on a request, and publishes the plan.
 
         Returns:
-            Whether that is done; otherwise the loop's pace is not known yet, and it is to be tried again soon.
+            Whether that is done; otherwise the loop's pace is not known yet, or a rank has not come: it is to be tried again.
 
         Raises:
             OSError: if the plan cannot be written; then nothing is recorded or changed.
@@ -87,7 +91,7 @@ class Coordinator:
                 each.open and each.trigger == "signal" for each in self._profiler.armed()
             ):
                 return True
-            if asked.start_step == "next" and not self._pace.known:
+            if asked.start_step == "next" and not (self._pace.known and self._all_have_come()):
                 return False
             window, armed = self._choose(asked, request.trigger, gate)
         elif key in self._ends:
@@ -109,6 +113,11 @@ class Coordinator:
         self._latest, self._unable = (plan, armed), 0
         self._concluded(plan, armed)
         return True
+
+    def _all_have_come(self) -> bool:
+        if self._plans.ranks() >= self._world_size - 1:
+            self._waits_until = 0.0
+        return time.monotonic() >= self._waits_until
 
     def _ahead(self) -> int:
         """The first step of which the other ranks read in time."""
@@ -146,7 +155,7 @@ class Coordinator:
         step, ahead = self._profiler.step_num, self._ahead()
         if asked.command == "abort":  # of windows that only other ranks record rank 0 knows nothing
             last = min(ahead - 1, MAX_STEP)
-            change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
+            change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason[:500])
             return change, self._profiler.change_end(change, gate=gate)
         chosen = choose_end(asked, {0: self._profiler.armed()}, ahead)
         if chosen.change is None:

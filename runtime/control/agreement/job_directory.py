@@ -26,7 +26,7 @@ from stepscope.runtime.files.private_files import replace_private
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_RECORD_BYTES = 1 << 16
+MAX_RECORD_BYTES = 1 << 20
 BEAT_S = 1.0
 """Between two signs of life of rank 0, which processes on other machines go by."""
 LOST_AFTER_S = 15.0
@@ -112,6 +112,12 @@ class JobDirectory:
         elif run != entered:
             _claim(run / f"rank-{rank}.json", rank, me)
         return run
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether rank 0 is known to live."""
+        current = read_record(self._current, Current)
+        return current is not None and self._lives(current) is True
 
     def _begin(self, me: Peer) -> Path:
         machine = hashlib.sha256(me.machine.encode()).hexdigest()[:8]

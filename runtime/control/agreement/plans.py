@@ -92,6 +92,10 @@ class Plans:
         found = (_PLAN.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
+    def ranks(self) -> int:
+        """How many ranks have come, without rank 0."""
+        return sum(1 for _ in self.directory.glob("rank-*.json"))
+
     def plan(self, number: int) -> Plan | None:
         """A plan; `None` if there is none of this number that can be read."""
         plan = read_record(self.directory / f"plan-{number}.json", Plan)
