@@ -5,6 +5,7 @@ docs/control.md has it in full. Rank 0 is the coordinator, all other ranks are p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -154,8 +155,6 @@ class Agreement:
             self._hand_on(self._plans)
 
     def _join(self, plans: Plans) -> None:
-        if isinstance(self._part, Participant):
-            self._part.leave("the job has another rank 0")
         self._plans = plans
         if self._rank:
             self._part = Participant(plans, self._profiler, self._rank, self._name, self._conclude)
@@ -207,10 +206,8 @@ class Agreement:
 
     def _forget(self, key: str) -> None:
         if self._pending.pop(key).handed_on and self._plans is not None:
-            try:
+            with contextlib.suppress(OSError):  # if the directory cannot be used any more, the request is lost with it
                 self._plans.request_path(key).unlink(missing_ok=True)
-            except OSError as error:  # the directory cannot be used any more, and the request is lost with it
-                log.info("control: %s", error)
 
 
 _begun: Counter[tuple[str, int, str]] = Counter()

@@ -98,14 +98,14 @@ class Coordinator:
             return True
         else:
             change, armed = self._choose_end(asked, gate)
-        number = 1 if self._latest is None else self._latest[0].number + 1
-        plan = Plan(number, key, request, window, change, "" if armed else armed.reason)
+        plan = Plan(0, key, request, window, change, "" if armed else armed.reason)
         try:
             plan = self._plans.publish(plan)
         except OSError:
             self._profiler.withdraw(gate, f"{self._plans.directory} cannot be written")
             raise
         if window is not None:
+            armed = armed if isinstance(asked, WindowRequest) and asked.wants(0) else plan.answer_elsewhere()
             self._ends.clear()
         else:
             self._profiler.confirm(gate)
@@ -138,8 +138,7 @@ class Coordinator:
                 return _refused(asked, reason)
             first = int(window.start_step)
             if not asked.wants(0):
-                by = f"by rank{'s' * (len(asked.ranks or ()) != 1)} {ranks_text(asked.ranks)}"
-                return window, Armed(True, first, window.stop_step, asked.run_id, by)
+                return window, Armed(True)
             armed = self._profiler.arm(window, trigger=trigger, gate=gate)
             if armed:
                 return window, armed

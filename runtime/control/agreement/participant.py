@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Unable
@@ -13,9 +12,6 @@ from stepscope.runtime.control.requests.end_change import NOTHING_WAITS, EndChan
 from stepscope.runtime.control.requests.window_request import WindowRequest
 
 log = logging.getLogger("stepscope")
-
-RETRY_S = 2.0
-"""So long a plan that cannot be read is tried again, then it is passed over."""
 
 
 class PlannedGate:
@@ -42,8 +38,6 @@ class Participant:
         self._plans, self._profiler, self._rank, self._name = plans, profiler, rank, name
         self._concluded = concluded
         self._followed = 0
-        self._unreadable = (0, 0.0)
-        self._gates: list[PlannedGate] = []
 
     def turn(self) -> None:
         """Follows the plans that are new.
@@ -51,32 +45,16 @@ class Participant:
         Raises:
             OSError: if the directory cannot be used.
         """
-        for number in self._plans.numbers():
-            if number <= self._followed:
-                continue
+        numbers = [number for number in self._plans.numbers() if number > self._followed]
+        for number in numbers:
             plan = self._plans.plan(number)
-            if plan is None and not self._passes_over(number):
-                return
+            if plan is None and number == numbers[-1]:
+                return  # it may be read in the next turn
             self._followed = number
-            if plan is not None and plan.request.profiler == self._name:
+            if plan is None:
+                log.error("control: plan-%d.json in %s cannot be read", number, self._plans.directory)
+            elif plan.request.profiler == self._name:
                 self._follow(plan)
-
-    def leave(self, reason: str) -> None:
-        """Forgets the windows that have not begun: there is another rank 0."""
-        for gate in self._gates:
-            self._profiler.withdraw(gate, reason)
-
-    def _passes_over(self, number: int) -> bool:
-        now = time.monotonic()
-        if self._unreadable[0] != number:
-            self._unreadable = number, now
-        if now - self._unreadable[1] < RETRY_S:
-            return False
-        place = self._plans.directory
-        log.error(
-            "control: rank %d cannot read plan-%d.json in %s; ask for the window again", self._rank, number, place
-        )
-        return True
 
     def _follow(self, plan: Plan) -> None:
         armed = plan.answer_elsewhere()
@@ -89,11 +67,8 @@ class Participant:
             self._plans.say_unable(plan.number, Unable(self._rank, armed.reason[:2000]))
 
     def _arm(self, window: WindowRequest, first: int, trigger: str) -> Armed:
-        gate = PlannedGate()
-        armed = self._profiler.arm(window, trigger=trigger, gate=gate)
+        armed = self._profiler.arm(window, trigger=trigger, gate=PlannedGate())
         step = self._profiler.step_num
-        if armed:
-            self._gates.append(gate)
         if armed or step < first:
             return armed
         reason = (

@@ -102,10 +102,12 @@ class Plans:
         return plan if plan is not None and plan.number == number else None
 
     def publish(self, plan: Plan) -> Plan:
-        """Writes a plan under its number, or the next one that is free, and returns it with that; deletes old plans."""
+        """Writes a plan under the next number, and returns it with that; deletes old plans."""
+        numbers = self.numbers()
+        plan = msgspec.structs.replace(plan, number=max(numbers, default=0) + 1)
         while not create_once(self.directory / f"plan-{plan.number}.json", json_bytes(plan)):
             plan = msgspec.structs.replace(plan, number=plan.number + 1)
-        for number in self.numbers():
+        for number in numbers:
             if number <= plan.number - MAX_PLANS:
                 for path in (self.directory / f"plan-{number}.json", *self.directory.glob(f"unable-{number}-*.json")):
                     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Asking this rank for a window, or all ranks where they agree; and telling everybody concerned what came of it."""
+"""Asks this rank for a window, or all ranks, and passes the answer on to who asked, the log and the status file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RequestRouter:
                 told(armed)
 
     def all_ranks(self, asked: Asked, trigger: str, told: Told | None = None, key: str = "") -> None:
-        """Has the ranks agree on a window, or on the end of what runs; there must be an agreement."""
+        """Asks rank 0 for a window on all ranks, or for another end of what runs; there must be an agreement."""
         assert self.agreement is not None
         if told is not None:
             self._waiting.append((_named(asked, trigger), told))

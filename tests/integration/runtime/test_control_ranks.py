@@ -169,10 +169,10 @@ def test_a_rank_that_is_killed_stops_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("F10")
 def test_ranks_that_end_early_or_begin_late(tmp_path: Path) -> None:
-    """Nobody waits for a rank that is done; one that is still to come records what is ahead of it."""
+    """Nobody waits for a rank that is done; one that is still to come is waited for."""
     ranks = rank_settings(tmp_path, 4, late=[0.0, 0.0, 0.0, 1.0])
     with job(tmp_path, ranks) as running:
-        running.ask("late", start_step=300, steps=2)
+        running.ask("late", steps=2)
         assert len(running.steps_of("late")) == 1
         (tmp_path / "stop-2").touch()
         wait(lambda: running.processes[2].poll() is not None, lambda: "rank 2 does not end")

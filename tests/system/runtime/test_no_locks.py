@@ -16,6 +16,7 @@ from tests.support.native import COMPILER, require_compiler
 
 SOURCE = ROOT / "tests" / "support" / "programs" / "no_locks.c"
 
+
 @pytest.fixture(scope="module")
 def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_compiler()
@@ -24,13 +25,13 @@ def preload(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def environment(preload: Path, shared: Path, error: int = errno.ENOSYS) -> dict[str, str]:
+def environment(preload: Path, shared: Path) -> dict[str, str]:
     shared.mkdir(exist_ok=True)
     return {
         **os.environ,
         "LD_PRELOAD": str(preload),
         "SHARED": str(shared.resolve()),
-        "LOCK_ERROR": str(error),
+        "LOCK_ERROR": str(errno.ENOSYS),
         "STEPSCOPE_JOB": "no locks",
     }
 

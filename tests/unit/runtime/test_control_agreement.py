@@ -87,8 +87,8 @@ def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
                     request = WindowRequest(steps=deed[2], run_id=f"r{number}", overlap="queue", granularity=2)
                     rank.agreement.ask(request, "socket")
                 case _:
-                    command = "extend" if deed[2] else "abort"
-                    rank.agreement.ask(EndRequest(command=command, steps=deed[2]), "socket", key=f"{number}")
+                    end = EndRequest(command="extend" if deed[2] else "abort", steps=deed[2])
+                    rank.agreement.ask(end, "socket", key=f"{number}")
         end_in_calm(ranks)
     chosen = dict(ranks[0].windows)
     for rank in ranks[1:]:
@@ -383,9 +383,8 @@ def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, capl
     assert ranks[0].windows == ranks[1].windows == [("early", (50,))]
 
 
-def test_forged_files_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forged_files_are_passed_over(tmp_path: Path) -> None:
     """Those that are too large, links, damaged, or not as they should be; what comes after them is followed."""
-    monkeypatch.setattr("stepscope.runtime.control.agreement.participant.RETRY_S", 0.05)
     request = Request("1 ", "file", WindowRequest(start_step=100, steps=1, run_id="forged"))
     good = Plan(1, "key", request, request.window)
     elsewhere = tmp_path / "elsewhere"
