@@ -24,7 +24,7 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file to watch, or a directory whose file `stepscope.json` is. All ranks of a job are given the same."""
     poll: Annotated[float, msgspec.Meta(ge=0.01, le=86_400)] = 2.0
     """Seconds between two looks at the file. With `watchfiles` installed a change is seen within a fraction of that. Of several
-    ranks, rank 0 chooses steps that are twice as far ahead, and half a second."""
+    ranks, rank 0 chooses steps that are twice as far ahead, and a second."""
     create: bool = True
     """Whether rank 0 creates the file if there is none, with every field and nothing asked for."""
     agree: bool = True

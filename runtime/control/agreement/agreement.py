@@ -68,12 +68,12 @@ class Agreement:
             world_size: number of ranks.
             patience: seconds after which a request that rank 0 has not answered is refused.
             idle: seconds between two turns while nothing is asked for.
-            margin: seconds from rank 0's choice of a step to this step; default: two turns and half a second.
+            margin: seconds from rank 0's choice of a step to this step; default: two turns and a second.
             outcome: called with each request and its answer.
         """
         self._directory, self._profiler, self._rank, self._world_size = directory, profiler, rank, world_size
         self._patience, self._idle, self._outcome = patience, idle, outcome
-        self._margin = 2 * idle + 0.5 if margin is None else margin
+        self._margin = 2 * idle + 1.0 if margin is None else margin
         self._pending: dict[str, _Pending] = {}
         self._plans: Plans | None = None
         self._part: Coordinator | Participant | None = None
@@ -131,7 +131,7 @@ class Agreement:
         return min(self._idle, ACTIVE_S if self._pending else 4 * ACTIVE_S)
 
     def close(self) -> None:
-        """Takes part no more. What this rank was asked for and is not decided is forgotten."""
+        """Follows no plans any more, and withdraws the requests of this rank that are not decided."""
         for key in list(self._pending):
             self._forget(key)
 

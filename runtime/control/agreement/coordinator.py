@@ -70,8 +70,8 @@ class Coordinator:
         if len(unable) > self._unable:
             self._unable = len(unable)
             ranks = ranks_text([each.rank for each in unable])
-            said = f"not on rank{'s' * (len(unable) > 1)} {ranks}: {unable[0].reason}"
-            reason = f"{armed.reason}; {said}" if armed.reason else said
+            note = f"not on rank{'s' * (len(unable) > 1)} {ranks}: {unable[0].reason}"
+            reason = f"{armed.reason}; {note}" if armed.reason else note
             self._concluded(plan, msgspec.structs.replace(armed, reason=reason))
 
     def decide(self, key: str, request: Request) -> bool:
@@ -132,7 +132,7 @@ class Coordinator:
         least, reason = 0, ""
         for _ in range(ATTEMPTS):
             step, ahead = self._profiler.step_num, self._ahead() + asked.warmup
-            too_near = ahead if self._pace.known else step + 1
+            too_near = ahead if self._pace.per_second else step + 1
             window, reason = choose_steps(asked, ahead, least, too_near, f"rank 0 is at step {step}")
             if window is None:
                 return _refused(asked, reason)

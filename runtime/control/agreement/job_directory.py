@@ -97,7 +97,7 @@ class JobDirectory:
         if rank == 0 and (current is None or current.coordinator != me):
             alive = current is not None and self._lives(current)
             if alive and current is not None:
-                raise _taken(0, current.coordinator)
+                raise _occupied(0, current.coordinator)
             return None if alive is None else self._begin(me)
         if current is None or not ((entered and entered.name == current.run) or self._lives(current)):
             return None
@@ -153,10 +153,10 @@ def _claim(path: Path, rank: int, me: Peer) -> None:
         if other is None or other.is_dead:
             replace_private(path, json_bytes(me))
         elif other != me:
-            raise _taken(rank, other)
+            raise _occupied(rank, other)
 
 
-def _taken(rank: int, by: Peer) -> ControlError:
+def _occupied(rank: int, by: Peer) -> ControlError:
     return ControlError(
         f"rank {rank} is {by} in this job already; set STEPSCOPE_JOB to different names for different jobs"
     )

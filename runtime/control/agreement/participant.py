@@ -1,4 +1,4 @@
-"""The part of every rank but rank 0: it does what the plans say, or says why it does not."""
+"""The part of every rank but rank 0: it follows the plans, or reports why it does not."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Participant:
             armed = self._change(plan.change)
         self._concluded(plan, armed)
         if not armed and not plan.refused:
-            self._plans.say_unable(plan.number, Unable(self._rank, armed.reason[:2000]))
+            self._plans.report_unable(plan.number, Unable(self._rank, armed.reason[:2000]))
 
     def _arm(self, window: WindowRequest, first: int, trigger: str) -> Armed:
         armed = self._profiler.arm(window, trigger=trigger, gate=PlannedGate())

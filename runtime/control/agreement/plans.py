@@ -2,7 +2,7 @@
 
 plan-N.json         rank 0: the steps of a window, another end of windows, or why a request is refused
 request-KEY.json    another rank: what was asked of it; rank 0 deletes it when it has decided
-unable-N-RANK.json  another rank: why it does not do what plan N says
+unable-N-RANK.json  another rank: why it does not follow plan N
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Unable(msgspec.Struct, frozen=True):
-    """A rank that does not do what a plan says."""
+    """A rank that does not follow a plan."""
 
     rank: Rank
     reason: Annotated[str, msgspec.Meta(max_length=2000)]
@@ -126,11 +126,11 @@ class Plans:
         """Hands a request to rank 0."""
         create_once(self.request_path(key), json_bytes(request))
 
-    def say_unable(self, number: int, unable: Unable) -> None:
-        """Says that a rank does not do what a plan says."""
+    def report_unable(self, number: int, unable: Unable) -> None:
+        """Reports that a rank does not follow a plan."""
         create_once(self.directory / f"unable-{number}-{unable.rank}.json", json_bytes(unable))
 
     def unable(self, number: int) -> list[Unable]:
-        """The ranks that do not do what a plan says."""
+        """The ranks that do not follow a plan."""
         found = (read_record(path, Unable) for path in self.directory.glob(f"unable-{number}-*.json"))
         return sorted((each for each in found if each is not None), key=lambda each: each.rank)

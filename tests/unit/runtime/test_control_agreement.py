@@ -287,7 +287,7 @@ def test_profilers_of_a_stage_go_together(tmp_path: Path) -> None:
 def test_rank_0_that_does_not_answer(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has ended, or has never come: the request says so, and is not planned later. Its old plans are not followed."""
     monkeypatch.setattr(job_directory, "LOST_AFTER_S", 0.2)
-    directory = left_by(Peer(1, 1, Peer.here().machine if machine == "here" else "elsewhere", "there"), tmp_path)
+    directory = abandoned_by(Peer(1, 1, Peer.here().machine if machine == "here" else "elsewhere", "there"), tmp_path)
     rank = Rank(tmp_path, 1, 2, patience=1.0)
     for trigger in ("file", "socket"):
         rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
@@ -305,7 +305,7 @@ def test_rank_0_that_does_not_answer(machine: str, tmp_path: Path, monkeypatch: 
     assert first.windows == rank.windows and len(rank.windows) == 1
 
 
-def left_by(peer: Peer, place: Path) -> Path:
+def abandoned_by(peer: Peer, place: Path) -> Path:
     """The directory of a run that a process has left, with a plan."""
     old = JobDirectory(place / "stepscope.json", "job")
     old.make()
@@ -319,7 +319,7 @@ def left_by(peer: Peer, place: Path) -> Path:
 
 def test_rank_0_on_another_machine(tmp_path: Path) -> None:
     """It is followed once it has shown a sign of life, and nobody takes its place."""
-    run = left_by(Peer(1, 1, "elsewhere", "there"), tmp_path)
+    run = abandoned_by(Peer(1, 1, "elsewhere", "there"), tmp_path)
     ranks = [Rank(tmp_path, number, 2) for number in range(2)]
     for rank in ranks:
         rank.agreement.turn()
@@ -430,15 +430,25 @@ def test_rates_of_steps() -> None:
 def test_the_pace_of_a_loop_that_moves() -> None:
     """Neither its first step, which takes long, nor a time in which it stands still counts."""
     pace = Pace()
-    pace.add(0.0, 0)
-    pace.add(60.0, 0)
-    pace.add(60.1, 1)
-    assert not pace.known and pace.per_second == 0
+    for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
+        pace.add(at, step)
+        assert not pace.known and pace.per_second == 0
     pace.add(61.1, 101)
     assert pace.known and pace.per_second == pytest.approx(100)
-    pace.add(90.0, 101)
-    pace.add(91.0, 111)
-    assert pace.per_second == pytest.approx(100)
-    pace.add(92.0, 5)
-    pace.add(92.1, 6)
-    assert pace.per_second == pytest.approx(100)
+    for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
+        pace.add(at, step)
+    assert not pace.known and pace.per_second == pytest.approx(100)
+    for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
+        pace.add(at, step)
+    assert pace.known and pace.per_second == pytest.approx(100)
+
+
+@pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
+@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0, 60.0])
+def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
+    """However often it is looked at."""
+    pace, known = Pace(), 0
+    for number in range(round(400 / poll)):
+        pace.add(number * poll, int(number * poll / seconds))
+        known += pace.known
+    assert pace.per_second >= 0.9 / seconds and known * poll > 50
