@@ -35,6 +35,8 @@ class Job:
         self.processes: dict[int, subprocess.Popen[Any]] = {}
         """By the first rank of each process that was started."""
         self.killed: set[int] = set()
+        self.asked = ""
+        """Run id of the latest window that was asked for."""
 
     def write(self, **fields: Any) -> None:
         """Writes the control file as an editor does: a new file in place of the old."""
@@ -44,6 +46,7 @@ class Job:
 
     def ask(self, run: str, **fields: Any) -> None:
         """Asks for a window."""
+        self.asked = run
         self.write(**{"start_step": "next", "run_id": run, **fields})
 
     def said(self, rank: int) -> dict[str, Any]:
@@ -96,8 +99,11 @@ class Job:
         return found
 
     def until_window(self, state: str) -> None:
-        """Waits until a window of rank 0 is in this state."""
-        self.until(state, lambda status: any(each["state"] == state for each in status.get("windows", ())))
+        """Waits until the latest window, on rank 0, is in this state."""
+        wanted = self.asked, state
+        self.until(
+            state, lambda status: wanted in [(each["run_id"], each["state"]) for each in status.get("windows", ())]
+        )
 
     def until_answer(self, text: str) -> None:
         """Waits until rank 0 has answered with this."""

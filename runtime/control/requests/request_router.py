@@ -75,9 +75,9 @@ class RequestRouter:
         """This came of it; also for what another rank has asked for."""
         if self._taken is not None and trigger == "file" and isinstance(asked, WindowRequest):
             self._taken.decided(asked, armed)
-        self.say(asked, trigger, str(armed), logging.INFO if armed or self._refused else logging.WARNING)
         if not armed and self._refused is not None:
             self._refused(asked, armed)
+        self.say(asked, trigger, str(armed), logging.INFO if armed or self._refused else logging.WARNING)
         name = _named(asked, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
             self._waiting.remove(waiting)
