@@ -1,4 +1,4 @@
-"""Windows that a monitor's file asks for, where the ranks of a job agree on their steps before any of them records."""
+"""Windows that a monitor's file asks for, where rank 0 chooses their steps for all ranks of a job."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.compat.mindspore.asked_steps import Asked
 from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.records import Asked as AskedOfRanks
+from stepscope.runtime.control.agreement.plans import Asked as AskedOfRanks
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points.file_requests import TRIGGER, FileRequests
 from stepscope.runtime.control.entry_points.status_file import StatusFile
@@ -21,9 +21,9 @@ from stepscope.runtime.export.run import job_from_environment
 
 
 class AgreedWindows:
-    """One rank's part, on the control thread: a step of training only passes the gate of a window that begins with it.
+    """One rank's part, on the control thread. docs/control.md has how ranks record the same steps.
 
-    docs/control.md has the protocol. What becomes of each request is in the status file, which rank 0 writes.
+    The status file, which rank 0 writes, has the answer to each request.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AgreedWindows:
         self._task.start()
 
     def close(self) -> None:
-        """Takes part no more, so that nobody waits for this rank. Closing twice, or in a forked child, changes nothing."""
+        """Takes part no more. Closing twice, or in a forked child, changes nothing."""
         if self._task.running and not self._task.inherited:
             self._requests.release_lost("queued")
             self._task.close()
@@ -91,14 +91,14 @@ class AgreedWindows:
         steps, window = asked.steps, self._windows.meant(asked)
         if not steps:
             if window is None or window.last is None:
-                if asked.ranks is None or self._rank in asked.ranks:
+                if self._rank == 0 or asked.ranks is None or self._rank in asked.ranks:
                     self._refuse(
                         "extend", asked.run_id, "command 'extend' changes nothing: no such window runs or waits"
                     )
                 return
             steps = asked.last - window.last
             if steps < 0:
-                shorter = f"the window goes on until step {window.last}; where ranks agree, only abort makes it shorter"
+                shorter = f"the window goes on until step {window.last}; with several ranks only abort makes it shorter"
                 self._refuse("extend", asked.run_id, shorter)
             if steps <= 0:  # another rank may have read the file before, and it is done
                 return

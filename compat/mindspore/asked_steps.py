@@ -62,7 +62,7 @@ class Planned(msgspec.Struct, frozen=True):
     last: int
     asked: Asked
     configuration: object = None
-    """What the file said when the ranks agreed on it."""
+    """The content of the file when the window was armed."""
 
 
 class Ended(msgspec.Struct, frozen=True):

@@ -51,8 +51,8 @@ class DynamicProfilerMonitor:
     nothing is shared with other processes, and nothing is left when one is killed. A file that cannot be read changes
     nothing: see `<file>.status.json` beside it, which also says what became of what was asked for, and the log.
 
-    Where the launcher or a framework tells of several ranks, which watch the same file, all of them record the same steps,
-    or none does: they agree on a window before it begins.
+    Where the launcher or a framework announces several ranks, which watch the same file, all of them record the steps that
+    rank 0 chooses; one that reads of them too late says that it missed the window.
 
     A window goes to `<output_path>/rank<R>_start<S>_stop<E>/`, named by the steps that were recorded, in a directory of
     its own. Nothing here raises into training, unless `strict`.
@@ -66,7 +66,7 @@ class DynamicProfilerMonitor:
             Where a callback is called once for a group, that is one step of the trace.
         step_position: where in the loop's body `step()` is called: at its `end`, as in MindSpore's examples, or `begin`.
         strict: let `step()` raise for a configuration that cannot be followed.
-        agree: whether ranks agree on steps; otherwise each follows what it reads, by its own count.
+        agree: whether ranks record the steps that rank 0 chooses; otherwise each follows what it reads, by its own count.
 
     Raises:
         TypeError: if `cfg_path` is no path.
@@ -149,7 +149,7 @@ class DynamicProfilerMonitor:
         self._say(f"config json file: {self.config_path}")
         open_monitors.add(self)
         # The loop's first step goes on already, unless `step()` is called at its begin. A callback of MindSpore is told of
-        # it: so ranks have until then to agree on a window that begins with it.
+        # it: so rank 0 has until then to plan a window that begins with it.
         if step_position == "end" and not (several and is_callback(type(self))):
             self._early = self._before(1)
 
@@ -246,7 +246,7 @@ class DynamicProfilerMonitor:
             self._agreed.ask(_asked_by(config))
 
     def _asked(self) -> Asked | None:
-        """What the file says of steps, the same object until it changes; `None` where ranks agree on that."""
+        """What the file says of steps, the same object until it changes; `None` where rank 0 plans that."""
         config = self._file.current
         if config is not self._config and self._agreed is None and config is not None:
             self._config, self._latest = config, _asked_by(config)
@@ -309,7 +309,7 @@ class DynamicProfilerMonitor:
         self._unraised += said if self._strict else []
 
     def _report(self, answer: str) -> None:
-        """Has the control thread write to the status file how things stand; where ranks agree, that is done by itself."""
+        """Has the control thread write to the status file how things stand; of several ranks, that is done by itself."""
         loop, asked, windows, status = self._loop, self._latest, self._windows.armed(), self._file.status
         if loop is None or asked is None or not status.enabled:
             return

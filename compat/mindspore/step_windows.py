@@ -26,7 +26,7 @@ class StepWindows(Arming):
     A window is recorded once; the same steps again need another `run_id`. What cannot be followed is said once for each
     configuration, in `take_complaints`. Edits do not touch a window that runs, unless a `command` says so.
 
-    Where ranks agree, windows and changes of their ends come by `arm` and `change_end`, from any thread, and there is no
+    Where rank 0 plans, windows and changes of their ends come by `arm` and `change_end`, from any thread, and there is no
     configuration to follow here.
 
     Args:
@@ -34,7 +34,7 @@ class StepWindows(Arming):
         granularity: steps that can only be recorded together, as where data are sunk to the device; windows are
             widened to whole groups.
         rank: of this process.
-        agreed: whether ranks agree; then a step that has begun cannot be the first any more.
+        agreed: whether rank 0 plans for all ranks; then a step that has begun cannot be the first any more.
     """
 
     def __init__(self, late: Late = "refuse", granularity: int = 1, *, rank: int = 0, agreed: bool = False) -> None:
@@ -98,7 +98,7 @@ class StepWindows(Arming):
         """A step begins, or a group of them, of which this is the first.
 
         Args:
-            asked: what the file says, the same object as long as it says the same; `None` where ranks agree.
+            asked: what the file says, the same object as long as it says the same; `None` where rank 0 plans.
             step: its number.
 
         Returns:
@@ -113,9 +113,6 @@ class StepWindows(Arming):
                 self._follow_file(asked, step)
             running = self._armed_running
             waiting = {window: window.first for window in self._armed if window is not running}
-            for each, first in waiting.items():
-                if first < step and each.gate is not None:
-                    each.gate(step)  # so that nobody records it, if that is not decided yet
             self._ask(step)
             for each, first in waiting.items():
                 if each.state == "missed":

@@ -1,4 +1,4 @@
-"""What is to be done on the control thread for one that takes requests: what it is told, and its turns in an agreement."""
+"""The work of one profiler on the control thread: requests, and its turns in the plans of several ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from collections.abc import Callable
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.rate import StepRate
-from stepscope.runtime.control.agreement.record_events import RecordEvents
 from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 
 log = logging.getLogger("stepscope")
+
+SHARED = ("plan-", "request-", "unable-")
+"""Files of the job's directory that ranks write for each other."""
 
 
 class ControlTask:
@@ -34,7 +37,7 @@ class ControlTask:
         """
         Args:
             profiler: whose windows are asked for.
-            agreement: in which its rank takes part, `None` for none.
+            agreement: of its rank with others, `None` for none.
             status: is told what becomes of windows.
             pause: seconds between two turns, at most.
             ended: called at the end, on the control thread.
@@ -71,15 +74,15 @@ class ControlTask:
         if self._task is None:
             self._pid = os.getpid()
             self._loop = control_loop.acquire()
+            if self._agreement is not None:
+                self._agreement.begin()
             before()
             self._task = self._loop.start(self._run, "control")
 
     def close(self) -> None:
-        """Ends: this rank takes part in no agreement any more. Closing twice, or in a forked child, changes nothing."""
+        """Ends: this rank follows no plans any more. Closing twice, or in a forked child, changes nothing."""
         task, loop, self._task, self._loop = self._task, self._loop, None, None
         if task is not None and loop is not None and self._pid == os.getpid():
-            if self._agreement is not None:
-                self._agreement.begin_to_close()
             task()
             control_loop.release(loop)
 
@@ -97,7 +100,7 @@ class ControlTask:
 
     async def _run(self) -> None:
         self._wake = asyncio.Event()
-        events = RecordEvents(self._look)
+        events: FileEvents | None = None
         try:
             while True:
                 self._do_told()
@@ -105,7 +108,9 @@ class ControlTask:
                 pause = self._pause
                 if self._agreement is not None:
                     pause = min(self._agreement.turn(), pause)
-                    events.follow(self._agreement.directory)
+                    if events is None and (directory := self._agreement.directory) is not None:
+                        events = FileEvents(directory, lambda name: name.startswith(SHARED), self._look)
+                        events.start()
                 self._tell_windows()
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
@@ -117,7 +122,8 @@ class ControlTask:
                 self._agreement.close()
             self._ended()
             self._tell_windows()
-            events.close()
+            if events is not None:
+                events.close()
 
     def _do_told(self) -> None:
         while self._told:

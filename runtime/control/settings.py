@@ -23,15 +23,16 @@ class Control(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """A file to watch, or a directory whose file `stepscope.json` is. All ranks of a job are given the same."""
     poll: Annotated[float, msgspec.Meta(ge=0.01, le=86_400)] = 2.0
-    """Seconds between two looks at the file. With `watchfiles` installed a change is seen within a fraction of that."""
+    """Seconds between two looks at the file. With `watchfiles` installed a change is seen within a fraction of that. Of several
+    ranks, rank 0 chooses steps that are twice as far ahead, and a second."""
     create: bool = True
     """Whether rank 0 creates the file if there is none, with every field and nothing asked for."""
     agree: bool = True
-    """Whether the ranks of a job, which see the same directory, agree on the steps of a window before any records it.
-    Otherwise each goes by its own count of steps."""
+    """Whether the ranks of a job, which see the same directory, record the steps that rank 0 chooses. Otherwise each goes by
+    its own count of steps."""
     patience: Annotated[float, msgspec.Meta(gt=0, le=3600)] = 20.0
-    """Seconds that the ranks wait for one that has not answered, before a window is given up. One on another machine that has
-    shown no sign of life for half of it is not waited for."""
+    """Seconds after which a request that rank 0 has not answered is refused. Half of it is how long `start_step="next"` waits
+    for ranks that have not come."""
     job: RunId = ""
     """What the job is called; default: as the launcher says (STEPSCOPE_JOB, TORCHELASTIC_RUN_ID, SLURM_JOB_ID, else that of PBS,
     LSF, Flux or Grid Engine)."""

@@ -40,6 +40,8 @@ class ArmedWindows(StepController):
         self._armed: list[ArmedWindow] = []
         """Those that run or are to come, by their first steps."""
         self._armed_over: deque[ArmedWindow] = deque(maxlen=KEPT)
+        self._missed = 0
+        """Windows that other ranks record and this one was too late for."""
         self._rank: int | None = None
         self._backends: list[Producer] = []
         self._metadata = Metadata()

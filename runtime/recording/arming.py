@@ -85,6 +85,22 @@ class Arming(ArmedWindows):
             self._armed.sort(key=lambda each: each.first)
             return self._answer(window)
 
+    def note_missed(self, request: WindowRequest, reason: str, *, trigger: str = "call") -> None:
+        """Notes a window that other ranks record and this one cannot any more: `armed()` and `diagnostics()` show it as
+        `missed`, and the metadata count it under `missed_windows`.
+
+        Args:
+            request: the window, with the number of its first step.
+            reason: why it was missed.
+            trigger: what asked for it.
+        """
+        window = ArmedWindow(request, trigger, *request.rounded(0))
+        window.end("missed", reason)
+        with self._arming:
+            self._armed_over.append(window)
+            self._missed += 1
+            self._metadata.add("missed_windows", {"count": self._missed, "latest": reason})
+
     def _first_free(self, step: int) -> int:
         """The first step from this one on that a window can begin with."""
         return step

@@ -14,7 +14,7 @@ from stepscope import Options, Profiler
 from stepscope.control import Armed, WindowRequest
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.records import Asked
+from stepscope.runtime.control.agreement.plans import Asked
 from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)
@@ -23,7 +23,15 @@ QUICK = Options(journal=False, drain_interval=0.01)
 class Rank:
     """One rank: its profiler and its part in the agreement."""
 
-    def __init__(self, directory: Path, number: int, ranks: int, own: Any = never, patience: float = 0.05) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        number: int,
+        ranks: int,
+        own: Any = never,
+        patience: float = 60.0,
+        stage: str = "",
+    ) -> None:
         self.number = number
         self.outcomes: list[Armed] = []
         """What windows that were asked for were answered."""
@@ -31,7 +39,12 @@ class Rank:
         """The same of what was to become of them."""
         self.complete: list[bool] = []
         self.profiler: Profiler = stepscope.trace(
-            schedule=own, output_dir=directory / "run", rank=number, options=QUICK, on_trace_ready=self._ready
+            schedule=own,
+            output_dir=directory / "run",
+            rank=number,
+            options=QUICK,
+            on_trace_ready=self._ready,
+            metadata={"stage": stage} if stage else None,
         )
         self.windows: list[tuple[str, tuple[int, ...]]] = []
         self.agreement = Agreement(
@@ -40,6 +53,7 @@ class Rank:
             rank=number,
             world_size=ranks,
             patience=patience,
+            margin=0.05,
             outcome=lambda asked, trigger, armed: self._answers(asked).append(armed),
         )
         self.profiler.start()
@@ -78,7 +92,7 @@ def job(ranks: int, **more: Any) -> Generator[list[Rank]]:
                 rank.close()
 
 
-def settle(ranks: list[Rank], requests: int, steps: int = 3) -> None:
+def finish(ranks: list[Rank], requests: int, steps: int = 3) -> None:
     """Everybody goes on, one as fast as the other, until all requests are answered on all ranks and nothing waits."""
     deadline = time.monotonic() + 90
     open_states = ("queued", "running")

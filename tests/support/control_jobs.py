@@ -15,8 +15,6 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime.control.agreement.job_directory import Current
-from stepscope.runtime.control.agreement.peer import Peer
 from tests.support.basics import ROOT
 from tests.support.control_rank import GONE, RankSettings, Steps
 from tests.support.launch import launched
@@ -37,6 +35,8 @@ class Job:
         self.processes: dict[int, subprocess.Popen[Any]] = {}
         """By the first rank of each process that was started."""
         self.killed: set[int] = set()
+        self.asked = ""
+        """Run id of the latest window that was asked for."""
 
     def write(self, **fields: Any) -> None:
         """Writes the control file as an editor does: a new file in place of the old."""
@@ -46,6 +46,7 @@ class Job:
 
     def ask(self, run: str, **fields: Any) -> None:
         """Asks for a window."""
+        self.asked = run
         self.write(**{"start_step": "next", "run_id": run, **fields})
 
     def said(self, rank: int) -> dict[str, Any]:
@@ -98,8 +99,11 @@ class Job:
         return found
 
     def until_window(self, state: str) -> None:
-        """Waits until a window of rank 0 is in this state."""
-        self.until(state, lambda status: any(each["state"] == state for each in status.get("windows", ())))
+        """Waits until the latest window, on rank 0, is in this state."""
+        wanted = self.asked, state
+        self.until(
+            state, lambda status: wanted in [(each["run_id"], each["state"]) for each in status.get("windows", ())]
+        )
 
     def until_answer(self, text: str) -> None:
         """Waits until rank 0 has answered with this."""
@@ -108,15 +112,6 @@ class Job:
     def until(self, what: str, condition: Callable[[dict[str, Any]], object]) -> None:
         """Waits for something that rank 0 says."""
         wait(lambda: condition(self.status()), lambda: f"{what}: {self.status()}")
-
-    def leader(self) -> Peer:
-        """Who leads."""
-        (path,) = self.directory.glob(".stepscope-*/current.json")
-        return msgspec.json.decode(path.read_bytes(), type=Current).leader
-
-    def leading(self) -> int:
-        """Which rank that is, where each is a process that was started here."""
-        return next(rank for rank, process in self.processes.items() if process.pid == self.leader().pid)
 
     def kill(self, rank: int, *with_it: int) -> None:
         """SIGKILL for a rank, and for those of its machine; the others go on without them."""

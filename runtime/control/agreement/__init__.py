@@ -1,4 +1,4 @@
 """How the ranks of one job record the same steps, over a directory that they share.
 
-Read first: `agreement`, then `coordinator` and `participant`, then `records` (their files).
+Read first: `agreement`, then `coordinator` (rank 0) and `participant` (the others), then `plans` (their files).
 """

@@ -1,36 +1,48 @@
-"""One rank's part in agreeing with the others on the steps of windows. docs/control.md has the protocol.
+"""How the ranks of a job record the same steps: rank 0 chooses them and writes them down once; the others follow.
 
-Who leads asks where everybody is, chooses steps that all have ahead of them, and decides when all have answered. A rank
-that comes to the first step before that decides itself that the window is not recorded, and the leader tries again with
-later steps. So either all ranks that live record the same steps, or none does.
+docs/control.md has it in full. Rank 0 is the coordinator, all other ranks are participants.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-from stepscope.runtime.control.agreement.coordinator import Leading
+from stepscope.runtime.control.agreement.coordinator import Coordinator
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.agreement.membership import Membership
-from stepscope.runtime.control.agreement.outcomes import answer_before
-from stepscope.runtime.control.agreement.participant import Following, Outcome
-from stepscope.runtime.control.agreement.rate import StepRate
-from stepscope.runtime.control.agreement.records import Asked, Records, Wish
+from stepscope.runtime.control.agreement.participant import Participant
+from stepscope.runtime.control.agreement.plans import Asked, Plan, Plans, Request
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.end_change import EndRequest
 from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 
 log = logging.getLogger("stepscope")
 
-ACTIVE = 0.05
-"""Seconds between two turns while something is being agreed on."""
-AWAKE = 10.0
-"""Seconds that a rank stays awake after it wished for something."""
+ACTIVE_S = 0.05
+"""Between two turns while something is asked for."""
+AWAKE_S = 10.0
+"""After a request, or the start, turns come faster for so long."""
+
+Outcome = Callable[[Asked, str, Armed], object]
+"""Called with a request, what asked for it, and the answer."""
+
+
+class _Pending:
+    """A request of this rank that is not decided."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.since = time.monotonic()
+        self.handed_on = False
 
 
 class Agreement:
@@ -45,6 +57,7 @@ class Agreement:
         world_size: int,
         patience: float = 20.0,
         idle: float = 2.0,
+        margin: float | None = None,
         outcome: Outcome = lambda request, trigger, armed: None,
     ) -> None:
         """
@@ -52,112 +65,152 @@ class Agreement:
             directory: of the job.
             profiler: that records.
             rank: of this process.
-            world_size: how many ranks the job has.
-            patience: seconds that are waited for a rank; one of another machine that gave no sign of life for half of that
-                counts as dead.
+            world_size: number of ranks.
+            patience: seconds after which a request that rank 0 has not answered is refused.
             idle: seconds between two turns while nothing is asked for.
-            outcome: told of what became of each request, here.
+            margin: seconds from rank 0's choice of a step to this step; default: two turns and a second.
+            outcome: called with each request and its answer.
         """
-        self._directory, self._profiler = directory, profiler
-        self._rank, self._idle, self._outcome = rank, idle, outcome
-        self._membership = Membership(directory, rank, patience)
-        self._leading = Leading(world_size, patience)
-        self._led = False
-        self._following: Following | None = None
-        self._records: Records | None = None
-        self._wishes: dict[str, Wish] = {}
-        """Those that are not among the records yet."""
-        self._awake = 0.0
-        self._rate = StepRate()
+        self._directory, self._profiler, self._rank, self._world_size = directory, profiler, rank, world_size
+        self._patience, self._idle, self._outcome = patience, idle, outcome
+        self._margin = 2 * idle + 1.0 if margin is None else margin
+        self._pending: dict[str, _Pending] = {}
+        self._plans: Plans | None = None
+        self._part: Coordinator | Participant | None = None
+        self._name = ""
+        self._awake_until = 0.0
         self.trouble = ""
-        """Why this rank cannot take part at present; empty if it does."""
+        """Why the directory cannot be used; empty if it can."""
 
-    def wish(self, asked: Asked, trigger: str, key: str = "") -> None:
-        """Asks for a window on all ranks, or that one ends later or earlier. The same again changes nothing: another
-        `run_id` makes another window. To extend or abort once more means the same until another window was decided on.
+    def begin(self) -> None:
+        """Counts this profiler among those of its process: the first of a stage goes with the first of other ranks."""
+        if not self._name:
+            counted = str(self._directory.path), self._rank, self._profiler.stage
+            _begun[counted] += 1
+            self._name = f"{_begun[counted]} {self._profiler.stage}"
+            self._awake_until = time.monotonic() + AWAKE_S
+
+    def ask(self, asked: Asked, trigger: str, key: str = "") -> None:
+        """Asks for a window on all ranks, or that windows end later or earlier.
 
         Args:
-            key: what makes it the same; default: the request.
+            asked: the request.
+            trigger: what asks for it. A request of the watched file (`file`) is read by all ranks, rank 0 among them; others
+                are handed to rank 0.
+            key: names the request: requests of one key are one. Default: the request itself.
         """
-        text = key or json_bytes(asked).decode()
-        if isinstance(asked, WindowRequest):
-            self._wishes[text] = Wish(asked, trigger)
-        else:
-            self._wishes[text] = Wish(None, trigger, end=asked)
-        self._awake = time.monotonic() + AWAKE
+        self.begin()
+        name = hashlib.sha256((key or json_bytes(asked).decode()).encode()).hexdigest()[:16]
+        window = asked if isinstance(asked, WindowRequest) else None
+        end = asked if isinstance(asked, EndRequest) else None
+        self._pending[name] = _Pending(Request(self._name, trigger, window, end))
+        self._awake_until = time.monotonic() + AWAKE_S
 
     @property
     def directory(self) -> Path | None:
-        """Where the records of the run are; `None` before this rank takes part."""
-        return None if self._records is None else self._records.directory
+        """Where the plans are; `None` before this rank takes part."""
+        return None if self._plans is None else self._plans.directory
 
     def turn(self) -> float:
-        """Does what is to be done now; returns the seconds until the next turn, at most."""
-        self._rate.add(time.monotonic(), self._profiler.step_num)
+        """Does the next things that can be done; returns the seconds until the next turn, at most."""
+        self.begin()
         try:
             self._turn()
+            self.trouble = ""
         except (OSError, ControlError) as error:
-            said = str(error) if isinstance(error, ControlError) else f"{self._directory.path} cannot be used: {error}"
-            self._membership.drop()
-            self._take_part(None)
-            self._stumble(said)
-        if self._records is None:
-            return min(4 * ACTIVE, self._idle)
-        busy = self._wishes or time.monotonic() < self._awake or (self._following is not None and self._following.busy)
-        return min(ACTIVE, self._idle) if busy else min(self._idle, self._membership.beat)
-
-    def begin_to_close(self) -> None:
-        """It will be closed soon, on its thread: a later profiler of the process waits for that. From any thread."""
-        self._membership.leaving = True
+            trouble = (
+                str(error) if isinstance(error, ControlError) else f"{self._directory.path} cannot be used: {error}"
+            )
+            if trouble != self.trouble:
+                log.error("control: %s", trouble)
+            self.trouble = trouble
+            self._refuse(list(self._pending), trouble)
+        self._refuse_late()
+        if time.monotonic() >= self._awake_until:
+            return self._idle
+        return min(self._idle, ACTIVE_S if self._pending else 4 * ACTIVE_S)
 
     def close(self) -> None:
-        """Takes part no more: nobody waits for this rank."""
-        self._take_part(None, "the profiler was closed")
-        try:
-            self._membership.leave()
-        except OSError as error:  # the directory is gone, and nobody asks any more
-            log.info("control: %s", error)
+        """Follows no plans any more, and withdraws the requests of this rank that are not decided."""
+        for key in list(self._pending):
+            self._forget(key)
 
     def _turn(self) -> None:
-        records = self._membership.look()
-        if records is not self._records:
-            self._take_part(records)
-        leads = self._directory.leads
-        if leads and not self._led:
-            self._leading.begin()
-        self._led = leads
-        if records is None or self._following is None:
+        run = self._directory.enter(self._rank, self.directory)
+        if run is None:
             return
-        self.trouble = ""
-        self._publish_wishes(records, self._following)
-        if leads:
-            self._leading.turn(records, self._profiler.step_num)
-        self._following.turn()
+        if self._plans is None or self._plans.directory != run:
+            self._join(Plans(run))
+        assert self._plans is not None
+        if isinstance(self._part, Coordinator):
+            self._part.turn()
+            for key, pending in list(self._pending.items()):
+                if key in self._pending and self._part.decide(key, pending.request):
+                    self._pending.pop(key, None)
+            for key, request in self._plans.requests(self._name):
+                if self._part.decide(key, request):
+                    self._plans.request_path(key).unlink(missing_ok=True)
+        elif self._part is not None:
+            self._part.turn()
+            self._hand_on(self._plans)
 
-    def _take_part(self, records: Records | None, why: str = "the job's directory was taken over") -> None:
-        """In this run from now on, or in none."""
-        if self._following is not None:
-            self._following.end(why)
-            self._following = None
-        self._records = records
-        if records is not None:
-            again = self._membership.again
-            self._following = Following(records, self._profiler, self._rank, self._rate, self._outcome, again=again)
-            self._leading.begin()
+    def _join(self, plans: Plans) -> None:
+        self._plans = plans
+        if self._rank:
+            self._part = Participant(plans, self._profiler, self._rank, self._name, self._conclude)
+        else:
+            self._part = Coordinator(
+                plans, self._profiler, self._world_size, self._margin, self._patience / 2, self._conclude
+            )
 
-    def _publish_wishes(self, records: Records, following: Following) -> None:
-        for text, wish in list(self._wishes.items()):
-            about = "" if wish.end is None else f"{records.latest_window()} "
-            key = hashlib.sha256(f"{about}{text}".encode()).hexdigest()[:16]
-            if not records.write(wish, key) and (answer := answer_before(records, key, wish)) is not None:
-                if key not in following.followed:
-                    self._outcome(wish.asked, wish.trigger, answer)
-            del self._wishes[text]
+    def _hand_on(self, plans: Plans) -> None:
+        """Hands requests to rank 0, which deletes them when it has decided."""
+        for key, pending in list(self._pending.items()):
+            if pending.request.trigger == "file":
+                continue
+            if not pending.handed_on:
+                plans.hand_on(key, pending.request)
+                pending.handed_on = True
+            elif not plans.request_path(key).exists():
+                del self._pending[key]
 
-    def _stumble(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            self.trouble = trouble
-            log.error("control: %s", trouble)
-        for wish in self._wishes.values():
-            self._outcome(wish.asked, wish.trigger, Armed(False, run_id=wish.asked.run_id, reason=trouble))
-        self._wishes.clear()
+    def _conclude(self, plan: Plan, armed: Armed) -> None:
+        asked, trigger = plan.request.asked, plan.request.trigger
+        for key, pending in list(self._pending.items()):
+            if key == plan.key or (trigger == "file" and pending.request.asked == asked):
+                del self._pending[key]
+        self._outcome(asked, trigger, armed)
+
+    def _refuse_late(self) -> None:
+        """Refuses what rank 0 has not answered in time; a rank 0 that runs says itself what becomes of the file's requests."""
+        late = [key for key, each in self._pending.items() if time.monotonic() - each.since >= self._patience]
+        if not late or isinstance(self._part, Coordinator):
+            return
+        why = "its process has ended, or has not come"
+        if self._directory.has_coordinator:
+            why = "its profiler is closed, or its loop does not move"
+            for key in [key for key in late if self._pending[key].request.trigger == "file"]:
+                late.remove(key)
+                self._forget(key)
+        reason = (
+            f"rank 0, which chooses the steps, did not answer in {self._patience:g} s: {why}; ask again when it runs, or set "
+            "agree=False, and each rank records by itself"
+        )
+        self._refuse(late, reason)
+
+    def _refuse(self, keys: list[str], reason: str) -> None:
+        for key in keys:
+            request = self._pending[key].request
+            self._forget(key)
+            self._outcome(request.asked, request.trigger, Armed(False, run_id=request.asked.run_id, reason=reason))
+
+    def _forget(self, key: str) -> None:
+        if self._pending.pop(key).handed_on and self._plans is not None:
+            with contextlib.suppress(OSError):  # if the directory cannot be used any more, the request is lost with it
+                self._plans.request_path(key).unlink(missing_ok=True)
+
+
+_begun: Counter[tuple[str, int, str]] = Counter()
+"""Profilers of this process, by directory, rank and stage."""
+
+os.register_at_fork(after_in_child=_begun.clear)

@@ -1,220 +1,170 @@
-"""The leader's part in an agreement: whom to wait for, which steps to choose, when to decide."""
+"""Rank 0's part: it chooses the steps of each window, and how windows end, and writes that down once."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import time
+from collections.abc import Callable
 
 import msgspec
 
-from stepscope.runtime.control.agreement.job_directory import Member, read_record
-from stepscope.runtime.control.agreement.outcomes import repeats
-from stepscope.runtime.control.agreement.records import ArmedAnswer, AtStep, Decision, Proposal, Records, Start
-from stepscope.runtime.control.agreement.step_choice import choose_steps
-from stepscope.runtime.control.requests.end_change import EndRequest, choose_end
-from stepscope.runtime.control.requests.window_request import WindowRequest
-from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.files.private_files import replace_private
+from stepscope.runtime.control.agreement.participant import PlannedGate
+from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
+from stepscope.runtime.control.agreement.rate import Pace
+from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
+from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.ranks import ranks_text
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.end_change import EndChange, EndRequest, choose_end
+from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
 
-log = logging.getLogger("stepscope")
-
-MARGIN = 0.3
-"""Seconds from the choice of steps to the first of them that the first attempt allows for; each further one doubles it."""
 ATTEMPTS = 8
+"""Choices of steps for one request: each after the window that was in the way of the last."""
 LEAST_STEPS = 2
-"""Steps ahead of the fastest rank in any case."""
+"""Between rank 0's step and the first that is chosen, at least."""
 
 
-class Leading:
-    """Keeps nothing but times: everything else is in the records, so that another rank can go on with it."""
+class Coordinator:
+    """Arms the windows of rank 0, and publishes them as plans."""
 
-    def __init__(self, world_size: int, patience: float) -> None:
-        self._world_size, self._patience = world_size, patience
-        self._since: dict[tuple[int, str], float] = {}
-        self._arrived: dict[tuple[int, int], float] = {}
-        self._absent: set[int] = set()
-        """Ranks that were waited for in vain and have not come since."""
-
-    def begin(self) -> None:
-        """This process leads from now on: everybody has the full time to answer."""
-        self._since.clear()
-        self._arrived.clear()
-
-    def turn(self, records: Records, step: int) -> None:
-        """Does the next thing that can be done.
-
+    def __init__(
+        self,
+        plans: Plans,
+        profiler: Armable,
+        world_size: int,
+        margin: float,
+        patience: float,
+        concluded: Callable[[Plan, Armed], object],
+    ) -> None:
+        """
         Args:
-            records: of the run.
-            step: where this rank is.
+            plans: where they are written.
+            profiler: of rank 0.
+            world_size: number of ranks.
+            margin: seconds from the choice of a step to this step, at least.
+            patience: seconds in which all ranks have come; then `next` does not wait for them any more.
+            concluded: called with each plan and rank 0's answer; again when other ranks say that they do not follow it.
+        """
+        self._plans, self._profiler, self._world_size = plans, profiler, world_size
+        self._margin, self._concluded = margin, concluded
+        self._pace = Pace(margin)
+        self._waits_until = time.monotonic() + patience
+        """For ranks that have not come; 0 when all have."""
+        self._latest: tuple[Plan, Armed] | None = None
+        self._unable = 0
+        """Ranks that do not follow the latest plan."""
+        self._ends: set[str] = set()
+        """Changes since the latest window: the same again changes nothing."""
+
+    def turn(self) -> None:
+        """Looks at the loop's pace, and at what other ranks say of the latest plan.
 
         Raises:
-            OSError: if a record cannot be written.
+            OSError: if the directory cannot be used.
         """
-        number = records.latest()
-        if number:
-            proposal = records.read(Proposal, number)
-            if proposal is None:
-                records.write(Decision("aborted", "the proposal cannot be read"), number)
-                return
-            decision = records.read(Decision, number)
-            if decision is None:
-                self._lead(records, proposal)
-                return
-            if decision.again and proposal.attempt + 1 < ATTEMPTS:
-                least = max(proposal.least, decision.least)
-                again = msgspec.structs.replace(proposal, number=number + 1, attempt=proposal.attempt + 1, least=least)
-                records.write(again, number + 1)
-                return
-        for key, wish in records.wishes():
-            same = repeats(records, wish, step)
-            if not same:
-                records.write(Proposal(number + 1, key, wish.request, wish.trigger, end=wish.end), number + 1)
-            taken = msgspec.structs.replace(wish, proposal=same or number + 1)
-            replace_private(records.path("wish", key), json_bytes(taken))
-            if same:
-                log.info(
-                    "control: %s, asked for by %s, is what will be recorded already", wish.asked.text(), wish.trigger
-                )
-                continue
-            records.prune(number)
-            self.begin()
+        self._pace.add(time.monotonic(), self._profiler.step_num)
+        if self._latest is None:
             return
+        plan, armed = self._latest
+        unable = self._plans.unable(plan.number)
+        if len(unable) > self._unable:
+            self._unable = len(unable)
+            ranks = ranks_text([each.rank for each in unable])
+            note = f"not on rank{'s' * (len(unable) > 1)} {ranks}: {unable[0].reason}"
+            reason = f"{armed.reason}; {note}" if armed.reason else note
+            self._concluded(plan, msgspec.structs.replace(armed, reason=reason))
 
-    def _lead(self, records: Records, proposal: Proposal) -> None:
-        start = records.read(Start, proposal.number)
-        if start is None and proposal.request is not None:
-            self._choose(records, proposal, proposal.request)
-        elif start is None:
-            self._choose_end(records, proposal)
+    def decide(self, key: str, request: Request) -> bool:
+        """Decides on a request, and publishes the plan.
+
+        Returns:
+            Whether that is done; otherwise the loop's pace is not known yet, or a rank has not come: it is to be tried again.
+
+        Raises:
+            OSError: if the plan cannot be written; then nothing is recorded or changed.
+        """
+        gate, asked = PlannedGate(), request.asked
+        window: WindowRequest | None = None
+        change: EndChange | None = None
+        if isinstance(asked, WindowRequest):
+            if request.trigger == "signal" and any(
+                each.open and each.trigger == "signal" for each in self._profiler.armed()
+            ):
+                return True
+            if asked.start_step == "next" and not (self._pace.known and self._all_have_come()):
+                return False
+            window, armed = self._choose(asked, request.trigger, gate)
+        elif key in self._ends:
+            return True
         else:
-            self._decide(records, proposal, start)
-
-    def _waited(self, number: int, what: str) -> float:
-        now = time.monotonic()
-        return now - self._since.setdefault((number, what), now)
-
-    def _members(self, records: Records, proposal: Proposal) -> tuple[dict[int, Member], set[int]]:
-        """The ranks that live and have a part in it, and those that have left or died; one that will be back is neither."""
-        living: dict[int, Member] = {}
-        gone: set[int] = set()
-        signs: dict[int, float] = {}
-        for path in records.directory.glob("member-*.json"):
-            member = read_record(path, Member)
-            if member is None:
-                continue
-            with contextlib.suppress(FileNotFoundError):
-                signs[member.rank] = path.stat().st_mtime
-            if not proposal.wants(member.rank):
-                continue
-            if member.peer.is_dead or (member.left and not member.waits):
-                gone.add(member.rank)
-            elif not member.left:
-                living[member.rank] = member
-        latest = max(signs.values(), default=0.0)  # this process gives signs as well: now, by the file system's clock
-        for rank, member in list(living.items()):
-            if not member.peer.is_local and latest - signs.get(rank, 0.0) > self._patience / 2:
-                gone.add(rank)
-                del living[rank]
-        return living, gone
-
-    def _said(self, records: Records, number: int, gone: set[int]) -> dict[int, AtStep]:
-        """Where the ranks are that have said so."""
-        said = {each.rank: each for each in records.of(AtStep, number) if each.rank not in gone}
-        now = time.monotonic()
-        for rank in said:
-            self._arrived.setdefault((number, rank), now)
-        return said
-
-    def _ahead(self, said: dict[int, AtStep], proposal: Proposal) -> int:
-        """The first step that all have ahead of them, with time to agree on it."""
-        now, margin = time.monotonic(), MARGIN * 2**proposal.attempt
-        ahead: int = max(
-            each.step + math.ceil(each.rate * (now - self._arrived[proposal.number, each.rank] + margin))
-            for each in said.values()
-        )
-        return ahead + LEAST_STEPS + proposal.attempt
-
-    def _choose_end(self, records: Records, proposal: Proposal) -> None:
-        """Chooses how windows end when it is known where all are that have some. Only who takes part can have one."""
-        number, asked = proposal.number, proposal.asked
-        assert isinstance(asked, EndRequest)
-        members, gone = self._members(records, proposal)
-        said = self._said(records, number, gone)
-        silent = [rank for rank in members if rank not in said]
-        if silent:
-            if self._waited(number, "step") >= self._patience:
-                self._abort(records, number, f"{_ranks(silent)} did not say at which step in {self._patience:g} s")
-            return
-        if not said:
-            self._abort(records, number, "none of the ranks takes part any more")
-            return
-        windows = {rank: each.windows for rank, each in said.items()}
-        chosen = choose_end(asked, windows, max(self._ahead(said, proposal), proposal.least))
-        if chosen.change is None:
-            self._abort(records, number, chosen.reason)
+            change, armed = self._choose_end(asked, gate)
+        plan = Plan(0, key, request, window, change, "" if armed else armed.reason)
+        try:
+            plan = self._plans.publish(plan)
+        except OSError:
+            self._profiler.withdraw(gate, f"{self._plans.directory} cannot be written")
+            raise
+        if window is not None:
+            armed = armed if isinstance(asked, WindowRequest) and asked.wants(0) else plan.answer_elsewhere()
+            self._ends.clear()
         else:
-            records.write(Start(None, chosen.ranks, chosen.change), number)
+            self._profiler.confirm(gate)
+            self._ends.add(key)
+        self._latest, self._unable = (plan, armed), 0
+        self._concluded(plan, armed)
+        return True
 
-    def _choose(self, records: Records, proposal: Proposal, request: WindowRequest) -> None:
-        """Chooses steps when it is known where all are."""
-        number = proposal.number
-        members, gone = self._members(records, proposal)
-        wanted = range(self._world_size) if request.ranks is None else request.ranks
-        unknown = [rank for rank in wanted if rank >= self._world_size]
+    def _all_have_come(self) -> bool:
+        if self._plans.ranks() >= self._world_size - 1:
+            self._waits_until = 0.0
+        return time.monotonic() >= self._waits_until
+
+    def _ahead(self) -> int:
+        """The first step of which the other ranks read in time."""
+        return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
+
+    def _choose(self, asked: WindowRequest, trigger: str, gate: PlannedGate) -> tuple[WindowRequest | None, Armed]:
+        """Chooses the steps of a window, and arms it here if rank 0 is to record."""
+        unknown = [rank for rank in asked.ranks or () if rank >= self._world_size]
         if unknown:
-            self._abort(
-                records, number, f"{_ranks(unknown)}: this job has ranks 0 to {self._world_size - 1}, so none records"
-            )
-            return
-        said = self._said(records, number, gone)
-        self._absent -= members.keys()
-        missing = [rank for rank in wanted if rank not in said and rank not in gone and rank not in self._absent]
-        if missing and self._waited(number, "step") < self._patience:
-            return
-        self._absent.update(rank for rank in missing if rank not in members)
-        silent = [rank for rank in missing if rank in members]
-        if silent:
-            self._abort(records, number, f"{_ranks(silent)} did not say at which step in {self._patience:g} s")
-            return
-        if not said:
-            self._abort(records, number, "none of the ranks that are to record takes part")
-            return
-        ahead = self._ahead(said, proposal) + request.warmup
-        latest = max(said.values(), key=lambda each: each.step)
-        where = f"rank {latest.rank} is at step {latest.step}"
-        chosen = choose_steps(request, ahead, proposal.least, latest.step + 1, where)
-        if chosen.request is None:
-            self._abort(records, number, chosen.reason)
-        else:
-            records.write(Start(chosen.request, tuple(sorted(said))), number)
+            named = f"rank{'s' * (len(unknown) > 1)} {ranks_text(unknown)}"
+            return _refused(asked, f"{named}: this job has ranks 0 to {self._world_size - 1}, so none records")
+        least, reason = 0, ""
+        for _ in range(ATTEMPTS):
+            step, ahead = self._profiler.step_num, self._ahead() + asked.warmup
+            too_near = ahead if self._pace.per_second else step + 1
+            window, reason = choose_steps(asked, ahead, least, too_near, f"rank 0 is at step {step}")
+            if window is None:
+                return _refused(asked, reason)
+            first = int(window.start_step)
+            if not asked.wants(0):
+                return window, Armed(True)
+            armed = self._profiler.arm(window, trigger=trigger, gate=gate)
+            if armed:
+                return window, armed
+            reason = f"rank 0: {why_not(asked, armed.reason)}"
+            nearest = nearest_of(asked, first, self._profiler.step_num, armed.nearest)
+            if nearest is None or not may_move(asked):
+                break
+            least = nearest
+        return _refused(asked, reason)
 
-    def _decide(self, records: Records, proposal: Proposal, start: Start) -> None:
-        """Decides when everybody has answered who lives."""
-        number = proposal.number
-        members, _ = self._members(records, proposal)
-        answers = {each.rank: each for each in records.of(ArmedAnswer, number)}
-        refused = [each for each in answers.values() if not each.ok and each.rank in start.ranks]
-        if refused:
-            worst = max(refused, key=lambda each: each.least or 0)
-            again = all(each.least is not None for each in refused) and proposal.may_move
-            records.write(Decision("aborted", f"rank {worst.rank}: {worst.reason}", again, worst.least or 0), number)
-            return
-        silent = [rank for rank in start.ranks if rank not in answers and rank in members]
-        if not silent:
-            if any(rank in answers for rank in start.ranks):
-                records.write(Decision("committed"), number)
-            else:
-                self._abort(records, number, f"{_ranks(start.ranks)} ended before the window")
-        elif self._waited(number, "armed") > self._patience:
-            self._abort(records, number, f"{_ranks(silent)} did not answer in {self._patience:g} s")
-
-    def _abort(self, records: Records, number: int, reason: str) -> None:
-        log.warning("control: a window is not recorded: %s", reason)
-        records.write(Decision("aborted", reason), number)
+    def _choose_end(self, asked: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
+        """Chooses how windows end; those of rank 0 end so once the gate is confirmed."""
+        step, ahead = self._profiler.step_num, self._ahead()
+        if asked.command == "abort":  # of windows that only other ranks record rank 0 knows nothing
+            last = min(ahead - 1, MAX_STEP)
+            change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason[:500])
+            return change, self._profiler.change_end(change, gate=gate)
+        chosen = choose_end(asked, {0: self._profiler.armed()}, ahead)
+        if chosen.change is None:
+            return None, Armed(False, reason=chosen.reason)
+        if not asked.seconds and chosen.change.until < ahead:
+            reason = f"the window ends with step {chosen.change.until}, too soon to extend it on all ranks: rank 0 is at step {step}"
+            return None, Armed(False, reason=reason)
+        armed = self._profiler.change_end(chosen.change, gate=gate)
+        return (chosen.change if armed else None), armed
 
 
-def _ranks(ranks: list[int] | tuple[int, ...]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def _refused(asked: WindowRequest, reason: str) -> tuple[None, Armed]:
+    return None, Armed(False, run_id=asked.run_id, reason=reason)

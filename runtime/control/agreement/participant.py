@@ -1,174 +1,92 @@
-"""A rank's part in what the leader proposes: it says where it is, arms what is chosen, and does what is decided."""
+"""The part of every rank but rank 0: it follows the plans, or reports why it does not."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from collections.abc import Callable
-from pathlib import Path
 
-from stepscope.runtime.control.agreement.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement.outcomes import answer_of_others
-from stepscope.runtime.control.agreement.rate import StepRate
-from stepscope.runtime.control.agreement.records import ArmedAnswer, Asked, AtStep, Decision, Proposal, Records, Start
-from stepscope.runtime.control.agreement.step_choice import nearest_of, why_not
+from stepscope.runtime.control.agreement.plans import Plan, Plans, Unable
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.end_change import NOTHING_WAITS, EndChange
+from stepscope.runtime.control.requests.window_request import WindowRequest
 
-MOST_WINDOWS = 32
-"""Of those that were armed: so many are told to the others."""
-
-Outcome = Callable[[Asked, str, Armed], object]
-"""Told of what became of a request: the request, what asked for it, and the answer."""
+log = logging.getLogger("stepscope")
 
 
-class _Taking:
-    """What this rank knows of one proposal."""
+class PlannedGate:
+    """Marks a window or a change as planned for several ranks: its steps stay, and it can be withdrawn."""
 
-    def __init__(self, proposal: Proposal) -> None:
-        self.proposal = proposal
-        self.said_step = False
-        self.gate: AgreedGate | None = None
-        self.armed: Armed | None = None
-        self.own: Path | None = None
-
-    def forget(self) -> None:
-        """Nothing is to be published any more."""
-        if self.own is not None:
-            with contextlib.suppress(OSError):  # it is only in the way where its directory is still there
-                self.own.unlink()
+    def __call__(self, step: int) -> str:
+        return ""
 
 
-class Following:
-    """Follows the proposals of one run."""
+class Participant:
+    """Follows the plans for one profiler, each once and in their order."""
 
     def __init__(
-        self, records: Records, profiler: Armable, rank: int, rate: StepRate, outcome: Outcome, *, again: bool = False
+        self, plans: Plans, profiler: Armable, rank: int, name: str, concluded: Callable[[Plan, Armed], object]
     ) -> None:
         """
         Args:
-            records: of the run.
+            plans: of rank 0.
             profiler: that records.
             rank: of this process.
-            rate: how fast the profiler's loop goes.
-            outcome: told of what became of each request, here.
-            again: whether this process took part before, with another profiler: what it had a part in then is over.
+            name: of the profiler among those of its process.
+            concluded: called with each plan and this rank's answer.
         """
-        self.followed: set[str] = set()
-        """Keys of the wishes whose outcome was told here."""
-        self._records, self._profiler, self._rank, self._rate = records, profiler, rank, rate
-        self._outcome, self._again = outcome, again
-        self._taking: dict[int, _Taking] = {}
-        self._seen = 0
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is being agreed on."""
-        return bool(self._taking)
+        self._plans, self._profiler, self._rank, self._name = plans, profiler, rank, name
+        self._concluded = concluded
+        self._followed = 0
 
     def turn(self) -> None:
-        """Does this rank's next part in each proposal.
+        """Follows the plans that are new.
 
         Raises:
-            OSError: if a record cannot be written.
+            OSError: if the directory cannot be used.
         """
-        latest = self._records.latest()
-        for number in range(self._seen + 1, latest + 1):
-            proposal = self._records.read(Proposal, number)
-            if proposal is None:
-                continue
-            if self._records.read(Decision, number) is None or self._may_join(number):
-                self._taking[number] = _Taking(proposal)
-        self._seen = max(self._seen, latest)
-        for number, taking in list(self._taking.items()):
-            if self._follow(number, taking):
-                taking.forget()
-                del self._taking[number]
+        numbers = [number for number in self._plans.numbers() if number > self._followed]
+        for number in numbers:
+            plan = self._plans.plan(number)
+            if plan is None and number == numbers[-1]:
+                return  # it may be read in the next turn
+            self._followed = number
+            if plan is None:
+                log.error("control: plan-%d.json in %s cannot be read", number, self._plans.directory)
+            elif plan.request.profiler == self._name:
+                self._follow(plan)
 
-    def end(self, reason: str) -> None:
-        """Follows no more: what is not decided on is forgotten, for this reason."""
-        for taking in self._taking.values():
-            taking.forget()
-            if taking.gate is not None and taking.gate.known is None:
-                self._profiler.withdraw(taking.gate, reason)
-        self._taking.clear()
+    def _follow(self, plan: Plan) -> None:
+        armed = plan.answer_elsewhere()
+        if plan.window is not None and plan.request.window is not None and plan.request.window.wants(self._rank):
+            armed = self._arm(plan.window, plan.first, plan.request.trigger)
+        elif plan.change is not None and self._has_window(plan.change):
+            armed = self._change(plan.change)
+        self._concluded(plan, armed)
+        if not armed and not plan.refused:
+            self._plans.report_unable(plan.number, Unable(self._rank, armed.reason[:2000]))
 
-    def _follow(self, number: int, taking: _Taking) -> bool:
-        """Does the next part in a proposal; returns whether there is none left."""
-        records = self._records
-        if not taking.proposal.wants(self._rank):  # it is only told what becomes of it
-            decision, start = records.read(Decision, number), records.read(Start, number)
-            if decision is None:
-                return False
-            if start is not None:
-                taking.armed = answer_of_others(start)
-            self._tell(taking, decision)
-            return True
-        if not taking.said_step:
-            step, rate = self._profiler.step_num, self._rate.per_second
-            windows = () if taking.proposal.end is None else self._profiler.armed()[-MOST_WINDOWS:]
-            records.write(AtStep(self._rank, step, rate, windows), number, self._rank)
-            taking.said_step = True
-        decision = taking.gate.known if taking.gate is not None else None
-        decision = decision or records.read(Decision, number)
-        if decision is None:
-            start = records.read(Start, number)
-            if start is not None and taking.armed is None:
-                self._arm(number, taking, start)
-            return False
-        self._carry_out(number, taking, decision)
-        self._tell(taking, decision)
-        return True
+    def _arm(self, window: WindowRequest, first: int, trigger: str) -> Armed:
+        armed = self._profiler.arm(window, trigger=trigger, gate=PlannedGate())
+        step = self._profiler.step_num
+        if armed or step < first:
+            return armed
+        reason = (
+            f"rank {self._rank} missed the window: it was at step {step} already when it read that the window starts with "
+            f"step {first}; ask again with a later start_step"
+        )
+        self._profiler.note_missed(window, reason, trigger=trigger)
+        return Armed(False, run_id=window.run_id, reason=reason)
 
-    def _carry_out(self, number: int, taking: _Taking, decision: Decision) -> None:
-        if taking.armed is None and decision.decision == "committed":  # joined late
-            start = self._records.read(Start, number)
-            if start is not None:
-                armed = self._ask(start, taking.proposal.trigger, None)
-                if start.end is not None and not armed:
-                    armed = Armed(True, None, start.end.last, reason=f"asked of other ranks than rank {self._rank}")
-                taking.armed = armed
-        elif taking.gate is not None:
-            if taking.gate.known is None:
-                taking.gate.known = decision
-            if decision.decision == "aborted":
-                self._profiler.withdraw(taking.gate, decision.reason)
-            else:
-                self._profiler.confirm(taking.gate)
+    def _has_window(self, change: EndChange) -> bool:
+        return change.command == "abort" or any(each.first == change.first for each in self._profiler.armed())
 
-    def _may_join(self, number: int) -> bool:
-        """Whether what was decided before this rank took part still lies ahead of it."""
-        decision, start = self._records.read(Decision, number), self._records.read(Start, number)
-        if decision is None or decision.decision != "committed" or start is None:
-            return False
-        if self._again and self._rank in start.ranks:
-            return False
-        return self._profiler.step_num < start.step
-
-    def _ask(self, start: Start, trigger: str, gate: AgreedGate | None) -> Armed:
-        if start.request is not None:
-            return self._profiler.arm(start.request, trigger=trigger, gate=gate)
-        assert start.end is not None
-        return self._profiler.change_end(start.end, gate=gate)
-
-    def _arm(self, number: int, taking: _Taking, start: Start) -> None:
-        if start.end is not None and self._rank not in start.ranks:
-            return  # it has none of these windows, so it has no say
-        proposal, records = taking.proposal, self._records
-        late = f"rank {self._rank} came to step {start.step} before all ranks had answered"
-        mine = Decision("aborted", late, again=proposal.end is None or proposal.may_move, least=start.step + 1)
-        taking.own = records.private_copy(mine, number, self._rank)
-        taking.gate = AgreedGate(records.path("decision", number), taking.own)
-        armed = taking.armed = self._ask(start, proposal.trigger, taking.gate)
-        answer = ArmedAnswer(self._rank, True)
-        if not armed:
-            least = nearest_of(proposal.request, start.step, self._profiler.step_num, armed.nearest)
-            answer = ArmedAnswer(self._rank, False, why_not(proposal.request, armed.reason), least)
-        records.write(answer, number, self._rank)
-
-    def _tell(self, taking: _Taking, decision: Decision) -> None:
-        asked, trigger = taking.proposal.asked, taking.proposal.trigger
-        self.followed.add(taking.proposal.key)
-        if decision.decision == "committed" and taking.armed is not None:
-            self._outcome(asked, trigger, taking.armed)
-        elif not decision.again:
-            self._outcome(asked, trigger, Armed(False, run_id=asked.run_id, reason=decision.reason))
+    def _change(self, change: EndChange) -> Armed:
+        armed = self._profiler.change_end(change)
+        if armed or change.command == "extend":
+            return armed
+        ended = self._profiler.abort(change.run_id or None, reason=change.reason)
+        if not ended:
+            return Armed(True, None, change.last, change.run_id, NOTHING_WAITS)
+        reason = f"rank {self._rank} was past step {change.last} already: its window ends with step {ended[0].last}"
+        return Armed(False, run_id=change.run_id, reason=reason)

@@ -1,4 +1,4 @@
-"""Processes that take part in an agreement: who they are, and whether they live."""
+"""Processes of one machine or several: their names, and whether they live."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ import msgspec
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.export.run import this_host
 from stepscope.runtime.session.processes import is_running, process_identity
-
-SILENCE = 30.0
-"""Seconds after which a process of another machine, whose file does not change, counts as dead."""
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -11,6 +11,8 @@ MAX_RATE = 1e9
 """Steps per second: one takes a nanosecond at least. After the number of the step was set, readings may say more."""
 SPAN = 2.0
 """Seconds that are looked back at most."""
+SPACING_S = 0.25
+"""Between two readings of a pace, at least."""
 
 StepsPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 
@@ -36,3 +38,47 @@ class StepRate:
             return 0.0
         (begin, first), (end, last) = self._readings[0], self._readings[-1]
         return min(max((last - first) / (end - begin), 0.0), MAX_RATE)
+
+
+class Pace:
+    """Steps per second while a loop moves: the fastest of the last intervals between readings at which it had moved.
+
+    A loop that stands still, for a checkpoint or because its first step compiles, may go on at any moment. So its pace is not
+    known right after it has stood still: only when it has been watched for a moment since then.
+    """
+
+    def __init__(self, spacing: float = SPACING_S) -> None:
+        """Args: seconds between two readings, at most `SPACING_S`."""
+        self._spacing = min(spacing, SPACING_S)
+        self._step: int | None = None
+        self._at = self._changed_at = self._resumed_at = 0.0
+        self._begin: tuple[float, int] | None = None
+        """Of the interval that goes on."""
+        self._rates: deque[float] = deque(maxlen=16)
+
+    def add(self, at: float, step: int) -> None:
+        """Args: time of the reading in seconds, and the number of the step."""
+        before, stood_for = self._step, self._at - self._changed_at
+        self._at, self._step = at, step
+        if before is None:
+            self._changed_at = at
+        if before is None or step == before:
+            return
+        if stood_for >= self._spacing:
+            self._resumed_at = at
+        self._changed_at = at
+        if self._begin is None or step < self._begin[1]:
+            self._begin = at, step
+        elif at - self._begin[0] >= self._spacing:
+            self._rates.append(min((step - self._begin[1]) / (at - self._begin[0]), MAX_RATE))
+            self._begin = at, step
+
+    @property
+    def known(self) -> bool:
+        """Whether the loop has been watched for long enough."""
+        return bool(self._rates) and self._at - self._resumed_at >= self._spacing
+
+    @property
+    def per_second(self) -> float:
+        """Steps per second; 0 if that is not known."""
+        return max(self._rates, default=0.0)

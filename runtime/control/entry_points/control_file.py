@@ -35,7 +35,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     command: Literal["extend", "abort"] | None = None
     """What is to become of the armed window that runs: `extend` lets it go on for `steps` or `seconds` more, `abort` ends
-    it with the current step, or where ranks agree with the next one that all have ahead of them. Otherwise a running window
+    it with the current step, or on several ranks with the next one that rank 0 chooses. Otherwise a running window
     stays as it is, whatever is written here."""
     start_step: StepNumber | Literal["next"] | None = None
     """First step of a window; nothing is asked for without it."""

@@ -29,13 +29,17 @@ class Reading(msgspec.Struct, frozen=True):
         return "" if self.content is None else hashlib.sha256(self.content).hexdigest()
 
 
-def read_bounded(path: Path, limit: int) -> Reading:
+def read_bounded(path: Path, limit: int, *, follow: bool = True) -> Reading:
     """Reads a regular file of `limit` bytes at most; a pipe, a device or a directory is never waited for.
 
-    A link is followed: configurations are often mounted through one.
+    Args:
+        path: of the file.
+        limit: bytes.
+        follow: whether a link is followed: configurations are often mounted through one.
     """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        file = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except FileNotFoundError:
         gone = "a link to a file that does not exist" if path.is_symlink() else "there is no such file"
         return Reading(None, gone, missing=True)

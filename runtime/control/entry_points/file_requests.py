@@ -13,7 +13,7 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
 
 TRIGGER = "file"
-ASKING = "the ranks are being asked"
+ASKING = "rank 0 chooses the steps"
 """The answer before there is one."""
 
 

@@ -13,7 +13,7 @@ Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 ArmedState = Literal["queued", "running", "recorded", "aborted", "cut", "missed", "withdrawn"]
 """Of an armed window. `cut`: the run ended inside of it. `missed`: its steps passed without it. `withdrawn`: it was
-aborted, or not agreed on, before it began."""
+aborted, or could not be planned, before it began."""
 
 
 class Armed(Documented, frozen=True, omit_defaults=True):

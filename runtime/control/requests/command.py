@@ -66,7 +66,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate: StepsPerSecond = 0.0
     """Its steps per second, lately."""
     armed: Armed | None = None
-    """For `arm`, `propose` and `extend`, and for an `abort` that ranks agree on."""
+    """For `arm`, `propose` and `extend`, and for an `abort` on several ranks."""
     windows: tuple[ArmedStatus, ...] = ()
     """For `abort` those that it ends, for `status` all that are known."""
     error: str = ""

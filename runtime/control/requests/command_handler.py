@@ -29,7 +29,7 @@ class CommandHandler:
         self._gates: dict[str, RemoteGate] = {}
 
     def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
-        """Obeys a command; from any thread. The answer may take as long as ranks take to agree.
+        """Obeys a command; from any thread. The answer may take until rank 0 has decided.
 
         Args:
             trigger: where it comes from, for the windows' metadata.

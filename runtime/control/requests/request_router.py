@@ -1,4 +1,4 @@
-"""Asking this rank for a window, or all ranks where they agree; and telling everybody concerned what came of it."""
+"""Asks this rank for a window, or all ranks, and passes the answer on to who asked, the log and the status file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.records import Asked
+from stepscope.runtime.control.agreement.plans import Asked
 from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.ranks import ranks_text
@@ -50,7 +50,7 @@ class RequestRouter:
         Args:
             trigger: what asks for it.
             told: is given the answer; without one, a rank that is not among those asked for is no refusal.
-            key: what makes equal requests of several ranks one; see `Agreement.wish`.
+            key: what makes equal requests of several ranks one; see `Agreement.ask`.
         """
         if self.agreement is not None:
             self.all_ranks(request, trigger, told, key)
@@ -65,19 +65,19 @@ class RequestRouter:
                 told(armed)
 
     def all_ranks(self, asked: Asked, trigger: str, told: Told | None = None, key: str = "") -> None:
-        """Has the ranks agree on a window, or on the end of what runs; there must be an agreement."""
+        """Asks rank 0 for a window on all ranks, or for another end of what runs; there must be an agreement."""
         assert self.agreement is not None
         if told is not None:
             self._waiting.append((_named(asked, trigger), told))
-        self.agreement.wish(asked, trigger, key)
+        self.agreement.ask(asked, trigger, key)
 
     def decided(self, asked: Asked, trigger: str, armed: Armed) -> None:
         """This came of it; also for what another rank has asked for."""
         if self._taken is not None and trigger == "file" and isinstance(asked, WindowRequest):
             self._taken.decided(asked, armed)
-        self.say(asked, trigger, str(armed), logging.INFO if armed or self._refused else logging.WARNING)
         if not armed and self._refused is not None:
             self._refused(asked, armed)
+        self.say(asked, trigger, str(armed), logging.INFO if armed or self._refused else logging.WARNING)
         name = _named(asked, trigger)
         for waiting in [waiting for waiting in self._waiting if waiting[0] == name]:
             self._waiting.remove(waiting)

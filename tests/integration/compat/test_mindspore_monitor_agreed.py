@@ -102,7 +102,7 @@ def test_ranks_that_are_asked_for_the_first_step(
 
 @pytest.mark.checklist("A33", "F6", "F10")
 def test_monitors_that_follow_each_other(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each agrees with those of the other ranks that came as far; what one before has recorded is not recorded again."""
+    """Each goes with those of the other ranks that came as far; what one before has recorded is not recorded again."""
     monkeypatch.setenv("WORLD_SIZE", "2")
     ranks: list[DynamicProfilerMonitor] = []
     status = job.config.with_name(f"{job.config.name}.status.json")
@@ -113,7 +113,7 @@ def test_monitors_that_follow_each_other(job: Job, monkeypatch: pytest.MonkeyPat
                 job.monitors.remove(ranks[rank])
             monkeypatch.setenv("RANK", str(rank))
             ranks[rank : rank + 1] = [job.monitor()]
-        job.change(start_step="next", steps=2, run_id=f"run{number}")
+        job.change(start_step=3, stop_step=4, run_id=f"run{number}")
         wait(lambda: f"run{number}" == json.loads(status.read_text()).get("run_id"))  # noqa: B023
         wait(lambda: json.loads(status.read_text())["answer"].startswith("recording steps"))
         for monitor in ranks:

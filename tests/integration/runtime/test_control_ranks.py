@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.runtime.control.entry_points.client import ask_process
 from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.control.requests.window_request import WindowRequest
 from tests.support.control_jobs import job, rank_settings, wait
 from tests.support.control_rank import RankSettings
 
@@ -25,7 +26,7 @@ def test_eight_ranks_at_different_speeds_record_the_same_steps(tmp_path: Path) -
             running.ask(f"next{number}", steps=3 + number)
             (steps,) = running.steps_of(f"next{number}")
             assert list(steps) == list(range(steps[0], steps[0] + 3 + number))
-        far = max(running.windows(rank)["next1"][-1] for rank in range(RANKS)) + 400
+        far = max(running.windows(rank)["next1"][-1] for rank in range(RANKS)) + 1000
         running.ask("chosen", start_step=far, stop_step=far + 1)
         assert running.steps_of("chosen") == {(far, far + 1)}
         running.ask("grouped", steps=5, granularity=4)
@@ -84,19 +85,22 @@ def test_a_request_is_taken_once(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("F6")
 def test_a_request_that_was_given_up_can_be_asked_again(tmp_path: Path) -> None:
-    """A rank was silent for too long; when it goes on the same request is recorded."""
+    """Rank 0 did not answer in time; when it goes on the same request is recorded, and nothing that was given up."""
     count = 3
     with job(tmp_path, rank_settings(tmp_path, count, patience=[1.5] * count)) as running:
         running.ask("before", steps=2)
         running.steps_of("before")
-        silent = next(rank for rank in range(1, count) if rank != running.leading())
-        running.processes[silent].send_signal(signal.SIGSTOP)
-        running.ask("again", steps=2)
-        running.until_answer(f"rank {silent} did not say at which step in 1.5 s")
-        running.processes[silent].send_signal(signal.SIGCONT)
-        for run in ("between", "again"):
-            running.ask(run, steps=2)
-            assert len(running.steps_of(run)) == 1
+        running.processes[0].send_signal(signal.SIGSTOP)
+        command = Command(command="arm", request=WindowRequest(steps=2, run_id="again"))
+        (answer,) = ask_process(running.processes[1].pid, command, 60)
+        assert answer.armed is not None and not answer.armed
+        assert "rank 0, which chooses the steps, did not answer in 1.5 s" in answer.armed.reason
+        running.processes[0].send_signal(signal.SIGCONT)
+        running.ask("between", steps=2)
+        assert len(running.steps_of("between")) == 1
+        (answer,) = ask_process(running.processes[1].pid, command, 60)
+        assert answer.armed
+        assert len(running.steps_of("again")) == 1
 
 
 @pytest.mark.checklist("A34", "F5", "F10")
@@ -143,22 +147,24 @@ def test_eight_ranks_at_different_speeds_end_with_the_same_step(tmp_path: Path) 
 
 @pytest.mark.checklist("A20", "A23", "F9")
 def test_a_rank_that_is_killed_stops_nobody(tmp_path: Path) -> None:
-    """The leader dies while a window is asked for: another leads, and those that live record the same steps."""
+    """The others record the same steps. After rank 0 nothing can be asked for: the answer says so, what is planned stands."""
     count = 5
-    with job(tmp_path, rank_settings(tmp_path, count)) as running:
+    with job(tmp_path, rank_settings(tmp_path, count, patience=[1.5] * count)) as running:
         running.ask("before", steps=2)
         assert len(running.steps_of("before")) == 1
-        leader = running.leading()
         running.ask("amid", steps=3)
-        running.kill(leader)
-        left = [rank for rank in range(count) if rank != leader]
-        assert len(running.steps_of("amid", left)) == 1
-        assert running.windows(leader).get("amid") in (None, list(next(iter(running.steps_of("amid", left)))))
-        second = left[2] if left[2] != running.leading() else left[3]
-        running.kill(second)
-        left.remove(second)
-        running.ask("after", steps=2)
-        assert len(running.steps_of("after", left)) == 1
+        running.kill(3)
+        others = [0, 1, 2, 4]
+        assert len(running.steps_of("amid", others)) == 1
+        running.ask("planned", steps=2)
+        running.until("planned", lambda status: status.get("run_id") == "planned" and "recording" in status["answer"])
+        running.kill(0)
+        assert len(running.steps_of("planned", [1, 2, 4])) == 1
+        command = Command(command="arm", request=WindowRequest(steps=2, run_id="after"))
+        (answer,) = ask_process(running.processes[1].pid, command, 60)
+        assert answer.armed is not None and not answer.armed
+        assert "rank 0, which chooses the steps, did not answer" in answer.armed.reason
+    assert all("after" not in running.windows(rank) for rank in range(count))
 
 
 @pytest.mark.checklist("F10")
@@ -176,13 +182,13 @@ def test_ranks_that_end_early_or_begin_late(tmp_path: Path) -> None:
 
 @pytest.mark.checklist("A21", "A23", "F9")
 def test_a_killed_job_leaves_nothing_that_the_next_one_heeds(tmp_path: Path) -> None:
-    """Every rank is killed amid an agreement. What is left is files; the next run takes the directory over."""
+    """Every rank is killed before a window begins. The files that stay are deleted by the next run's rank 0."""
     count = 3
     ranks = rank_settings(tmp_path, count)
     with job(tmp_path, ranks) as running:
-        running.ask("old", start_step=100_000, steps=2)
+        running.ask("old", start_step=1000, steps=2)
         (directory,) = tmp_path.glob(".stepscope-*")
-        wait(lambda: list(directory.glob("run-*/decision-1.json")), lambda: "nothing is decided")
+        wait(lambda: list(directory.glob("run-*/plan-1.json")), lambda: "nothing is planned")
         for rank in range(count):
             running.kill(rank)
     (old,) = directory.glob("run-*")
@@ -219,5 +225,5 @@ def test_jobs_with_one_directory_do_not_meet(tmp_path: Path) -> None:
         assert len(directories) == 2
         for directory in directories:
             (run,) = directory.glob("run-*")
-            assert sorted(path.name for path in run.glob("member-*")) == ["member-0.json", "member-1.json"]
+            assert sorted(path.name for path in run.iterdir()) == ["plan-1.json", "rank-1.json"]
     assert os.listdir(tmp_path / "one") != []

@@ -1,4 +1,4 @@
-"""`DynamicProfilerMonitor` in several processes of one job: all of them record the same steps, or none does."""
+"""`DynamicProfilerMonitor` in several processes of one job: all of them record the same steps."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_ranks_that_read_at_different_times_record_the_same_steps(tmp_path: Path
     everybody = range(4)
     with job(tmp_path) as running:
         expected: dict[str, tuple[int, int]] = {}
-        for number, ahead in enumerate((60, 300)):
+        for number, ahead in enumerate((60, 600)):
             run_id, start = f"near{number}", running.steps.least() + ahead
             running.ask(start_step=start, stop_step=start + 2, run_id=run_id)
             answer = running.answer(run_id)
@@ -149,7 +149,7 @@ def test_ranks_that_read_at_different_times_record_the_same_steps(tmp_path: Path
                 expected[run_id] = start, start + 2
                 assert running.window(run_id, everybody) == expected[run_id]
             else:
-                assert f"start_step {start} is past" in answer or "before all ranks had answered" in answer
+                assert f"start_step {start} is past, or too near" in answer
         running.ask(start_step="next", steps=3, run_id="next")
         first, last = expected["next"] = running.window("next", everybody)
         assert last - first == 2
@@ -188,7 +188,7 @@ def test_a_rank_that_is_killed(tmp_path: Path) -> None:
         running.ask(start_step="next", steps=5, run_id="before")
         first, last = running.window("before", range(3))
         assert (first % 4, last - first) == (1, 7)
-        running.kill(0)
+        running.kill(1)
         running.ask(start_step="next", steps=3, run_id="after")
-        first, last = running.window("after", [1, 2])
+        first, last = running.window("after", [0, 2])
         assert (first % 4, last - first) == (1, 3)

@@ -1,10 +1,12 @@
-"""Ranks agree, in whatever order they and their files come to run: all of them record the same steps, or none does."""
+"""Rank 0 chooses the steps of a window and writes them down once; other ranks record the same steps, or say why not."""
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -14,443 +16,401 @@ from hypothesis import strategies as st
 
 from stepscope import schedule
 from stepscope.control import WindowRequest
-from stepscope.runtime.control.agreement.agreed_gate import AgreedGate
-from stepscope.runtime.control.agreement.agreement import Agreement
-from stepscope.runtime.control.agreement.coordinator import ATTEMPTS
-from stepscope.runtime.control.agreement.job_directory import Current, JobDirectory, Member, read_record
+from stepscope.runtime.control.agreement import job_directory, plans
+from stepscope.runtime.control.agreement.job_directory import MAX_RECORD_BYTES, Current, JobDirectory
 from stepscope.runtime.control.agreement.peer import Peer
-from stepscope.runtime.control.agreement.rate import StepRate
-from stepscope.runtime.control.agreement.records import Decision, Proposal, Records, Start
-from stepscope.runtime.control.requests.end_change import EndRequest
-from tests.support.agreeing import Rank, job, settle
+from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
+from stepscope.runtime.control.agreement.rate import Pace, StepRate
+from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
+from tests.support.agreeing import Rank, finish, job
 
 encode = msgspec.json.encode
+LONG = 10**6
 
-deeds = st.lists(
-    st.one_of(
-        st.tuples(st.just("turn"), st.integers(0, 2)),
-        st.tuples(st.just("turn"), st.integers(0, 2)),
-        st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 30)),
-        st.tuples(st.just("wish"), st.integers(0, 2), st.integers(0, 3), st.sampled_from(["refuse", "queue"])),
-    ),
-    max_size=60,
-)
+turns = st.tuples(st.just("turn"), st.integers(0, 2))
+work = st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 30))
+windows = st.tuples(st.just("window"), st.integers(0, 2), st.sampled_from([2, 40, 400]))
+ends = st.tuples(st.just("end"), st.integers(0, 2), st.integers(0, 5))
 
 
-@pytest.mark.checklist("A20", "F10")
-@settings(max_examples=15)
-@given(deeds)
-def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
-    """The windows of all ranks are the same, and so is what their requests are answered."""
-    wished = {(deed[2], deed[3]) for deed in plan if deed[0] == "wish"}
-    with job(3) as ranks:
-        for deed in plan:
-            number: int = deed[1]
-            rank = ranks[number]
-            match deed[0]:
-                case "turn":
-                    rank.agreement.turn()
-                case "work":
-                    rank.work(deed[2])
-                case _:
-                    rank.agreement.wish(WindowRequest(steps=1 + deed[2], run_id=f"r{deed[2]}", overlap=deed[3]), "file")
-        settle(ranks, len(wished))
-    assert len({tuple(rank.windows) for rank in ranks}) == 1
-    recorded = ranks[0].windows
-    assert bool(recorded) == bool(wished)
-    assert len(recorded) == sum(map(bool, ranks[0].outcomes))
-    for run_id, steps in recorded:
-        assert len(steps) == 1 + int(run_id[1:])
-
-
-def calm(ranks: list[Rank]) -> bool:
-    """Whether nothing is left to agree on, and no window runs or waits."""
-    directory = ranks[0].agreement.directory
-    if directory is None or any(status.open for rank in ranks for status in rank.profiler.armed()):
-        return False
-    records = Records(directory)
-    decision, proposal = records.read(Decision, records.latest()), records.read(Proposal, records.latest())
-    if records.wishes() or (proposal is not None and decision is None):
-        return False
-    return decision is None or proposal is None or not decision.again or proposal.attempt == ATTEMPTS - 1
-
-
-def end_in_calm(ranks: list[Rank]) -> None:
-    """Everybody goes on until nothing is left to do."""
-    deadline, since = time.monotonic() + 90, 0
-    while since < 5:
-        assert time.monotonic() < deadline
-        for rank in ranks:
-            rank.agreement.turn()
-            rank.work(3)
-        since = since + 1 if calm(ranks) else 0
-    for rank in ranks:
-        assert rank.profiler.flush(30)
-
-
-changes = st.lists(
-    st.one_of(
-        st.tuples(st.just("turn"), st.integers(0, 2)),
-        st.tuples(st.just("turn"), st.integers(0, 2)),
-        st.tuples(st.just("work"), st.integers(0, 2), st.integers(1, 30)),
-        st.tuples(st.just("wish"), st.integers(0, 2), st.sampled_from([2, 40, 400])),
-        st.tuples(st.just("extend"), st.integers(0, 2), st.integers(1, 5)),
-        st.tuples(st.just("abort"), st.integers(0, 2)),
-    ),
-    max_size=60,
-)
-
-
-@pytest.mark.checklist("A34", "F5", "F10")
-@settings(max_examples=15)
-@given(changes)
-def test_windows_end_with_the_same_step_in_any_order(plan: list[tuple[Any, ...]]) -> None:
-    """However they are extended and aborted while some ranks have begun them and others have not."""
-    with job(3) as ranks:
-        for number, deed in enumerate(plan):
-            asked: int = deed[1]
-            rank = ranks[asked]
-            match deed[0]:
-                case "turn":
-                    rank.agreement.turn()
-                case "work":
-                    rank.work(deed[2])
-                case "wish":
-                    request = WindowRequest(steps=deed[2], run_id=f"r{number}", overlap="queue", granularity=2)
-                    rank.agreement.wish(request, "file")
-                case "extend":
-                    rank.agreement.wish(EndRequest(command="extend", steps=deed[2]), "file", key=f"{number}")
-                case _:
-                    rank.agreement.wish(EndRequest(command="abort", reason="enough"), "file", key=f"{number}")
-        end_in_calm(ranks)
-    assert len({tuple(rank.windows) for rank in ranks}) == 1
-    assert len({tuple(rank.complete) for rank in ranks}) == 1
-
-
-def both_turn(ranks: list[Rank], condition: Any) -> None:
-    """Goes on agreeing, without a step, until something holds."""
+def go_on(ranks: list[Rank], condition: Callable[[], object], steps: int = 0) -> None:
+    """Has all ranks take turns, each with so many steps, until something holds."""
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         for rank in ranks:
             rank.agreement.turn()
+            rank.work(steps)
 
 
-def proposed(ranks: list[Rank], number: int) -> Start:
-    """Waits for a proposal's steps; the first rank, which leads, has armed them then, and the others have not."""
-    records = Records(ranks[0].agreement.directory or Path())
-    while True:
+def end_in_calm(ranks: list[Rank]) -> None:
+    """All ranks go on until nothing is asked for, and no window runs or waits."""
+    quiet = 0
+    go_on(ranks, lambda: ranks[0].agreement.directory and all(rank.agreement.directory for rank in ranks))
+    while quiet < 5:
         for rank in ranks:
             rank.agreement.turn()
-            found = records.read(Start, number)
-            if found is not None:
-                assert rank is ranks[0]
-                return found
+            rank.work(3)
+        files = list((ranks[0].agreement.directory or Path()).glob("request-*"))
+        waits = any(status.open for rank in ranks for status in rank.profiler.armed())
+        quiet = 0 if files or waits else quiet + 1
+    for rank in ranks:
+        assert rank.profiler.flush(30)
 
 
 def begun(ranks: list[Rank], **request: Any) -> int:
-    """Has a window agreed on that the first rank has begun, and the second has not; returns its first step."""
-    ranks[0].agreement.wish(WindowRequest(run_id="w", **request), "file")
-    both_turn(ranks, lambda: all(rank.outcomes for rank in ranks))
+    """Has a window planned that rank 0 has begun, and rank 1 has not; returns its first step."""
+    ranks[0].agreement.ask(WindowRequest(run_id="w", **request), "file")
+    go_on(ranks, lambda: all(rank.outcomes for rank in ranks), 1)
     first = ranks[0].profiler.armed()[0].first
     assert first is not None
-    ranks[0].work(first + 3)
+    ranks[0].work(first + 3 - ranks[0].profiler.step_num)
     assert [rank.profiler.armed()[0].state for rank in ranks] == ["running", "queued"]
     return first
 
 
+@pytest.mark.checklist("A20", "A34", "F5", "F10")
+@settings(max_examples=25)
+@given(st.lists(st.one_of(turns, turns, work, windows, ends), max_size=60))
+def test_any_order_of_turns_and_steps(plan: list[tuple[Any, ...]]) -> None:
+    """A rank records the steps that rank 0 has chosen, or says that it missed the window or its end."""
+    with job(3) as ranks:
+        for number, deed in enumerate(plan):
+            which: int = deed[1]
+            rank = ranks[which]
+            match deed[0]:
+                case "turn":
+                    rank.agreement.turn()
+                case "work":
+                    rank.work(deed[2])
+                case "window":
+                    request = WindowRequest(steps=deed[2], run_id=f"r{number}", overlap="queue", granularity=2)
+                    rank.agreement.ask(request, "socket")
+                case _:
+                    end = EndRequest(command="extend" if deed[2] else "abort", steps=deed[2])
+                    rank.agreement.ask(end, "socket", key=f"{number}")
+        end_in_calm(ranks)
+    chosen = dict(ranks[0].windows)
+    for rank in ranks[1:]:
+        late_ends = [answer for answer in rank.ends if "past step" in answer.reason or "too late" in answer.reason]
+        found = dict(rank.windows)
+        missed = {status.run_id for status in rank.profiler.armed() if status.state == "missed"}
+        unable = {answer.run_id for answer in rank.outcomes if not answer}
+        for run_id, steps in found.items():
+            assert run_id not in missed
+            if not late_ends:
+                assert steps == chosen[run_id]
+            assert steps[0] == chosen.get(run_id, steps)[0]
+        if not late_ends:
+            assert chosen.keys() - found.keys() <= missed | unable
+
+
 @pytest.mark.checklist("A34", "F5")
-def test_a_window_that_one_rank_has_begun_is_extended_and_aborted(tmp_path: Path) -> None:
+def test_a_window_that_one_rank_has_begun_is_extended_and_aborted() -> None:
     """The other, which has yet to come to it, records the same."""
     with job(2) as ranks:
-        first = begun(ranks, steps=500, granularity=4)
-        ranks[1].agreement.wish(EndRequest(command="extend", steps=5), "socket", key="one")
-        both_turn(ranks, lambda: all(rank.ends for rank in ranks))
-        assert {str(rank.ends[0]) for rank in ranks} == {
-            f"recording steps {first}-{first + 507} (extended to step {first + 507})"
-        }
-        ranks[0].agreement.wish(EndRequest(command="abort", reason="enough"), "socket", key="two")
-        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
-        last = ranks[0].ends[1].last
-        assert last is not None and ranks[0].profiler.step_num <= last < first + 507
+        first = begun(ranks, steps=LONG, granularity=4)
+        ranks[1].agreement.ask(EndRequest(command="extend", steps=5), "socket", key="one")
+        go_on(ranks, lambda: all(rank.ends for rank in ranks))
+        last = first + LONG + 7
+        assert {str(rank.ends[0]) for rank in ranks} == {f"recording steps {first}-{last} (extended to step {last})"}
+        ranks[0].agreement.ask(EndRequest(command="abort", reason="enough"), "socket", key="two")
+        go_on(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
+        end = ranks[0].ends[1].last
+        assert end is not None and ranks[0].profiler.step_num <= end < last
         end_in_calm(ranks)
-    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, last + 1)))]
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, end + 1)))]
     assert ranks[0].complete == ranks[1].complete == [False]
 
 
-def test_an_end_that_a_rank_has_behind_it_stays(tmp_path: Path) -> None:
-    """A rank that comes to the end before all have agreed to another one decides that it stays."""
+def test_an_end_that_is_too_near_stays() -> None:
+    """It could not be read in time by all ranks, so it changes on none."""
     with job(2) as ranks:
-        first = begun(ranks, steps=50)
-        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file")
-        proposed(ranks, 2)
-        ranks[0].work(60)
-        both_turn(ranks, lambda: all(rank.ends for rank in ranks))
+        first = begun(ranks, steps=5)
+        ranks[0].agreement.ask(EndRequest(command="extend", steps=5), "file")
+        go_on(ranks, lambda: all(rank.ends for rank in ranks))
+        assert all("too soon to extend it on all ranks: rank 0 is at step" in rank.ends[0].reason for rank in ranks)
         end_in_calm(ranks)
-        assert {rank.ends[0].reason for rank in ranks} == {
-            f"rank 0 came to step {first + 50} before all ranks had answered"
-        }
-        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file", key="again")
-        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
+        ranks[0].agreement.ask(EndRequest(command="extend", steps=6), "file")
+        go_on(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
         assert {rank.ends[1].reason for rank in ranks} == {"no armed window runs"}
-    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 50)))]
+    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(first, first + 5)))]
 
 
-def test_an_abort_that_a_rank_is_faster_than_comes_later(tmp_path: Path) -> None:
-    """The step that was chosen is behind a rank before all have agreed to it: another one is."""
-    with job(2) as ranks:
-        begun(ranks, steps=1_000_000)
-        ranks[0].agreement.wish(EndRequest(command="abort"), "file")
-        start = proposed(ranks, 2)
-        assert start.end is not None
-        ranks[0].work(start.end.last + 5 - ranks[0].profiler.step_num)
-        end_in_calm(ranks)
-        assert ranks[0].windows == ranks[1].windows
-        assert ranks[0].windows[0][1][-1] > start.end.last
-        assert ranks[0].complete == ranks[1].complete == [False]
-
-
-def test_the_same_command_of_a_file_is_one(tmp_path: Path) -> None:
-    """All ranks read it, some of them late; after another window it is asked for anew."""
-    with job(2) as ranks:
-        first = begun(ranks, steps=50)
-        for rank in ranks:
-            rank.agreement.wish(EndRequest(command="extend", steps=5), "file")
-            both_turn(ranks, lambda: all(rank.ends for rank in ranks))
-        assert [len(rank.ends) for rank in ranks] == [1, 1]
-        end_in_calm(ranks)
-        ranks[0].agreement.wish(WindowRequest(steps=50, run_id="x"), "file")
-        both_turn(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks))
-        second = ranks[0].outcomes[1].first
-        assert second is not None
-        ranks[0].work(second + 3 - ranks[0].profiler.step_num)
-        for rank in ranks:
-            rank.agreement.wish(EndRequest(command="extend", steps=5), "file")
-        both_turn(ranks, lambda: all(len(rank.ends) == 2 for rank in ranks))
-        end_in_calm(ranks)
-    assert ranks[0].windows == ranks[1].windows
-    assert [(steps[0], len(steps)) for _, steps in ranks[0].windows] == [(first, 55), (second, 55)]
-
-
-def test_a_rank_that_comes_late_joins_what_was_decided(tmp_path: Path) -> None:
-    """Of a window that lies ahead of it, and of its other end."""
-    with TemporaryDirectory() as directory:
-        ranks = [Rank(Path(directory), 0, 2, patience=0.01)]
-        both_turn(ranks, lambda: ranks[0].agreement.directory)
-        ranks[0].agreement.wish(WindowRequest(start_step=50, steps=10, run_id="w"), "file")
-        both_turn(ranks, lambda: ranks[0].outcomes)
-        ranks[0].work(52)
-        ranks[0].agreement.wish(EndRequest(command="extend", steps=5), "file")
-        both_turn(ranks, lambda: ranks[0].ends)
-        ranks.append(Rank(Path(directory), 1, 2, patience=0.01))
-        both_turn(ranks, lambda: ranks[1].profiler.armed() and ranks[1].profiler.armed()[0].last == 64)
-        end_in_calm(ranks)
-        for rank in ranks:
-            rank.close()
-    assert ranks[0].windows == ranks[1].windows == [("w", tuple(range(50, 65)))]
-
-
-def test_a_rank_that_comes_back_records_nothing_twice(tmp_path: Path) -> None:
-    """Its next profiler takes part in the run that the others have not left; what the one before had a part in is over."""
-    ranks = [Rank(tmp_path, number, 2, patience=0.4) for number in range(2)]
-    both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
-    ranks[0].agreement.wish(WindowRequest(start_step=50, steps=2, run_id="before"), "file")
-    settle(ranks, 1)
-    ranks[1].close()
-    pair = [ranks[0], Rank(tmp_path, 1, 2, patience=0.4)]
-    both_turn(pair, lambda: pair[1].agreement.directory)
-    assert pair[1].agreement.directory == pair[0].agreement.directory
-    pair[0].agreement.wish(WindowRequest(steps=2, run_id="after"), "file")
-    both_turn(pair, lambda: pair[1].outcomes)
-    end_in_calm(pair)
-    for rank in pair:
-        rank.close()
-    assert ranks[1].windows == [("before", (50, 51))] == pair[0].windows[:1]
-    assert [run_id for run_id, _ in pair[1].windows] == ["after"] and pair[1].windows == pair[0].windows[1:]
-
-
-def test_a_rank_that_comes_to_the_step_first_decides(tmp_path: Path) -> None:
-    """Before everybody has answered: then nobody records these steps, and later ones are agreed on."""
+@pytest.mark.checklist("F10")
+def test_a_rank_that_is_late_says_missed() -> None:
+    """In its answer, its windows, its diagnostics and its metadata; rank 0 names it. Other ranks record."""
     with job(3) as ranks:
-        ranks[0].agreement.turn()
-        for rank in ranks:
-            rank.agreement.turn()
-        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="x"), "file")
-        for _ in range(3):
+        go_on(ranks, lambda: ranks[2].agreement.directory, 1)
+        ranks[2].work(5000)
+        ranks[1].agreement.ask(WindowRequest(start_step=4000, steps=2, run_id="w"), "socket")
+        go_on(ranks, lambda: len(ranks[0].outcomes) > 1)
+        late = "rank 2 missed the window: it was at step 500"
+        assert not ranks[2].outcomes[0] and ranks[2].outcomes[0].reason.startswith(late)
+        assert ranks[2].outcomes[0].reason.endswith("starts with step 4000; ask again with a later start_step")
+        (status,) = ranks[2].profiler.armed()
+        assert (status.state, status.first, status.last) == ("missed", 4000, 4001) and status.reason.startswith(late)
+        assert any(f"missed: {late}" in note for note in ranks[2].profiler.diagnostics())
+        assert ranks[2].profiler.metadata["missed_windows"]["count"] == 1
+        assert ranks[0].outcomes[1].accepted and f"not on rank 2: {late}" in str(ranks[0].outcomes[1])
+        finish(ranks, 1, 50)
+    assert ranks[0].windows == ranks[1].windows == [("w", (4000, 4001))] and ranks[2].windows == []
+
+
+def test_a_rank_that_is_past_an_end_says_so() -> None:
+    """An abort ends its window where it is."""
+    with job(2) as ranks:
+        first = begun(ranks, steps=LONG)
+        ranks[1].work(first + 4000)
+        ranks[0].agreement.ask(EndRequest(command="abort", reason="enough"), "file")
+        go_on(ranks, lambda: len(ranks[0].ends) > 1)
+        assert "was past step" in ranks[1].ends[0].reason and "not on rank 1" in ranks[0].ends[1].reason
+        end_in_calm(ranks)
+        ranks[0].agreement.ask(EndRequest(command="abort", reason="again"), "file", key="again")
+        go_on(ranks, lambda: len(ranks[1].ends) > 1)
+        assert ranks[1].ends[1].reason == "no armed window runs or waits"
+    assert len(ranks[0].windows[0][1]) < 3000 < len(ranks[1].windows[0][1])
+
+
+def test_a_rank_that_comes_late_joins_what_is_ahead_of_it(tmp_path: Path) -> None:
+    """Of a window, and of its other end."""
+    ranks = [Rank(tmp_path, 0, 2)]
+    ranks[0].agreement.ask(WindowRequest(start_step=50, steps=LONG, run_id="w"), "file")
+    go_on(ranks, lambda: ranks[0].outcomes)
+    ranks[0].work(52)
+    ranks[0].agreement.ask(EndRequest(command="abort"), "file")
+    go_on(ranks, lambda: ranks[0].ends)
+    ranks.append(Rank(tmp_path, 1, 2))
+    end_in_calm(ranks)
+    for rank in ranks:
+        rank.close()
+    assert ranks[0].windows == ranks[1].windows and ranks[0].windows[0][1][0] == 50
+
+
+def test_requests_are_handed_to_rank_0() -> None:
+    """By whichever rank is asked; signals to all ranks are one request while their window is open."""
+    with job(3) as ranks:
+        for number, rank in enumerate(ranks):
+            rank.agreement.ask(WindowRequest(steps=5), "signal", key=f"signal {number}")
+        go_on(ranks, lambda: all(rank.outcomes for rank in ranks), 1)
+        end_in_calm(ranks)
+        assert [len(rank.outcomes) for rank in ranks] == [1, 1, 1]
+        ranks[2].agreement.ask(WindowRequest(steps=5), "signal", key="later")
+        finish(ranks, 2)
+        ranks[1].agreement.ask(WindowRequest(steps=2, ranks=(1, 2), run_id="some"), "socket")
+        finish(ranks, 3)
+        first = ranks[1].windows[2][1][0]
+        assert str(ranks[0].outcomes[2]) == f"recording steps {first}-{first + 1} (by ranks 1-2)"
+        assert not list((ranks[0].agreement.directory or Path()).glob("request-*"))
+    assert ranks[0].windows == ranks[1].windows[:2] == ranks[2].windows[:2] and ranks[1].windows == ranks[2].windows
+
+
+def test_the_same_command_of_a_file_is_one() -> None:
+    """Rank 0 reads it once; after another window it is asked for anew."""
+    with job(2) as ranks:
+        for number, length in enumerate((LONG, LONG)):
+            ranks[0].agreement.ask(WindowRequest(steps=length, run_id=f"w{number}"), "file")
+            go_on(ranks, lambda: all(rank.outcomes[number:] for rank in ranks), 1)  # noqa: B023
+            go_on(ranks, lambda: ranks[0].profiler.armed()[-1].state == "running", 1)
             for rank in ranks:
-                rank.agreement.turn()
-        for _ in range(20):
-            if ranks[0].profiler.armed():
-                break
-            ranks[0].agreement.turn()
-        status = ranks[0].profiler.armed()[0]
-        assert status.first is not None
-        ranks[0].work(status.first + 10)  # nobody else may have answered by then
-        settle(ranks, 1)
-    assert len({tuple(rank.windows) for rank in ranks}) == 1
-    ((run_id, steps),) = ranks[0].windows
-    assert run_id == "x" and len(steps) == 2
+                for _ in range(2):
+                    rank.agreement.ask(EndRequest(command="abort"), "file")
+                    go_on(ranks, lambda: all(rank.ends[number:] for rank in ranks))  # noqa: B023
+            assert [len(rank.ends) for rank in ranks] == [number + 1] * 2
+            end_in_calm(ranks)
+    assert ranks[0].windows == ranks[1].windows and len(ranks[0].windows) == 2
 
 
-def test_the_first_decision_counts(tmp_path: Path) -> None:
-    """The gate publishes its own in one call, or follows the one that is there."""
-    records = Records(tmp_path)
-    gates: list[AgreedGate] = []
-    for rank in range(3):
-        own = records.private_copy(Decision("aborted", f"rank {rank} was first", again=True), 1, rank)
-        gates.append(AgreedGate(records.path("decision", 1), own))
-    assert {gate(5) for gate in gates} == {"rank 0 was first"}
-    assert not records.write(Decision("committed"), 1)
-    records.write(Decision("committed"), 2)
-    own = records.private_copy(Decision("aborted", "late"), 2, 0)
-    assert AgreedGate(records.path("decision", 2), own)(5) == ""
-    gone = AgreedGate(tmp_path / "gone" / "decision", own)
-    assert "cannot be used any more" in gone(5)
-
-
-def test_one_rank_records_something_else(tmp_path: Path) -> None:
-    """What one cannot record nobody does; with `queue` steps are found that all can."""
-    with TemporaryDirectory() as directory:
-        ranks = [Rank(Path(directory), number, 2) for number in range(2)]
-        for rank in ranks:
-            rank.agreement.turn()
-        ranks[1].profiler.arm(WindowRequest(start_step=1, steps=3000, run_id="own"))
-        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="refused"), "file")
-        while not all(rank.outcomes for rank in ranks):
-            for rank in ranks:
-                rank.agreement.turn()
-                rank.work(1)
-        assert "rank 1: " in ranks[0].outcomes[-1].reason and "overlap the window 'own'" in ranks[0].outcomes[-1].reason
-        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="queued", overlap="queue"), "file")
+def test_one_rank_records_something_else() -> None:
+    """Rank 0's own windows are taken into account, with `queue` also later steps; another rank says why it does not record."""
+    with job(2) as ranks:
+        go_on(ranks, lambda: ranks[1].agreement.directory)
+        ranks[0].profiler.arm(WindowRequest(start_step=1, steps=3000, run_id="own"))
+        ranks[0].agreement.ask(WindowRequest(start_step=2000, steps=2, run_id="refused"), "file")
+        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
+        assert all("rank 0: steps 2000-2001 overlap the window 'own'" in rank.outcomes[0].reason for rank in ranks)
         fixed = WindowRequest(start_step=2990, steps=2, granularity=4, run_id="fixed", overlap="queue")
-        ranks[0].agreement.wish(fixed, "file")
-        settle(ranks, 3, 10)
+        ranks[0].agreement.ask(fixed, "file")
+        finish(ranks, 2, 10)
+        ranks[1].profiler.arm(WindowRequest(start_step=8000, steps=3000, run_id="own"))
+        ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=2, run_id="one"), "file")
+        go_on(ranks, lambda: len(ranks[0].outcomes) > 3)
+        assert "not on rank 1: steps 9000-9001 overlap the window 'own'" in ranks[0].outcomes[3].reason
+        finish(ranks, 3, 50)
+    assert ranks[0].windows[1] == ranks[1].windows[0] == ("fixed", (3004, 3005, 3006, 3007))
+    assert [run_id for run_id, _ in ranks[0].windows[2:]] == ["one"] and "one" not in dict(ranks[1].windows)
+
+
+def test_the_schedule_of_rank_0_is_in_the_way() -> None:
+    """Its own windows are taken into account, the same as without other ranks."""
+    with job(2, own=schedule(wait=2, warmup=0, active=2, repeat=0)) as ranks:
+        ranks[0].agreement.ask(WindowRequest(start_step=20_001, steps=1), "file")
+        ranks[0].agreement.ask(WindowRequest(start_step=20_002, steps=1, run_id="own"), "file")
+        go_on(ranks, lambda: all(len(rank.outcomes) == 2 for rank in ranks))
+        assert [rank.outcomes[0].accepted for rank in ranks] == [True, True]
+        assert all("overlap the schedule's window with step 20002" in rank.outcomes[1].reason for rank in ranks)
+
+
+@pytest.mark.checklist("F10")
+def test_ranks_that_the_job_does_not_have() -> None:
+    """They are named, with those that there are; nobody records a part of what was asked for."""
+    with job(2) as ranks:
+        ranks[0].agreement.ask(WindowRequest(start_step=50, steps=2, ranks=(0, 9)), "file")
+        go_on(ranks, lambda: all(rank.outcomes for rank in ranks))
+        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
         for rank in ranks:
-            rank.close()
-    own = [window for window in ranks[1].windows if window[0] != "own"]
-    found = dict(own)  # in whichever order they were asked for: files may have the same time
-    assert own == ranks[0].windows and found.keys() == {"queued", "fixed"}
-    assert found["fixed"][0] % 4 == 0 and len(found["fixed"]) == 4
+            rank.work(60)
+        assert [rank.windows for rank in ranks] == [[], []]
 
 
-def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Rank 0 makes it: until then there is nothing to complain about, and wishes stay."""
-    place = tmp_path / "new"
-    rank = Rank(tmp_path, 0, 1, patience=60.0)
-    waiting = Agreement(
-        JobDirectory(place / "stepscope.json", "job"),
-        rank.profiler,
-        rank=0,
-        world_size=1,
-        outcome=lambda asked, trigger, armed: rank.outcomes.append(armed),
-    )
-    waiting.wish(WindowRequest(steps=1, run_id="early"), "file")
-    for _ in range(3):
-        waiting.turn()
-    assert (waiting.trouble, rank.outcomes, caplog.records) == ("", [], [])
-    place.mkdir()
-    both_turn([rank], lambda: waiting.turn() and rank.outcomes)
-    assert rank.outcomes[0].accepted
-    waiting.close()
-    rank.close()
+@pytest.mark.checklist("F6", "F10")
+def test_profilers_of_a_stage_go_together(tmp_path: Path) -> None:
+    """The first of a stage on one rank with the first of this stage on others, whatever other stages a rank had."""
+    stages = [("fit", "own", "validate"), ("fit", "validate")]
+    ranks = [[Rank(tmp_path, number, 2, stage=stage) for stage in names] for number, names in enumerate(stages)]
+    pair = [ranks[0][2], ranks[1][1]]
+    pair[0].agreement.ask(WindowRequest(start_step=50, steps=2, run_id="w"), "file")
+    everybody = [rank for each in ranks for rank in each]
+    go_on(everybody, lambda: all(rank.outcomes for rank in pair))
+    finish(pair, 1)
+    for rank in everybody:
+        rank.close()
+    assert [rank.windows for rank in everybody if rank not in pair] == [[], [], []]
+    assert pair[0].windows == pair[1].windows == [("w", (50, 51))]
+
+
+# rank 0 that has ended, and directories that cannot be used
 
 
 @pytest.mark.checklist("A23")
-def test_what_dead_processes_left_is_taken_over(tmp_path: Path) -> None:
-    """Its records are gone with it: what a run before agreed on is not heeded by the next."""
-    ended = Peer(pid=1, start_time=1, machine=Peer.here().machine, host="here")
-    old = JobDirectory(tmp_path / "stepscope.json", "job")
+@pytest.mark.parametrize("machine", ["here", "elsewhere"])
+def test_rank_0_that_does_not_answer(machine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended, or has never come: the request says so, and is not planned later. Its old plans are not followed."""
+    monkeypatch.setattr(job_directory, "LOST_AFTER_S", 0.2)
+    directory = abandoned_by(Peer(1, 1, Peer.here().machine if machine == "here" else "elsewhere", "there"), tmp_path)
+    rank = Rank(tmp_path, 1, 2, patience=1.0)
+    for trigger in ("file", "socket"):
+        rank.agreement.ask(WindowRequest(steps=1, run_id=trigger), trigger)
+    go_on([rank], lambda: len(rank.outcomes) == 2)
+    assert all("rank 0, which chooses the steps, did not answer in 1 s" in answer.reason for answer in rank.outcomes)
+    first = Rank(tmp_path, 0, 2)
+    ranks = [first, rank]
+    end_in_calm(ranks)
+    assert not directory.exists() and rank.windows == first.windows == []
+    rank.agreement.ask(WindowRequest(steps=1, run_id="again"), "socket")
+    go_on(ranks, lambda: first.outcomes, 1)
+    end_in_calm(ranks)
+    for each in ranks:
+        each.close()
+    assert first.windows == rank.windows and len(rank.windows) == 1
+
+
+def abandoned_by(peer: Peer, place: Path) -> Path:
+    """The directory of a run that a process has left, with a plan."""
+    old = JobDirectory(place / "stepscope.json", "job")
     old.make()
-    run = old.path / "run-old"
+    run = old.path / "run-0"
     run.mkdir()
-    (run / "member-0.json").write_bytes(encode(Member(0, ended)))
-    records = Records(run)
     request = WindowRequest(start_step=3, steps=2, run_id="old")
-    records.write(Proposal(1, "key", request, "file"), 1)
-    records.write(Start(request, (0,)), 1)
-    records.write(Decision("committed"), 1)
-    (old.path / "current.json").write_bytes(encode(Current("run-old", ended)))
-    rank = Rank(tmp_path, 0, 1)
-    rank.agreement.turn()
-    rank.work(10)
-    rank.agreement.turn()
-    assert rank.agreement.directory is not None and rank.agreement.directory.parent == old.path
-    rank.close()
-    assert rank.windows == [] and not run.exists()
+    Plans(run).publish(Plan(1, "key", Request("1 ", "file", request), request))
+    (old.path / "current.json").write_bytes(encode(Current("run-0", peer)))
+    return run
+
+
+def test_rank_0_on_another_machine(tmp_path: Path) -> None:
+    """It is followed once it has shown a sign of life, and nobody takes its place."""
+    run = abandoned_by(Peer(1, 1, "elsewhere", "there"), tmp_path)
+    ranks = [Rank(tmp_path, number, 2) for number in range(2)]
+    for rank in ranks:
+        rank.agreement.turn()
+    assert not ranks[1].outcomes and not ranks[0].agreement.trouble
+    os.utime(run.parent / "current.json", (1, 1))
+    go_on(ranks, lambda: ranks[1].outcomes and ranks[0].agreement.trouble)
+    assert ranks[1].agreement.directory == run and ranks[1].outcomes[0].first == 3
+    assert "rank 0 is pid 1 on there in this job already; set STEPSCOPE_JOB" in ranks[0].agreement.trouble
+    for rank in ranks:
+        rank.close()
 
 
 def test_a_rank_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     """Two live processes with one number are two jobs with one name: the second takes no part, and says how to help."""
-    first = Rank(tmp_path, 0, 2)
-    other = tmp_path / "stepscope.json"
-    first.agreement.turn()
-    assert first.agreement.directory is not None
-    member = first.agreement.directory / "member-1.json"
-    parent = Peer(pid=1, start_time=int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]),
-                  machine=Peer.here().machine, host="here")  # fmt: skip
-    member.write_bytes(encode(Member(1, parent)))
-    second = Rank(tmp_path, 1, 2)
-    try:
-        second.agreement.wish(WindowRequest(steps=1), "file")
-        second.agreement.turn()
-        assert "rank 1 is pid 1 on here in this job already; set STEPSCOPE_JOB" in second.outcomes[0].reason
-        assert second.agreement.directory is None and not other.exists()
-    finally:
-        first.close()
-        second.close()
+    ranks = [Rank(tmp_path, 0, 2), Rank(tmp_path, 1, 2)]
+    ranks[0].agreement.turn()
+    start = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+    taken = (ranks[0].agreement.directory or Path()) / "rank-1.json"
+    taken.write_bytes(encode(Peer(1, start, Peer.here().machine, "here")))
+    ranks[1].agreement.ask(WindowRequest(steps=1), "file")
+    ranks[1].agreement.turn()
+    assert "rank 1 is pid 1 on here in this job already; set STEPSCOPE_JOB" in ranks[1].outcomes[0].reason
+    assert ranks[1].agreement.directory is None
+    taken.write_bytes(encode(Peer(1, start + 1, Peer.here().machine, "here")))  # has ended
+    go_on(ranks, lambda: ranks[1].agreement.directory)
+    for rank in ranks:
+        rank.close()
 
 
-@pytest.mark.checklist("F10")
-def test_ranks_that_the_job_does_not_have(tmp_path: Path) -> None:
-    """They are named, with those that there are; nobody records a part of what was asked for."""
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_directory_that_cannot_be_written(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The window is refused with the reason, and recorded on no rank; what is asked for later is."""
+
+    def fails(path: Path, content: bytes) -> bool:
+        raise OSError(code, os.strerror(code))
+
     with job(2) as ranks:
-        both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
-        ranks[0].agreement.wish(WindowRequest(start_step="next", steps=2, ranks=(0, 9)), "file")
-        both_turn(ranks, lambda: all(rank.outcomes for rank in ranks))
-        assert all("rank 9: this job has ranks 0 to 1, so none records" in rank.outcomes[0].reason for rank in ranks)
-        assert not any(rank.outcomes[0].accepted for rank in ranks)
+        go_on(ranks, lambda: ranks[1].agreement.directory, 1)
         for rank in ranks:
-            rank.work(50)
-        assert [rank.windows for rank in ranks] == [[], []]
+            with monkeypatch.context() as patch:
+                patch.setattr(plans, "create_once", fails)
+                rank.agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="no"), "socket")
+                go_on(ranks, lambda: rank.outcomes)  # noqa: B023
+            assert os.strerror(code) in rank.outcomes[0].reason
+        ranks[0].agreement.ask(WindowRequest(start_step=3000, steps=1, run_id="yes"), "socket")
+        finish(ranks, 2, 50)
+    assert ranks[0].windows == ranks[1].windows == [("yes", (3000,))]
 
 
-def test_one_of_two_profilers_of_a_process_ends(tmp_path: Path) -> None:
-    """The other one goes on to take part as the same rank."""
+def test_a_directory_that_is_still_to_be_made_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The watched file's is made by rank 0: until then there is nothing to complain about, and requests stay."""
+    place = tmp_path / "new"
+    ranks = [Rank(place, number, 2) for number in range(2)]
+    assert not place.exists() or not list(place.glob(".stepscope-*"))
+    ranks[1].agreement.ask(WindowRequest(start_step=50, steps=1, run_id="early"), "socket")
+    ranks[1].agreement.turn()
+    assert (ranks[1].agreement.trouble, ranks[1].outcomes, caplog.records) == ("", [], [])
+    finish(ranks, 1)
+    for rank in ranks:
+        rank.close()
+    assert ranks[0].windows == ranks[1].windows == [("early", (50,))]
+
+
+def test_forged_files_are_passed_over(tmp_path: Path) -> None:
+    """Those that are too large, links, damaged, or not as they should be; what comes after them is followed."""
+    request = Request("1 ", "file", WindowRequest(start_step=100, steps=1, run_id="forged"))
+    good = Plan(1, "key", request, request.window)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(encode(msgspec.structs.replace(good, number=5)))
     with job(2) as ranks:
-        both_turn(ranks, lambda: all(rank.agreement.directory for rank in ranks))
-        place = ranks[0].agreement.directory
-        assert place is not None
-        watched = place.parents[1] / "stepscope.json"
-        second = Agreement(JobDirectory(watched, "job"), ranks[1].profiler, rank=1, world_size=2)
-        second.turn()
-        assert second.directory == place
-        second.close()
-        member = read_record(place / "member-1.json", Member)
-        assert member is not None and not member.left
-        ranks[0].agreement.wish(WindowRequest(steps=2, run_id="both"), "file")
-        settle(ranks, 1)
-        assert len(ranks[1].windows) == 1 and ranks[0].windows == ranks[1].windows
-        ranks[1].agreement.close()
-        member = read_record(place / "member-1.json", Member)
-        assert member is not None and member.left
-
-
-def test_the_schedule_of_a_rank_is_in_the_way(tmp_path: Path) -> None:
-    """Each rank's own schedule is taken into account, the same as without an agreement."""
-    own = schedule(wait=2, warmup=0, active=2, repeat=0)
-    with job(2, own=own) as ranks:
-        for rank in ranks:
-            rank.agreement.turn()
-        ranks[0].agreement.wish(WindowRequest(start_step=20_001, steps=1), "file")
-        for _ in range(30):
-            for rank in ranks:
-                rank.agreement.turn()
-        assert [rank.outcomes[0].accepted for rank in ranks] == [True, True]
-        ranks[0].agreement.wish(WindowRequest(start_step=20_002, steps=1, run_id="own"), "file")
-        for _ in range(30):
-            for rank in ranks:
-                rank.agreement.turn()
-        assert all("overlap the schedule's window with step 20002" in rank.outcomes[1].reason for rank in ranks)
+        go_on(ranks, lambda: ranks[1].agreement.directory)
+        run = ranks[0].agreement.directory
+        assert run is not None
+        (run / "plan-1.json").write_bytes(b"{")
+        (run / "plan-2.json").write_bytes(encode(good))  # of another number
+        (run / "plan-3.json").write_bytes(encode(msgspec.structs.replace(good, number=3)) + b" " * MAX_RECORD_BYTES)
+        (run / "plan-4.json").mkdir()
+        (run / "plan-5.json").symlink_to(elsewhere)
+        (run / f"plan-{10**12}.json").write_bytes(b"{}")
+        change = EndChange(command="extend", first=7, until=8, last=9)
+        (run / "plan-6.json").write_bytes(encode(Plan(6, "key", request, None, change)))
+        (run / "request-key.json").write_bytes(b'{"trigger": 1}')
+        (run / "request-two.json").symlink_to(elsewhere)
+        (run / "unable-9-1.json").write_bytes(b"[]")
+        ranks[0].agreement.ask(WindowRequest(start_step=9000, steps=1, run_id="good"), "file")
+        go_on(ranks, lambda: any(answer.first == 9000 for answer in ranks[1].outcomes))
+        (run.parent / "current.json").write_bytes(b'{"run": "run-/../..", "coordinator": {}}')
+        ranks[0].agreement.ask(WindowRequest(start_step=9005, steps=1, run_id="after"), "file")
+        go_on(ranks, lambda: any(answer.first == 9005 for answer in ranks[1].outcomes))
+        finish(ranks, 2, 100)
+    assert ranks[0].windows == ranks[1].windows == [("good", (9000,)), ("after", (9005,))]
 
 
 def test_rates_of_steps() -> None:
@@ -465,3 +425,30 @@ def test_rates_of_steps() -> None:
     for tenth in range(60, 120):
         rate.add(10 + tenth / 10, 59 * 5)
     assert rate.per_second == 0
+
+
+def test_the_pace_of_a_loop_that_moves() -> None:
+    """Neither its first step, which takes long, nor a time in which it stands still counts."""
+    pace = Pace()
+    for at, step in ((0.0, 0), (60.0, 0), (60.1, 1)):
+        pace.add(at, step)
+        assert not pace.known and pace.per_second == 0
+    pace.add(61.1, 101)
+    assert pace.known and pace.per_second == pytest.approx(100)
+    for at, step in ((62.0, 101), (90.0, 101), (91.0, 111)):
+        pace.add(at, step)
+    assert not pace.known and pace.per_second == pytest.approx(100)
+    for at, step in ((92.0, 5), (92.1, 6)):  # the number was set
+        pace.add(at, step)
+    assert pace.known and pace.per_second == pytest.approx(100)
+
+
+@pytest.mark.parametrize("poll", [0.05, 0.2, 2.0])
+@pytest.mark.parametrize("seconds", [0.003, 0.1, 0.3, 1.0, 60.0])
+def test_the_pace_of_any_loop_is_known(seconds: float, poll: float) -> None:
+    """However often it is looked at."""
+    pace, known = Pace(), 0
+    for number in range(round(400 / poll)):
+        pace.add(number * poll, int(number * poll / seconds))
+        known += pace.known
+    assert pace.per_second >= 0.9 / seconds and known * poll > 50

@@ -1,0 +1,136 @@
+"""The files of a run, by which ranks come to the same steps. Each is written once, whole, and never changed.
+
+plan-N.json         rank 0: the steps of a window, another end of windows, or why a request is refused
+request-KEY.json    another rank: what was asked of it; rank 0 deletes it when it has decided
+unable-N-RANK.json  another rank: why it does not follow plan N
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stepscope.runtime.control.agreement.job_directory import read_record
+from stepscope.runtime.control.entry_points.file_reading import create_once
+from stepscope.runtime.control.ranks import ranks_text
+from stepscope.runtime.control.requests.armed import Armed
+from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
+from stepscope.runtime.control.requests.window_request import Rank, WindowRequest
+from stepscope.runtime.files.encoding import json_bytes
+
+Asked = WindowRequest | EndRequest
+"""A window, or another end of windows that there are."""
+
+MAX_PLANS = 16
+"""Plans that stay in the directory; older ones are deleted."""
+
+_PLAN = re.compile(r"plan-(\d{1,9})\.json")
+
+
+class Request(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A request, as one rank hands it to rank 0: `window` or `end`."""
+
+    profiler: str
+    """Names the profiler among those of its process."""
+    trigger: str
+    """What asked for it, such as `file` or `socket`."""
+    window: WindowRequest | None = None
+    end: EndRequest | None = None
+
+    @property
+    def asked(self) -> Asked:
+        """The one of the two that there is."""
+        return self.window or self.end or EndRequest(command="abort")
+
+
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Rank 0's decision on a request: a window, a change, or a refusal."""
+
+    number: int
+    key: str
+    """Names the request."""
+    request: Request
+    window: WindowRequest | None = None
+    """The window to record: its start step, and its last step or its length, are numbers."""
+    change: EndChange | None = None
+    """How windows that there are end."""
+    refused: str = ""
+    """Why nothing is recorded or changed."""
+
+    @property
+    def first(self) -> int:
+        """The start step of the window."""
+        return int(self.window.start_step) if self.window is not None and self.window.start_step != "next" else 0
+
+    def answer_elsewhere(self) -> Armed:
+        """The answer on a rank that has no part in it."""
+        asked = self.request.asked
+        if self.window is None or not isinstance(asked, WindowRequest):
+            return Armed(not self.refused, run_id=asked.run_id, reason=self.refused or "asked of other ranks")
+        by = f"by rank{'s' * (len(asked.ranks or ()) != 1)} {ranks_text(asked.ranks)}"
+        return Armed(True, self.first, self.window.stop_step, asked.run_id, by)
+
+
+class Unable(msgspec.Struct, frozen=True):
+    """A rank that does not follow a plan."""
+
+    rank: Rank
+    reason: Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+class Plans:
+    """The files of one run. Methods raise `OSError` if the directory cannot be used."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def numbers(self) -> list[int]:
+        """The numbers of the plans that there are, in their order."""
+        found = (_PLAN.fullmatch(path.name) for path in self.directory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def ranks(self) -> int:
+        """How many ranks have come, without rank 0."""
+        return sum(1 for _ in self.directory.glob("rank-*.json"))
+
+    def plan(self, number: int) -> Plan | None:
+        """A plan; `None` if there is none of this number that can be read."""
+        plan = read_record(self.directory / f"plan-{number}.json", Plan)
+        return plan if plan is not None and plan.number == number else None
+
+    def publish(self, plan: Plan) -> Plan:
+        """Writes a plan under the next number, and returns it with that; deletes old plans."""
+        numbers = self.numbers()
+        plan = msgspec.structs.replace(plan, number=max(numbers, default=0) + 1)
+        while not create_once(self.directory / f"plan-{plan.number}.json", json_bytes(plan)):
+            plan = msgspec.structs.replace(plan, number=plan.number + 1)
+        for number in numbers:
+            if number <= plan.number - MAX_PLANS:
+                for path in (self.directory / f"plan-{number}.json", *self.directory.glob(f"unable-{number}-*.json")):
+                    path.unlink(missing_ok=True)
+        return plan
+
+    def request_path(self, key: str) -> Path:
+        """Name of a request's file."""
+        return self.directory / f"request-{key}.json"
+
+    def requests(self, profiler: str) -> list[tuple[str, Request]]:
+        """The requests, with their keys, that other ranks have for one profiler of rank 0."""
+        found = [(path.stem[8:], read_record(path, Request)) for path in self.directory.glob("request-*.json")]
+        return [(key, request) for key, request in found if request is not None and request.profiler == profiler]
+
+    def hand_on(self, key: str, request: Request) -> None:
+        """Hands a request to rank 0."""
+        create_once(self.request_path(key), json_bytes(request))
+
+    def report_unable(self, number: int, unable: Unable) -> None:
+        """Reports that a rank does not follow a plan."""
+        create_once(self.directory / f"unable-{number}-{unable.rank}.json", json_bytes(unable))
+
+    def unable(self, number: int) -> list[Unable]:
+        """The ranks that do not follow a plan."""
+        found = (read_record(path, Unable) for path in self.directory.glob(f"unable-{number}-*.json"))
+        return sorted((each for each in found if each is not None), key=lambda each: each.rank)
