@@ -52,15 +52,6 @@ def make_files(directory: str, /) -> None:
         OSError: if they cannot be made; another directory may be tried.
     """
 
-def set_shedding(order: tuple[tuple[str, ...], int, tuple[str, ...]], shares: tuple[float, ...], /) -> None:
-    """What goes first when rings fill: `order` as in `shed_levels`, and the share of rings that each level may fill.
-    For the session that is opened next."""
-
-def shed_levels(events: Any, order: tuple[tuple[str, ...], int, tuple[str, ...]], /) -> bytes:
-    """The level of each event of a contiguous block: 2 n for the small events of category n of `order`, 2 n + 1 for its
-    large ones, then one for all others and one for step marks and gaps. `order` is the categories, from which
-    duration in ns on an event is large, and prefixes of names that are kept."""
-
 def join(session: str, directory: str, slots: int, rings: int, overflow: str, block_seconds: float, /) -> None:
     """Takes part in the session of another process: records into `directory` while that process records. The
     process is told, so `directory` must say whose it is already.

@@ -15,7 +15,6 @@ ALWAYS: tuple[Signal, ...] = tuple(name for name in SIGNALS if name != "tasks")
 
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
 Slots = Annotated[int, msgspec.Meta(ge=64, le=1 << 24)]
-Text = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 
 
 class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,23 +31,14 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What all rings may hold together before events are dropped; every thread has one ring in any case."""
     worker_ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
     """The same for each process that joins the session (`stepscope.join`)."""
-    overflow: Literal["drop_newest", "drop_oldest", "block", "sample"] = "drop_newest"
-    """What happens where there is no room: in rings, whose policy the first profiler of the process decides, and in the
-    queue of an exporter. `drop_newest` drops what comes, `drop_oldest` what is there; `block` waits for room in a ring,
-    at most `block_seconds`, then drops, and is as `drop_newest` in a queue, which nobody of the program waits for; `sample` thins
-    out, ever more as it fills. All is counted, and shown as a gap."""
+    overflow: Literal["drop_newest", "drop_oldest", "block"] = "drop_newest"
+    """Which events are dropped when a ring or an exporter's queue is full. `drop_newest`: the new ones. `drop_oldest`: the
+    oldest; of a queue, whole batches. `block`: the thread waits for room in its ring, at most `block_seconds`, then drops the new
+    ones; a queue works as with `drop_newest`. Step marks have room of their own in rings. All dropped events are counted, and
+    shown as gaps. The first profiler of the process decides for rings."""
     block_seconds: Annotated[float, msgspec.Meta(gt=0, le=60)] = 0.1
     """How long `block` holds up a thread of the program that found its ring full, at most. After that the thread drops,
     and does not wait again before its ring was drained."""
-    shed: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)] = ("python_function", "cpu_instant_event", "cpu_op")
-    """Categories of events that go first where there is no room for all, in this order. What no category here names
-    goes last: spans of the program, kernels, collectives. Step marks go after everything else."""
-    shed_never: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)] = (
-        "record_param_comms", "c10d::", "_c10d_functional::", "c10d_functional::", "nccl:", "gloo:",
-    )  # fmt: skip
-    """How the names of events begin that go last although `shed` has their category: collectives, as torch names them."""
-    small_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 10_000
-    """Duration in ns below which an event of a category in `shed` goes before the others of its category."""
     session_dir: str | None = None
     """Where rings live, on a tmpfs: training waits for a slow disk. Default: a private directory in /dev/shm; where none
     can be made there, in the directory for temporary files, else in that of the run. What killed runs left there stays until it is recovered, unless room is needed; a

@@ -36,7 +36,7 @@ def _rings(rings: RecorderStatistics) -> Iterator[str]:
         out = worker.drained + worker.dropped + worker.waiting
         yield from _equal(f"{worker.name}: produced", worker.produced, "drained, dropped and waiting", out)
         yield from _whole(worker.name, worker.drained, worker.dropped - worker.without_ring, worker.waiting)
-    yield from _whole("rings", rings.drained, rings.dropped, rings.waiting, rings.dropped - rings.sampled)
+    yield from _whole("rings", rings.drained, rings.dropped, rings.waiting)
 
 
 def _handed_over(rings: RecorderStatistics, pipeline: PipelineStatistics) -> Iterator[str]:

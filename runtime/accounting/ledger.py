@@ -6,19 +6,13 @@ from collections import Counter
 
 import msgspec
 
-from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.events.survey import survey
-
-SAMPLED = strings.intern("sampled")
-"""Name of the gaps that sampling has left."""
 
 
 def losses(events: Block) -> Counter[str]:
     """What the gaps among these events say was lost, by reason."""
-    gaps = events[events["kind"] == int(Kind.GAP)]
-    sampled = gaps["name"] == SAMPLED
-    return Counter({"sampled": int(gaps["id"][sampled].sum()), "overflow": int(gaps["id"][~sampled].sum())}) + Counter()
+    return Counter({"overflow": int(events["id"][events["kind"] == int(Kind.GAP)].sum())}) + Counter()
 
 
 def events_in(block: Block) -> int:
@@ -34,7 +28,7 @@ class SourceLedger(msgspec.Struct, frozen=True):
     accepted: int = 0
     """Events that reached the window, or any window of the run."""
     dropped: dict[str, int] = {}
-    """By reason: `overflow` (ring full), `sampled` (ring half full), `late` (after the window closed), `inbox` (inbox
+    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (inbox
     full), `source` (by the device), `closed` (the run was over)."""
     outside: int = 0
     """In the accounts of a run: events of no window, or for another profiler."""

@@ -166,7 +166,6 @@ static int by_given(const void *left, const void *right) {
 
 /* Gives the other process the slots that were marked. */
 static void release(Attached *a) {
-    atomic_store(&a->shared->sampled_seen, a->ring.marked_sampled);
     atomic_store(&a->shared->serial, a->ring.marked_serial);
     atomic_store(&a->shared->tail, a->ring.marked);
 }
@@ -185,10 +184,8 @@ static size_t plan(Process *p) {
             if (!g_late_release) ring_mark(&a->ring), release(a);
             a->ring.goal_produced = atomic_load(&a->shared->produced);
             a->ring.goal = atomic_load(&a->shared->head);
-            a->ring.goal_sampled = atomic_load(&a->shared->sampled);
             a->given = a->shared->given;
-            a->planned = a->ring.goal != a->ring.cursor || a->ring.goal_produced != atomic_load(&a->ring.cursor_serial) ||
-                         a->ring.goal_sampled != atomic_load(&a->ring.cursor_sampled);
+            a->planned = a->ring.goal != a->ring.cursor || a->ring.goal_produced != atomic_load(&a->ring.cursor_serial);
         }
         if (p->count) qsort(p->rings, p->count, sizeof *p->rings, by_given);
     }
@@ -273,14 +270,12 @@ static PyObject *attached_statistics(Process *p, PyObject *unused) {
     for (uint32_t i = 0; i < p->count; i++) {
         Attached *a = p->rings[i];
         uint64_t lost = atomic_load(&a->ring.lost), serial = atomic_load(&a->ring.cursor_serial);
-        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced), seen = atomic_load(&a->ring.cursor_sampled);
-        uint64_t left_out = a->broken ? seen : atomic_load(&a->shared->sampled);
+        uint64_t made = a->broken ? serial : atomic_load(&a->shared->produced);
         if (made < serial) made = serial;
-        if (left_out < seen || left_out - seen > UINT64_MAX / 2) left_out = seen; /* it may be damaged */
-        produced += made + left_out;
-        dropped += lost + seen;
+        produced += made;
+        dropped += lost;
         drained += serial - lost;
-        waiting += made - serial + left_out - seen;
+        waiting += made - serial;
         threads += !a->broken && a->shared->alive == 1;
     }
     return Py_BuildValue("{sIsIsIsKsKsKsKsK}", "rings", p->count, "broken", p->broken, "threads", threads, "produced", produced,

@@ -250,7 +250,7 @@ PyObject *track_py_since(PyObject *self, PyObject *args);
 typedef struct Ring Ring;
 typedef struct Thread {
     Ring *ring;
-    Ring *shed, *marks; /* rings beside: of what goes first where the oldest is overwritten, and of step marks */
+    Ring *marks; /* of step marks only; NULL until they need one */
     Stack *stack; /* of the thread itself */
     Stack *context_stack; /* of the context that recorded last (context.c) */
     uint64_t state_id, context_version; /* when that is valid */

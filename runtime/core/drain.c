@@ -19,42 +19,31 @@ void drain_after_fork(void) {
     overflow_after_fork();
 }
 
-static uint32_t dropped_name, sampled_name;
+static uint32_t dropped_name;
 
-/* `ring` and `upto`, the ring's serial or count behind the gap, tell recovery which gaps of a ring are known already. */
-static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint32_t name, uint64_t ring,
-                    uint64_t upto) {
+/* `ring` and `upto`, the ring's serial behind the gap, tell recovery which gaps of a ring are known already. */
+static void put_gap(Out *out, uint32_t track, int64_t from, int64_t until, uint64_t missing, uint64_t ring, uint64_t upto) {
     if (!from || from > until) from = until;
     out->events[out->count++] = (Event){.ts = from,
                                         .dur = until - from,
                                         .self = (int64_t)upto,
                                         .id = missing,
                                         .parent = ring,
-                                        .name = name,
+                                        .name = dropped_name,
                                         .track = track,
                                         .step = -1,
                                         .kind = KIND_GAP};
     out->gaps++;
 }
 
-/* One event for all that sampling left out since the last. Step marks part it, so that each window has its own. */
-static void put_sampled(Out *out, Ring *r, uint64_t seen, int64_t until) {
-    if ((int64_t)(seen - r->taken_sampled) > 0) {
-        put_gap(out, r->header->track, r->sampled_from, until, seen - r->taken_sampled, sampled_name, r->index + 1, seen);
-        r->taken_sampled = seen;
-    }
-    r->sampled_from = until;
-}
-
 /* Copies what was published when the drain began, then drops what a writer that overwrites has overwritten since. */
 bool drain_ring(Ring *r, Out *out) {
     Header *h = r->header;
     uint64_t tail = r->cursor, expected = atomic_load_explicit(&r->cursor_serial, memory_order_relaxed);
-    uint64_t missing = 0, begin = tail;
-    r->taken_sampled = atomic_load_explicit(&r->cursor_sampled, memory_order_relaxed);
+    uint64_t missing = 0;
     bool whole = true, overwrites = r->foreign || g_overflow == DROP_OLDEST;
     while (tail < r->goal) {
-        if (out->count + 3 > out->room) {
+        if (out->count + 2 > out->room) {
             whole = false;
             break;
         }
@@ -92,17 +81,15 @@ bool drain_ring(Ring *r, Out *out) {
             out->args_len += e.args_len;
         }
         uint64_t serial = expected + (uint32_t)((uint32_t)e.step - (uint32_t)expected);
-        if (!r->sampled_from) r->sampled_from = e.ts;
         if (serial != expected) {
-            put_gap(out, h->track, r->last_ts, e.ts, serial - expected, dropped_name, r->index + 1, serial);
+            put_gap(out, h->track, r->last_ts, e.ts, serial - expected, r->index + 1, serial);
             missing += serial - expected;
         }
         expected = serial + 1;
         e.step = -1;
         if (e.kind == KIND_STEP) {
-            put_sampled(out, r, r->taken_sampled + (uint32_t)(e.args_at - (uint32_t)r->taken_sampled), e.ts);
             e.step = (int32_t)e.dur;
-            e.dur = e.args_at = 0;
+            e.dur = 0;
         }
         r->last_ts = e.ts + e.dur;
         out->events[out->count++] = e;
@@ -110,14 +97,10 @@ bool drain_ring(Ring *r, Out *out) {
     }
     /* Dropped at the very end, with nothing written after them yet. */
     if (whole && r->goal_produced > expected && (whole = out->count < out->room)) {
-        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, dropped_name, r->index + 1,
-                r->goal_produced);
+        put_gap(out, h->track, r->last_ts, clock_now(), r->goal_produced - expected, r->index + 1, r->goal_produced);
         missing += r->goal_produced - expected;
         expected = r->goal_produced;
     }
-    /* One that holds nothing may be another thread's by now. */
-    bool held = tail > begin || r->goal_sampled != r->taken_sampled;
-    if (whole && held && (whole = out->count < out->room)) put_sampled(out, r, r->goal_sampled, clock_now());
     r->taken = tail;
     r->taken_serial = expected;
     r->taken_lost = missing;
@@ -125,7 +108,6 @@ bool drain_ring(Ring *r, Out *out) {
 }
 
 void ring_advance(Ring *r) {
-    atomic_store_explicit(&r->cursor_sampled, r->taken_sampled, memory_order_release);
     atomic_store_explicit(&r->cursor_serial, r->taken_serial, memory_order_release);
     uint64_t lost = atomic_load_explicit(&r->lost, memory_order_relaxed) + r->taken_lost;
     atomic_store_explicit(&r->lost, lost, memory_order_release);
@@ -136,18 +118,15 @@ void ring_advance(Ring *r) {
 void ring_mark(Ring *r) {
     r->marked = r->cursor;
     r->marked_serial = atomic_load_explicit(&r->cursor_serial, memory_order_relaxed);
-    r->marked_sampled = atomic_load_explicit(&r->cursor_sampled, memory_order_relaxed);
 }
 
 void ring_release(Ring *r) {
-    atomic_store_explicit(&r->header->sampled_seen, r->marked_sampled, memory_order_release);
     atomic_store_explicit(&r->header->serial, r->marked_serial, memory_order_release);
     atomic_store_explicit(&r->header->tail, r->marked, memory_order_release);
 }
 
 bool out_begin(Out *out, size_t slots) {
     dropped_name = strings_intern("dropped", 7);
-    sampled_name = strings_intern("sampled", 7);
     size_t args_room = slots * PAYLOAD + MAX_ARGS_BYTES;
     *out = (Out){.room = slots,
                  .args_room = args_room,
@@ -188,7 +167,7 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     if (!out_begin(&out, slots)) return NULL;
     uint64_t told = atomic_load(&unheld), without = rings_unheld();
     if (without > told) {
-        put_gap(&out, track_process(), drained_at, clock_now(), without - told, dropped_name, 0, 0);
+        put_gap(&out, track_process(), drained_at, clock_now(), without - told, 0, 0);
         atomic_store(&unheld, without);
     }
     drained_at = clock_now();

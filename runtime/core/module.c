@@ -1,7 +1,6 @@
 /* The module `stepscope.runtime._core`. Documented in _core.pyi. */
 #include "readings.h"
 #include "event_columns.h"
-#include "shed.h"
 
 Counts g_counts;
 int span_init(void);
@@ -79,10 +78,8 @@ static PyMethodDef methods[] = {
     {"sample", sampling_py_sample, METH_VARARGS, NULL},
     {"set_known_values", arguments_py_set_known_values, METH_O, NULL},
     {"set_decorator", span_py_set_decorator, METH_O, NULL},
-    {"set_shedding", shed_py_set, METH_VARARGS, NULL},
     {"set_standard_modules", sampling_py_set_standard, METH_O, NULL},
     {"set_task_lookup", context_py_set_task_lookup, METH_O, NULL},
-    {"shed_levels", shed_py_levels, METH_VARARGS, NULL},
     {"set_at_risk", control_py_set_at_risk, METH_O, NULL},
     {"start_thread", native_thread_py_start, METH_VARARGS, NULL},
     {"called_by", native_thread_py_called_by, METH_O, NULL},

@@ -1,14 +1,12 @@
-/* Overflow: what becomes of a step mark, and of any event when its thread's ring is more than half full.
+/* Overflow: room for a step mark, and for any event when its thread's ring is more than half full.
  *
- * What goes first (shed.c) may fill a share of the ring, and of the memory for rings, so that what goes later finds
- * room. While a level may have more memory its thread goes on in another ring; after that the policy decides. */
+ * While rings may have more memory, the thread of a full one goes on in another; after that the policy decides. */
 #include "ring.h"
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #define POLL 1000000 /* ns */
-#define DENSEST 6 /* halvings of a sample */
 
 int g_overflow;
 static int64_t block_ns;
@@ -17,8 +15,8 @@ static atomic_bool closed;
 static __thread bool consumer __attribute__((tls_model("initial-exec"))); /* it cannot wait for itself */
 
 bool overflow_set(const char *policy, double block_seconds) {
-    static const char *const policies[] = {"drop_newest", "drop_oldest", "block", "sample"};
-    for (int i = 0; i < 4; i++)
+    static const char *const policies[] = {"drop_newest", "drop_oldest", "block"};
+    for (int i = 0; i < 3; i++)
         if (!strcmp(policy, policies[i])) {
             g_overflow = i;
             block_ns = block_seconds > 0 ? (int64_t)((block_seconds < 3600 ? block_seconds : 3600) * 1e9) : 0;
@@ -82,68 +80,40 @@ static bool wait_for_consumer(Ring *r, int64_t deadline) {
     return moved;
 }
 
-/* Whether a sample leaves this event out: every second at first, then every fourth ... as the ring fills. By chance
- * rather than by turns, for training repeats itself. Steps are told apart from the rest by their level. */
-static bool passes_over(Ring *r, uint32_t level, uint64_t used) {
-    uint64_t slots = r->mask + 1, part = slots / 16, from = slots / 2;
-    if (level > g_shedding.kept) return false;
-    if (level == g_shedding.kept) part = slots / 32, from = slots - slots / 4;
-    if (used <= from || !part) return false;
-    uint64_t halvings = 1 + (used - from - 1) / part + (level < g_shedding.kept ? (g_shedding.kept - 1 - level) / 2 : 0);
-    if (halvings > DENSEST) halvings = DENSEST;
-    r->chance = r->chance * 6364136223846793005u + 1442695040888963407u; /* Knuth, MMIX */
-    return (r->chance >> 33) & ((1u << halvings) - 1);
+/* The ring for this thread's step marks, where other events neither overwrite them nor take their room. */
+static Ring *marks_of(Thread *t) {
+    if (!t->marks) t->marks = ring_for_marks(t);
+    return t->marks ? t->marks : t->ring;
 }
 
-/* Where the oldest is overwritten, what goes first overwrites its like only, and so do step marks, which have a ring of
- * their own under every policy once there is no room elsewhere. */
-static Ring *own_kind(Thread *t, uint32_t level) {
-    Ring **beside = level > g_shedding.kept ? &t->marks : level < g_shedding.kept ? &t->shed : NULL;
-    if (!beside) return t->ring;
-    if (!*beside) *beside = ring_beside(t);
-    return *beside ? *beside : t->ring;
+static uint64_t slots_used(Ring *r) {
+    r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
+    return r->head - r->tail_seen;
 }
 
-Room overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **ring) {
-    uint32_t level = UINT32_MAX;
+bool overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **ring) {
+    bool mark = event->kind == KIND_STEP;
     int64_t deadline = 0;
     for (;;) {
         Ring *r = *ring = thread->ring;
-        uint64_t slots = r->mask + 1;
-        r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
-        uint64_t used = r->head + need - r->tail_seen;
-        if (used <= slots / 2 && !(g_overflow == DROP_OLDEST && event->kind == KIND_STEP)) return ROOM;
-        uint64_t undrained = r->head + need - atomic_load_explicit(&r->header->drained, memory_order_relaxed);
-        if (undrained > slots / 2) ring_wake(r);
-        if (level == UINT32_MAX) level = shed_level(&g_shedding, event);
+        uint64_t slots = r->mask + 1, used = slots_used(r) + need;
+        if (r->head + need - atomic_load_explicit(&r->header->drained, memory_order_relaxed) > slots / 2) ring_wake(r);
         if (g_overflow == DROP_OLDEST) {
-            *ring = own_kind(thread, level);
-            return ROOM;
+            if (mark) *ring = marks_of(thread);
+            return true;
         }
-        bool first = level < g_shedding.kept;
-        uint64_t all = shed_share(&g_shedding, g_shedding.kept, slots);
-        uint64_t limit = g_overflow == SAMPLE && first ? shed_share(&g_shedding, g_shedding.kept - 1, slots)
-                                                       : shed_share(&g_shedding, level, slots);
-        if (used <= limit && g_overflow != SAMPLE) return ROOM;
-        /* Who may have another ring is asked once for each visit of the consumer. */
-        if (r->asked_at != r->tail_seen) r->granted = ring_may_move(), r->asked_at = r->tail_seen;
-        if (level >= r->granted) {
-            if (used <= (limit > all ? limit : all)) return ROOM;
-            if (!ring_move_on(thread, level)) r->granted = level + 1;
-            continue;
+        if (used <= slots) return true;
+        /* Asked once for each visit of the consumer. */
+        if (r->refused_at != r->tail_seen) {
+            if (ring_move_on(thread)) continue;
+            r->refused_at = r->tail_seen;
         }
-        if (used <= limit) return passes_over(r, level, used) ? LEFT_OUT : ROOM;
-        if (level > g_shedding.kept && (*ring = own_kind(thread, level)) != r) {
-            /* A step mark finds room, and waits for nobody, however long the rings overflow. */
-            r = *ring;
-            r->tail_seen = atomic_load_explicit(&r->header->tail, memory_order_acquire);
-            return r->head + need - r->tail_seen <= r->mask + 1 ? ROOM : NO_ROOM;
+        if (mark) { /* it waits for nobody, however long the rings overflow */
+            *ring = marks_of(thread);
+            return slots_used(*ring) + need <= slots;
         }
-        if (g_overflow == SAMPLE && first) return LEFT_OUT;
-        if (g_overflow == BLOCK) {
-            if (!deadline) deadline = clock_now() + block_ns;
-            if (wait_for_consumer(r, deadline)) continue;
-        }
-        return NO_ROOM;
+        if (g_overflow != BLOCK) return false;
+        if (!deadline) deadline = clock_now() + block_ns;
+        if (!wait_for_consumer(r, deadline)) return false;
     }
 }

@@ -3,8 +3,8 @@
  * A slot is 64 bytes: an event, or 62 bytes of the arguments of the event before it. The writer publishes by a
  * release store of `head`. Each event carries the low bits of its serial number in `step` (step marks keep their
  * step in `dur` meanwhile), and numbers of dropped events are used up: so the consumer sees exactly how many are
- * missing and where, whatever the overflow policy; those that sampling leaves out are a count of their own.
- * `produced` is stored last: an event below it was published before or is lost, one that is being written is neither. */
+ * missing and where, whatever the overflow policy. `produced` is stored last: an event below it was published before or
+ * is lost, one that is being written is neither. */
 #include "ring.h"
 #include "event_columns.h"
 #include <errno.h>
@@ -111,8 +111,7 @@ static Ring *ring_new(uint32_t limit) {
     r->header = map;
     r->data = (Event *)((char *)map + HEADER);
     r->mask = ring_slots - 1;
-    r->asked_at = r->waited_at = UINT64_MAX;
-    r->chance = index + 1;
+    r->refused_at = r->waited_at = UINT64_MAX;
     r->index = index;
     r->header->version = 1;
     r->header->slots = (uint32_t)ring_slots;
@@ -150,8 +149,7 @@ static void ring_move(Ring *r) {
 
 static bool drained_whole(const Ring *r) {
     const Header *h = r->header;
-    return atomic_load(&h->tail) == r->head && atomic_load(&h->serial) == r->serial &&
-           atomic_load(&h->sampled_seen) == atomic_load(&h->sampled);
+    return atomic_load(&h->tail) == r->head && atomic_load(&h->serial) == r->serial;
 }
 
 /* An idle ring, or a new one while there are fewer than `limit`. One is reused when nothing is left in it, so that
@@ -178,7 +176,7 @@ static void ring_give(Ring *r, uint32_t track, int64_t tid) {
         r->backed = r->head & ~(uint64_t)(PAGE_SLOTS - 1);
         r->backed_end = r->backed + r->mask + 1;
     }
-    r->last_ts = r->sampled_from = 0; /* of another thread, or long ago */
+    r->last_ts = 0; /* of another thread, or long ago */
 }
 
 static void ring_leave(Ring *r) {
@@ -242,9 +240,9 @@ static bool ring_unmake_spare(void) {
     return atomic_load(&ring_count) == 0;
 }
 
-void ring_return(Ring *first, Ring *second, Ring *third) {
+void ring_return(Ring *ring, Ring *marks) {
     pthread_mutex_lock(&lock);
-    ring_leave(first), ring_leave(second), ring_leave(third);
+    ring_leave(ring), ring_leave(marks);
     pthread_mutex_unlock(&lock);
 }
 
@@ -265,20 +263,10 @@ static uint32_t rings_used(void) {
     return used;
 }
 
-uint32_t ring_may_move(void) {
-    uint32_t level = 0;
-    pthread_mutex_lock(&lock);
-    uint32_t used = rings_used();
-    pthread_mutex_unlock(&lock);
-    while (level < g_shedding.kept && used >= shed_share(&g_shedding, level, max_rings)) level++;
-    return used >= max_rings ? UINT32_MAX : level;
-}
-
 /* A full ring is left to the consumer and its thread goes on in another: bursts pass while memory is allowed. */
-bool ring_move_on(Thread *thread, uint32_t level) {
-    uint64_t share = level < g_shedding.kept ? shed_share(&g_shedding, level, max_rings) : max_rings;
+bool ring_move_on(Thread *thread) {
     pthread_mutex_lock(&lock);
-    Ring *old = thread->ring, *fresh = rings_used() < share ? ring_take(max_rings) : NULL;
+    Ring *old = thread->ring, *fresh = rings_used() < max_rings ? ring_take(max_rings) : NULL;
     if (fresh) {
         ring_give(fresh, old->header->track, old->header->tid);
         ring_leave(old);
@@ -288,7 +276,7 @@ bool ring_move_on(Thread *thread, uint32_t level) {
     return fresh != NULL;
 }
 
-Ring *ring_beside(Thread *thread) {
+Ring *ring_for_marks(Thread *thread) {
     pthread_mutex_lock(&lock);
     Ring *fresh = ring_take(MAX_RINGS);
     if (fresh) {
@@ -307,14 +295,8 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
         count_one(&g_counts.arguments_cut);
     }
     bool fits = true;
-    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2 || event->kind == KIND_STEP) {
-        Room room = overflow_room(thread, event, 1 + more, &r);
-        if (room == LEFT_OUT) {
-            atomic_fetch_add_explicit(&r->header->sampled, 1, memory_order_release);
-            return false;
-        }
-        fits = room == ROOM;
-    }
+    if (r->head + 1 + more - r->tail_seen > (r->mask + 1) / 2 || event->kind == KIND_STEP)
+        fits = overflow_room(thread, event, 1 + more, &r);
     Header *h = r->header;
     uint64_t serial = r->serial++, end = r->head + 1 + more;
     if (!fits || (end > r->backed && !ring_back(r, end))) {
@@ -325,10 +307,7 @@ bool ring_write(Thread *thread, const Event *event, const char *args, uint32_t a
     atomic_thread_fence(memory_order_release);
     Event *slot = &r->data[r->head & r->mask];
     *slot = *event;
-    if (event->kind == KIND_STEP) {
-        slot->dur = event->step;
-        slot->args_at = (uint32_t)atomic_load_explicit(&h->sampled, memory_order_relaxed);
-    }
+    if (event->kind == KIND_STEP) slot->dur = event->step;
     slot->step = (int32_t)serial;
     if (args_len) {
         slot->args_len = args_len;
@@ -356,7 +335,6 @@ uint32_t rings_to_drain(Ring **plan) {
     for (uint32_t i = 0; i < planned; i++) {
         Header *h = plan[i]->header;
         atomic_store_explicit(&h->signalled, 0, memory_order_relaxed);
-        plan[i]->goal_sampled = atomic_load_explicit(&h->sampled, memory_order_acquire);
         plan[i]->goal_produced = atomic_load_explicit(&h->produced, memory_order_acquire);
         plan[i]->goal = atomic_load_explicit(&h->head, memory_order_acquire);
     }
@@ -387,26 +365,23 @@ uint64_t rings_private(void) {
 }
 
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused) {
-    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0, sampled = 0;
+    unsigned long long produced = 0, drained = 0, dropped = 0, waiting = 0;
     uint32_t n = atomic_load_explicit(&ring_count, memory_order_acquire), alive = 0;
     for (uint32_t i = 0; i < n; i++) {
         Header *h = rings[i]->header;
         /* In this order, so that no difference is negative while the ring is being written and drained. */
-        uint64_t lost = atomic_load(&rings[i]->lost), seen = atomic_load(&rings[i]->cursor_sampled);
-        uint64_t serial = atomic_load(&rings[i]->cursor_serial);
-        uint64_t made = atomic_load(&h->produced), left_out = atomic_load(&h->sampled);
+        uint64_t lost = atomic_load(&rings[i]->lost), serial = atomic_load(&rings[i]->cursor_serial);
+        uint64_t made = atomic_load(&h->produced);
         if (made < serial) made = serial;
-        if (left_out < seen) left_out = seen; /* a step mark tells of those that came before it */
-        produced += made + left_out;
-        dropped += lost + seen;
-        sampled += seen;
+        produced += made;
+        dropped += lost;
         drained += serial - lost;
-        waiting += made - serial + left_out - seen;
+        waiting += made - serial;
         alive += h->alive == 1;
     }
     uint64_t told = drain_unheld(), without = atomic_load(&unheld);
-    return Py_BuildValue("{sIsIsKsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced + without, "drained", drained,
-                         "dropped", dropped + told, "sampled", sampled, "waiting", waiting + without - told, "bytes",
+    return Py_BuildValue("{sIsIsKsKsKsKsK}", "rings", n, "threads", alive, "produced", produced + without, "drained", drained,
+                         "dropped", dropped + told, "waiting", waiting + without - told, "bytes",
                          (unsigned long long)drain_bytes());
 }
 
@@ -462,8 +437,7 @@ static bool session_begin(PyObject *path, unsigned long slots, unsigned int ring
     if ((size_t)PyBytes_GET_SIZE(path) >= sizeof directory || (session && strlen(session) >= sizeof directory))
         return PyErr_SetString(PyExc_ValueError, "directory name is too long"), false;
     if (!overflow_set(policy, block_seconds))
-        return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got '%s'",
-                            policy),
+        return PyErr_Format(PyExc_ValueError, "overflow must be 'drop_newest', 'drop_oldest' or 'block', got '%s'", policy),
                false;
     strcpy(directory, PyBytes_AS_STRING(path));
     if ((session && control_join(session) < 0) || strings_open(directory) < 0 || track_open(directory) < 0 ||

@@ -1,7 +1,7 @@
 /* What the writing and the draining of rings share. */
 #ifndef STEPSCOPE_RING_H
 #define STEPSCOPE_RING_H
-#include "shed.h"
+#include "core.h"
 
 #define HEADER 4096
 #define MAX_RINGS 4096
@@ -15,13 +15,11 @@ typedef struct { /* layout read by runtime/recovery/ring_file.py */
     uint64_t given;                             /* counts the threads that were given a ring: their order */
     char pad0[24];
     _Atomic uint64_t head, reserve, produced;   /* writer: slots published, slots about to be written, serial */
-    _Atomic uint64_t sampled;                   /* writer: events left out by sampling, which use up no serial */
-    char pad1[32];
+    char pad1[40];
     _Atomic uint64_t tail;                      /* consumer: slots below are free */
     _Atomic uint64_t serial;                    /* consumer: serial of the first event at `tail` */
     _Atomic uint32_t signalled;
     uint32_t zero;
-    _Atomic uint64_t sampled_seen;              /* consumer: those of them that a gap counts; as far as `tail` */
     _Atomic uint64_t drained; /* consumer: slots below were copied, and are free when the journals have them */
 } Header;
 
@@ -30,22 +28,19 @@ struct Ring {
     Event *data;
     uint64_t head, tail_seen, serial; /* the writer's own */
     uint64_t mask;
-    uint64_t asked_at; /* tail when it was asked who may have another ring: events of `granted` and above */
+    uint64_t refused_at; /* tail when its thread got no other ring */
     uint64_t waited_at; /* tail when a wait for the consumer was in vain */
-    uint64_t chance; /* the state of what decides which events a sample holds */
-    uint32_t granted;
     uint64_t backed, backed_end; /* slots below have memory; all have when it is as far as `backed_end` */
     bool clean, idle, anonymous;
     bool foreign; /* another process writes to it (attach.c) */
     atomic_bool trimming;
     uint32_t index;
     int64_t last_ts; /* consumer: when the event before a gap ended */
-    int64_t sampled_from; /* consumer: since when it has told of no sampling */
-    uint64_t goal, goal_produced, goal_sampled; /* consumer: as far as the drain under way goes */
-    uint64_t taken, taken_serial, taken_lost, taken_sampled; /* consumer: as far as the drain under way has copied */
+    uint64_t goal, goal_produced; /* consumer: as far as the drain under way goes */
+    uint64_t taken, taken_serial, taken_lost; /* consumer: as far as the drain under way has copied */
     uint64_t cursor; /* consumer: as far as drains have copied */
-    _Atomic uint64_t cursor_serial, cursor_sampled;
-    uint64_t marked, marked_serial, marked_sampled; /* consumer: as far as it had copied when journals were asked for it */
+    _Atomic uint64_t cursor_serial;
+    uint64_t marked, marked_serial; /* consumer: as far as it had copied when journals were asked for it */
     _Atomic uint64_t lost; /* consumer */
 };
 
@@ -88,14 +83,13 @@ extern bool g_late_release; /* slots are free when the journals have what was in
 
 bool rings_open(void); /* a session is */
 Ring *ring_lend(uint32_t track, int64_t tid); /* to a thread; NULL if there is none */
-void ring_return(Ring *first, Ring *second, Ring *third); /* what a thread had; any may be NULL */
+void ring_return(Ring *ring, Ring *marks); /* what a thread had; either may be NULL */
 bool thread_init(void);
 void thread_after_fork(void);
 uint32_t rings_to_drain(Ring **plan); /* room for MAX_RINGS */
 void rings_each(void (*change)(Ring *)); /* of this process; for the consumer */
-uint32_t ring_may_move(void); /* the lowest level whose events may go on in another ring now */
-bool ring_move_on(Thread *thread, uint32_t level);
-Ring *ring_beside(Thread *thread); /* one more for a thread; NULL if there is none */
+bool ring_move_on(Thread *thread); /* whether it has an empty ring now; the full one waits for the consumer */
+Ring *ring_for_marks(Thread *thread); /* a ring for its step marks only; NULL without memory */
 void ring_wake(Ring *r); /* the consumer */
 void rings_trim(void); /* gives back memory that a burst has left */
 uint64_t drain_bytes(void); /* bytes of events and arguments drained so far */
@@ -106,11 +100,10 @@ uint64_t rings_unreleased(void); /* slots that were copied and are not free yet 
 uint64_t drain_unheld(void); /* of the events that had no ring, those that were told of */
 
 /* overflow.c: what becomes of an event when its thread's ring is more than half full. */
-enum { DROP_NEWEST, DROP_OLDEST, BLOCK, SAMPLE };
-typedef enum { ROOM, NO_ROOM, LEFT_OUT } Room;
+enum { DROP_NEWEST, DROP_OLDEST, BLOCK };
 extern int g_overflow;
 bool overflow_set(const char *policy, double block_seconds); /* false: no such policy */
-Room overflow_room(Thread *thread, const Event *event, uint64_t slots, Ring **ring);
+bool overflow_room(Thread *thread, const Event *event, uint64_t slots, Ring **ring); /* false: it is dropped */
 void overflow_drained(void); /* by the consumer: rings have room again */
 void overflow_after_fork(void);
 void overflow_close(void); /* nobody will drain any more */

@@ -19,7 +19,7 @@ static void thread_end(void *value) {
     if (!rings_open()) return; /* the memory of a forked child's parent: not ours to change */
     track_release(t->stack->track);
     stack_free(t->stack);
-    ring_return(t->ring, t->shed, t->marks);
+    ring_return(t->ring, t->marks);
     free(t);
 }
 
@@ -48,7 +48,7 @@ static Thread *thread_start(const char *name, size_t len) {
         count_one(&g_counts.rings_failed);
         if (s) stack_free(s);
         track_release(track);
-        ring_return(r, NULL, NULL);
+        ring_return(r, NULL);
         free(t);
         ended = rings_open(); /* not tried again for each event of this thread */
         return NULL;

@@ -176,6 +176,18 @@ def _one(parts: list[EventBatch]) -> EventBatch:
     return EventBatch(parts[0].source, parts[0].window, events, b"".join(part.args for part in parts))
 
 
+def cut_block(events: Block, args: bytes, room: int) -> tuple[Block, bytes]:
+    """The first events of a block that fit into so many bytes with their arguments; the very same objects if all fit."""
+    if events.nbytes + len(args) <= room:
+        return events, args
+    in_heap = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    ends = np.where(in_heap, events["args_at"].astype(np.int64) + events["args_len"], 0)
+    heap = np.maximum.accumulate(np.minimum(ends, len(args)))
+    sizes = heap + EVENT_DTYPE.itemsize * np.arange(1, len(events) + 1)
+    count = int(np.searchsorted(sizes, room, "right"))
+    return events[:count].copy(), args[: int(heap[count - 1])] if count else b""
+
+
 def split_block(events: Block, args: bytes, most: int) -> Iterator[tuple[Block, bytes]]:
     """Parts of at most `most` events, each with its own stretch of the arguments; the block itself if it is no larger.
 

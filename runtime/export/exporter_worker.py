@@ -13,9 +13,8 @@ import msgspec
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
 from stepscope.runtime.accounting.part_errors import GRACE, cancels
-from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.record import EventBatch, cut_block
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
-from stepscope.runtime.export.drop_priority import SPARE, Shedding
 from stepscope.runtime.export.exporter import (
     Counting,
     Exporter,
@@ -29,7 +28,6 @@ from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
-from stepscope.runtime.options import Options
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.loop_thread import LoopThread
@@ -74,10 +72,10 @@ class ExporterWorker:
         max_bytes: int,
         now: Callable[[], int],
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
-        shedding: Shedding | None = None,
+        drop_oldest: bool = False,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; what
-        goes first when the queue is full."""
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window;
+        whether a full queue drops what has waited longest, instead of what comes."""
         self.exporter = exporter
         self.name = readable(exporter.name)
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
@@ -86,7 +84,7 @@ class ExporterWorker:
         """Items put into the queue so far."""
         self._run = run
         self._max = max_bytes
-        self._shedding = shedding or Shedding.of(Options())
+        self._drop_oldest = drop_oldest
         self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
@@ -165,22 +163,27 @@ class ExporterWorker:
             self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
-        """What of a batch there is room for, or is made room for."""
-        need = self._bytes + batch.nbytes - self._max
-        if self._shedding.overflow != "drop_oldest" or need <= 0:
-            return self._shedding.admit_batch(batch, self._bytes, self._max)
-        places = [place for place, item in enumerate(self._queue) if isinstance(item, EventBatch)]
-        waiting = [item for item in self._queue if isinstance(item, EventBatch)]
-        for place, kept in self._shedding.evict([*waiting, batch], need + self._max // SPARE):
-            if place == len(waiting):
-                batch = kept
-                break
-            old = waiting[place]
-            self._accounts.drop(old.window, "queue", len(old) - len(kept))
-            self._bytes -= old.nbytes - kept.nbytes
-            self._queue[places[place]] = kept
-        self._queue = deque(item for item in self._queue if not isinstance(item, EventBatch) or len(item))
-        return batch
+        """The first events of a batch, as many as there is room for, or room is made for."""
+        if self._drop_oldest:
+            self._make_room(self._bytes + batch.nbytes - self._max)
+        events, args = cut_block(batch.events, batch.args, self._max - self._bytes)
+        if len(events) == len(batch):
+            return batch
+        events.flags.writeable = False
+        return msgspec.structs.replace(batch, events=events, args=args)
+
+    def _make_room(self, need: int) -> None:
+        """Drops the batches that have waited longest, until so many bytes are free."""
+        ends: list[Item] = []
+        while need > 0 and self._queue:
+            item = self._queue.popleft()
+            if isinstance(item, EventBatch):
+                self._accounts.drop(item.window, "queue", len(item))
+                self._bytes -= item.nbytes
+                need -= item.nbytes
+            else:
+                ends.append(item)
+        self._queue.extendleft(reversed(ends))
 
     def _leaves_out(self, window: int) -> bool:
         """Whether this window, which is the latest, does not go to the exporter: that is decided when it begins."""

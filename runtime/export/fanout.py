@@ -10,7 +10,6 @@ import anyio
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.run import Run
@@ -25,10 +24,10 @@ SILENT = 1.0
 class Fanout:
     """The outlets of one pipeline; on the pipeline's loop, but for accounts."""
 
-    def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, order: Shedding) -> None:
-        """Args: the exporters; the run; limit of each queue in bytes; what goes first when one is full."""
+    def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
+        """Args: the exporters; the run; limit of each queue in bytes; whether a full one drops what it has."""
         self.outlets = [
-            ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, order) for exporter in exporters
+            ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, drop_oldest) for exporter in exporters
         ]
         self.batches = 0
         self.offered = 0

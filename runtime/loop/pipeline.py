@@ -20,7 +20,6 @@ from stepscope.runtime.control.requests.armed_facts import add_recorded
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
-from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.fanout import Fanout
@@ -106,7 +105,7 @@ class Pipeline:
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake, wake_later)
         self.delivered = PendingDeliveries(self.inbox)
         self.sources = [source_of(backend, self.inbox, options) for backend in backends]
-        self.fanout = Fanout(exporters, run, options.queue_bytes, Shedding.of(options))
+        self.fanout = Fanout(exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = serial, round(options.linger * 1e9), self._track

@@ -18,7 +18,6 @@ from stepscope.runtime import _core
 from stepscope.runtime.annotations import asyncio_tasks, greenlets
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
-from stepscope.runtime.export.drop_priority import Shedding
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import temporary_directory
 from stepscope.runtime.files.private_files import is_gone
@@ -50,9 +49,7 @@ DRAIN_LIMIT = 1 << 18
 """Events taken at a time: a block of 16 MiB at most."""
 
 
-OF_RINGS = (
-    "ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "shed", "shed_never", "small_ns", "session_dir",
-)  # fmt: skip
+OF_RINGS = ("ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
 """Options that the first profiler of a process decides on, as far as rings and the session are concerned."""
 
 
@@ -82,8 +79,6 @@ class Recorder:
         """Directories of the runs of which it may hold something that nobody has yet, by whom `recorder` was called for; `None`:
         the run has none, and what it holds can be recovered by nobody."""
         self._looked, self._gone = -LOOK_EVERY, False
-        order = Shedding.of(options)
-        _core.set_shedding(order.native, order.shares)
         self.on_disk = False
         """Whether it has a session directory now."""
         self._make_directory(self._open)

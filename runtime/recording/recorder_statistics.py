@@ -20,8 +20,6 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     produced: int
     drained: int
     dropped: int
-    sampled: int
-    """Those of `dropped` that `Options.overflow` = `sample` left out."""
     waiting: int
     bytes: int
     """Bytes of events and arguments drained."""
@@ -67,7 +65,6 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
             produced=self.produced - before.drained - before.dropped,
             drained=self.drained - before.drained,
             dropped=self.dropped - before.dropped,
-            sampled=self.sampled - before.sampled,
             bytes=self.bytes - before.bytes,
             cut={what: count - before.cut.get(what, 0) for what, count in self.cut.items()},
             greenlets=self.greenlets - before.greenlets,

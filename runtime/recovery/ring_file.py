@@ -11,14 +11,13 @@ import numpy as np
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.intervals import Mask
-from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block, join_blocks
+from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block
 
 MAX_SLOTS = 1 << 24
 
 _HEADER = 4096
-_FIELDS = struct.Struct("<8sIIIIq32xQQQQ32xQQ8xQ")
-"""Magic, version, slots, track, alive, thread, head, reserve, produced, sampled, tail, serial of the next event, and how
-many of the sampled were told of."""
+_FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
+"""Magic, version, slots, track, alive, thread, head, reserve, produced, tail, serial of the next event."""
 _MAGIC = b"SSRING1\0"
 _VERSION = 1
 _MORE = 255
@@ -26,15 +25,6 @@ _MORE_BYTES = 62
 
 _MOST_UNWRITTEN = 4 << 20
 """Bytes of a ring that may be missing from its file, as on a file system that was full."""
-
-
-class ReportedGaps(NamedTuple):
-    """How far gaps of a ring go that are elsewhere: in the journal, or in what a flight recorder kept."""
-
-    serial: int = 0
-    """What was lost of the events below this number is known."""
-    sampled: int = 0
-    """So many of those that sampling left out are known."""
 
 
 class RingContent(msgspec.Struct, frozen=True):
@@ -46,8 +36,6 @@ class RingContent(msgspec.Struct, frozen=True):
     gaps: Block
     """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
     source: str = "recorder"
-    sampled: bool = False
-    """Whether the last of the gaps is what sampling left out."""
     drained: Mask | None = None
     """Which of the events had been taken out of the ring; `None` = all."""
 
@@ -62,19 +50,17 @@ class _Header(NamedTuple):
     head: int
     reserve: int
     produced: int
-    sampled: int
     tail: int
     serial: int
-    sampled_seen: int
 
 
-def read_ring(file: int, number: int, told: ReportedGaps) -> RingContent:
+def read_ring(file: int, number: int, counted: int) -> RingContent:
     """Reads a ring; every count is checked against what is there.
 
     Args:
         file: descriptor of the file.
         number: of the ring.
-        told: which of its gaps are known already.
+        counted: the serial number below which its lost events are counted elsewhere, as in the journal.
 
     Raises:
         FormatError: if it is none, or contradicts itself.
@@ -97,9 +83,7 @@ def read_ring(file: int, number: int, told: ReportedGaps) -> RingContent:
     raw = _read_slots(file, slots, first, end)
     if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
         raise FormatError("it ends early")
-    content = _content(raw, first, number, ring, told)
-    seen = max(ring.sampled_seen, told.sampled)
-    return content if seen >= ring.sampled else _with_sampled(content, number, ring, ring.sampled - seen)
+    return _content(raw, first, number, ring, counted)
 
 
 def waiting_in(file: int) -> int:
@@ -108,7 +92,7 @@ def waiting_in(file: int) -> int:
     if len(head) < _HEADER:
         return 0
     ring = _Header(*_FIELDS.unpack_from(head))
-    waiting = ring.produced - ring.serial + ring.sampled - ring.sampled_seen
+    waiting = ring.produced - ring.serial
     return waiting if ring.magic == _MAGIC and 0 < waiting < 1 << 48 else 0
 
 
@@ -131,14 +115,7 @@ def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
     return data
 
 
-def _with_sampled(content: RingContent, number: int, ring: _Header, count: int) -> RingContent:
-    gap = empty_block(1)
-    gap["id"], gap["track"], gap["kind"] = count & 0xFFFFFFFFFFFF, ring.track, int(Kind.GAP)
-    gap["parent"], gap["self_dur"] = number + 1, ring.sampled & _MOST
-    return msgspec.structs.replace(content, gaps=join_blocks([content.gaps, gap]), sampled=True)
-
-
-def _content(raw: bytearray, first: int, number: int, ring: _Header, told: ReportedGaps) -> RingContent:
+def _content(raw: bytearray, first: int, number: int, ring: _Header, counted: int) -> RingContent:
     slots: Block = np.frombuffer(raw, EVENT_DTYPE)
     more: Any = slots["kind"] == _MORE
     # Arguments follow their event, in order and without holes: all of them together are the heap.
@@ -154,11 +131,10 @@ def _content(raw: bytearray, first: int, number: int, ring: _Header, told: Repor
     marks = events["kind"] == int(Kind.STEP)
     events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
     events["dur"][marks] = 0
-    events["args_at"][marks] = 0
     # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
     # Slots are free only when the journal has them, and its gaps with them.
-    expected = max(ring.serial, told.serial)
+    expected = max(ring.serial, counted)
     waiting = known & (where + first >= min(max(ring.tail, first), ring.head))
     waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR
     gaps = _gaps(events[waiting], serials[waiting], expected, ring.produced)

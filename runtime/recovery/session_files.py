@@ -27,7 +27,7 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.recovery.private_directory import PrivateDirectory
-from stepscope.runtime.recovery.ring_file import ReportedGaps, RingContent, read_ring, waiting_in, written
+from stepscope.runtime.recovery.ring_file import RingContent, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
 
 MAX_PARTS = 1 << 16
@@ -36,8 +36,6 @@ MAX_STACKS = 1 << 16
 MAX_STRINGS_BYTES = 1 << 30
 MAX_TRACKS_BYTES = 32 << 20
 MAX_CONTROL_BYTES = 1 << 16
-
-_NOTHING_TOLD: Mapping[int, ReportedGaps] = {}
 
 _CONTROL_FILE = "control"
 _CONTROL = struct.Struct("<8s16x2048xQ")
@@ -114,18 +112,18 @@ class SessionFiles:
         if records:
             ids.add_tracks(records)
 
-    def rings(self, told: Mapping[int, ReportedGaps] = _NOTHING_TOLD) -> Iterator[RingContent]:
+    def rings(self, counted: Mapping[int, int] | None = None) -> Iterator[RingContent]:
         """The rings, one after the other.
 
         Args:
-            told: by number, which gaps of a ring are known.
+            counted: by number of the ring, the serial number below which its lost events are counted elsewhere.
         """
         for name in self._ring_names():
             number = int(name.removeprefix("ring-"))
             try:
                 file = self._open(name)
                 try:
-                    content = read_ring(file, number, told.get(number, ReportedGaps()))
+                    content = read_ring(file, number, (counted or {}).get(number, 0))
                 finally:
                     os.close(file)
             except FormatError as error:

@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.accounting.ledger import SAMPLED, Ledger, SourceLedger, losses
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger, losses
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.intervals import FOREVER, Mask, ends
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recovery.flight_files import kept_blocks
-from stepscope.runtime.recovery.ring_file import ReportedGaps
 from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.step_marks import StepMark
@@ -39,8 +38,8 @@ class Leftovers:
         profiler whose kept steps count, 0 = any."""
         self._parts = parts
         self._profiler = profiler
-        self._told: list[dict[int, ReportedGaps]] = [{} for _ in parts]
-        """By part and ring, the gaps that the journal has, or what a flight recorder kept."""
+        self._counted: list[dict[int, int]] = [{} for _ in parts]
+        """By part and ring, the serial number below which the gaps of the journal, or of a flight recorder, count what was lost."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
         """Latest time in the rings and stacks."""
@@ -78,22 +77,13 @@ class Leftovers:
 
     def note_gaps(self, events: Block) -> None:
         """Takes note of gaps that the journal has: the rings may still say the same."""
-        for gap, told, ring in self._gaps_of_rings(events):
-            serial, sampled = told.get(ring, ReportedGaps())
-            upto = int(gap["self_dur"])
-            of_sampling = int(gap["name"]) == SAMPLED
-            told[ring] = (
-                ReportedGaps(serial, max(sampled, upto)) if of_sampling else ReportedGaps(max(serial, upto), sampled)
-            )
-
-    def _gaps_of_rings(self, events: Block) -> Iterator[tuple[Any, dict[int, ReportedGaps], int]]:
-        """Each gap that a ring has made, what is known of that process's rings, and the ring's number."""
         of_rings = (events["kind"] == int(Kind.GAP)) & (events["parent"] > 0) & (events["parent"] <= MAX_RINGS)
-        for index in np.flatnonzero(of_rings) if self._told else ():
-            gap = events[index]
+        for index in np.flatnonzero(of_rings) if self._counted else ():
+            gap: Any = events[index]
             track = tracks.get(int(gap["track"]))
-            part = self._part_of.get(track.pid, 0) if track else 0
-            yield gap, self._told[part], int(gap["parent"]) - 1
+            counted = self._counted[self._part_of.get(track.pid, 0) if track else 0]
+            ring = int(gap["parent"]) - 1
+            counted[ring] = max(counted.get(ring, 0), int(gap["self_dur"]))
 
     def begin_after(self, at: int) -> int | None:
         """When the first event began that lies wholly after `at`, in ns; `None` if there is none."""
@@ -132,12 +122,10 @@ class Leftovers:
                     found.append(keys_of(piece.events))
                     yield piece.events, bytes(piece.args), piece.gaps, piece.source, False
                 known = np.unique(np.concatenate(found))
-            for ring in files.rings(self._told[number]):
+            for ring in files.rings(self._counted[number]):
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
-                if ring.sampled:
-                    ring.gaps["name"][-1] = SAMPLED
                 # What was drained lies in the ring until it is overwritten. Steps are those of the session's owner.
                 new = ~_among(keys_of(ring.events), known)
                 new &= (number == 0) | (ring.events["kind"] != int(Kind.STEP))

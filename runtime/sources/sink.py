@@ -44,8 +44,7 @@ class Sink(Protocol):
                 clock), and belongs to the window that then was recorded, whole, although it ran on after that.
 
         Returns:
-            How many of the events were taken. Where the inbox had no room for all, what goes first by
-            `Options.shed` was dropped, and counted.
+            How many of the events were taken: the first ones. Those that the inbox had no room for were dropped, and counted.
 
         Raises:
             TypeError: if the block, its arguments or the watermark are none; nothing is taken then.

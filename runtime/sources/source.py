@@ -14,8 +14,7 @@ from stepscope.runtime.accounting.part_errors import contain, from_signal_handle
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.numbers import whole
-from stepscope.runtime.events.record import Block, EventBatch, check_block
-from stepscope.runtime.export.drop_priority import Shedding
+from stepscope.runtime.events.record import Block, EventBatch, check_block, cut_block
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
@@ -51,7 +50,6 @@ class InboxSink:
         self._source = source
         self._inbox = inbox
         self._max = options.inbox_bytes
-        self._shedding = Shedding.of(options)
 
     def deliver(
         self,
@@ -66,7 +64,7 @@ class InboxSink:
             raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, {got(args)}")
         until = None if watermark is None else self._time("watermark", watermark)
         launched = None if launched_before is None else self._time("launched_before", launched_before)
-        kept, heap = self._shedding.admit(events, args, self._inbox.waiting_bytes, self._max)
+        kept, heap = cut_block(events, args, self._max - self._inbox.waiting_bytes)
         # It may still not fit: other threads put into the same inbox.
         delivery = Delivery(self._source, kept, heap, launched)
         if len(kept) and not self._inbox.put(delivery, delivery.nbytes):

@@ -28,7 +28,7 @@ from stepscope.runtime.recording.recorder import recorder
 from tests.support.window_audit import audit_window
 
 Exporter = Literal["fine", "slow", "raises", "cannot open", "hangs", "cannot close"]
-Overflow = Literal["drop_newest", "drop_oldest", "block", "sample"]
+Overflow = Literal["drop_newest", "drop_oldest", "block"]
 
 
 class Party(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class Process(msgspec.Struct, frozen=True):
 
 
 EXPORTERS: tuple[Exporter, ...] = ("fine", "slow", "raises", "cannot open", "hangs", "cannot close")
-POLICIES: tuple[Overflow, ...] = ("drop_newest", "drop_oldest", "block", "sample")
+POLICIES: tuple[Overflow, ...] = ("drop_newest", "drop_oldest", "block")
 
 parties = st.builds(
     Party,
@@ -125,7 +125,7 @@ class _Crew:
 
 
 def record(count: int) -> None:
-    """Records that many events: spans, with and without arguments, and such as may be shed."""
+    """Records that many events: spans, with and without arguments, and operators."""
     for number in range(count):
         if number % 3 == 0:
             with sc.span("span", text="x" * (number % 80)):

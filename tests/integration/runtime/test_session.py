@@ -62,7 +62,7 @@ def test_a_million_spans_need_no_memory() -> None:
     [
         (
             ("/tmp", 64, 1, "drop_all"),
-            "overflow must be 'drop_newest', 'drop_oldest', 'block' or 'sample', got 'drop_all'",
+            "overflow must be 'drop_newest', 'drop_oldest' or 'block', got 'drop_all'",
         ),
         (("/tmp", 100, 1, "drop_newest"), "slots must be a power of two from 64 to 16777216, got 100"),
         (("/" + "x" * 4000, 64, 1, "drop_newest"), "directory name is too long"),

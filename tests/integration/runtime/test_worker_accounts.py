@@ -296,19 +296,3 @@ def test_the_accounts_of_thousands() -> None:
         accounts.end(Path(f"{number}"), known)
     found = accounts.statistics({})
     assert len(found) == KEPT_ENDED + 1 and sum(worker.produced for worker in found) == 10_000
-
-
-def test_what_sampling_left_out_of_a_process(family: Family) -> None:
-    """It is in the accounts of that process: produced, and dropped."""
-    family.of("""
-    options = sc.Options(overflow="sample", worker_ring_bytes=1 << 12, ring_slots=64)
-    if __name__ == "__main__":
-        with trace(options=options) as profiler:
-            spans("own", 1)
-            reap(in_child(lambda: (sc.join("thinned"), spans("thinned", 20_000))))
-        (worker,) = profiler.statistics().recorder.workers
-        dropped = profiler.statistics().pipeline.windows.dropped["recorder"]
-        assert dropped["sampled"] > 0, dropped
-        assert worker.produced == 20_000 and worker.dropped == sum(dropped.values()), (worker, dropped)
-        assert not profiler.audit() and f"{worker.dropped:,} dropped" in str(profiler.report())
-    """)

@@ -31,9 +31,7 @@ MAIN = LANES - 1
 """Lane of the main thread."""
 
 
-POLICIES: tuple[Literal["drop_newest", "drop_oldest", "block", "sample"], ...] = (
-    "drop_newest", "drop_oldest", "block", "sample",
-)  # fmt: skip
+POLICIES: tuple[Literal["drop_newest", "drop_oldest", "block"], ...] = ("drop_newest", "drop_oldest", "block")
 
 
 def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepscope.Profiler:

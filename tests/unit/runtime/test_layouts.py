@@ -42,7 +42,7 @@ def offsets(layout: struct.Struct) -> list[int]:
         (
             ring_file._FIELDS,  # pyright: ignore[reportPrivateUsage]
             "Header",
-            "version slots track alive tid head reserve produced sampled tail serial sampled_seen",
+            "version slots track alive tid head reserve produced tail serial",
         ),
         (session_files._CONTROL, "Control", "at_risk"),  # pyright: ignore[reportPrivateUsage]
         (session_files._TRACK, "Track", "tid kind parent name id"),  # pyright: ignore[reportPrivateUsage]

@@ -20,8 +20,8 @@ from stepscope.runtime.recording.recorder import recorder
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT
 
-Overflow = Literal["drop_newest", "drop_oldest", "block", "sample"]
-POLICIES: tuple[Overflow, ...] = ("drop_newest", "drop_oldest", "block", "sample")
+Overflow = Literal["drop_newest", "drop_oldest", "block"]
+POLICIES: tuple[Overflow, ...] = ("drop_newest", "drop_oldest", "block")
 
 CLOSE_TIMEOUT = 3.0
 BLOCK_SECONDS = 0.05
