@@ -19,8 +19,8 @@ def kept_errors(pipeline: Pipeline | None) -> list[Exception]:
         errors += [_wrapped(BackendError(f"backend {source.name!r}: {text}"), e) for e, text in source.raised.kept]
     for error, text in pipeline.flight.watch.raised.kept if pipeline.flight else ():
         errors.append(_wrapped(TriggerError(f"a trigger failed: {text}"), error))
-    for outlet in pipeline.outlets:
-        errors += [_wrapped(ExporterError(f"exporter {outlet.name!r}: {text}"), e) for e, text in outlet.raised.kept]
+    for worker in pipeline.workers:
+        errors += [_wrapped(ExporterError(f"exporter {worker.name!r}: {text}"), e) for e, text in worker.raised.kept]
     for fault, text in pipeline.faults.raised.kept:
         errors.append(_wrapped(InternalError(f"a fault of stepscope: {text}; please report it"), fault))
     return errors
@@ -42,11 +42,11 @@ def error_notes(pipeline: Pipeline | None) -> Iterator[str]:
         if source.raised.count:
             count = human_count(source.raised.count, "time")
             yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"
-    for outlet in pipeline.outlets:
-        said = outlet.statistics()
+    for worker in pipeline.workers:
+        said = worker.statistics()
         if said.errors:
             count = human_count(said.errors, "time")
-            yield f"exporter {outlet.name!r} failed {count}, first by {said.first_error}; raise_errors() raises it"
+            yield f"exporter {worker.name!r} failed {count}, first by {said.first_error}; raise_errors() raises it"
     faults = pipeline.faults.raised
     if faults.count:
         count = human_count(faults.count, "fault")

@@ -1,4 +1,4 @@
-"""An outlet: one exporter with its bounded queue, its thread and its accounts."""
+"""The worker of one exporter: its bounded queue, its thread and its accounts."""
 
 from __future__ import annotations
 

@@ -22,11 +22,11 @@ SILENT = 1.0
 
 
 class Fanout:
-    """The outlets of one pipeline; on the pipeline's loop, but for accounts."""
+    """The exporter workers of one pipeline; on the pipeline's loop, but for accounts."""
 
     def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
         """Args: the exporters; the run; limit of each queue in bytes; whether a full one drops what it has."""
-        self.outlets = [
+        self.workers = [
             ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, drop_oldest) for exporter in exporters
         ]
         self.batches = 0
@@ -36,53 +36,53 @@ class Fanout:
 
     def start(self, enter: Callable[[], object]) -> None:
         """Starts the exporters, each on a thread of its own, where `enter` is called first."""
-        for outlet in self.outlets:
-            outlet.start(enter)
+        for worker in self.workers:
+            worker.start(enter)
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch for all; an empty one is nothing."""
         if len(batch):
             self.batches += 1
             self.offered += len(batch)
-            for outlet in self.outlets:
-                outlet.offer(batch)
+            for worker in self.workers:
+                worker.offer(batch)
 
     def close_window(self, window: Window) -> None:
         """Queues the end of a window."""
-        for outlet in self.outlets:
-            outlet.close_window(window)
+        for worker in self.workers:
+            worker.close_window(window)
 
     def discard_window(self, index: int) -> None:
         """Queues the deletion of a window."""
-        for outlet in self.outlets:
-            outlet.discard_window(index)
+        for worker in self.workers:
+            worker.discard_window(index)
 
     def behind(self) -> bool:
         """Whether an exporter has much to do and gets on with it: what is not urgent is better held back."""
-        return any(outlet.behind() for outlet in self.outlets)
+        return any(worker.behind() for worker in self.workers)
 
     def unwritten(self) -> int:
         """Windows that are closed and that not even the fastest exporter has written."""
-        return min((outlet.windows_waiting for outlet in self.outlets), default=0)
+        return min((worker.windows_waiting for worker in self.workers), default=0)
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
         """Accounts of a window at each exporter that keeps them still, as they are now."""
-        return {outlet.name: outlet.ledger(window) for outlet in self.outlets if outlet.keeps(window)}
+        return {worker.name: worker.ledger(window) for worker in self.workers if worker.keeps(window)}
 
     async def drained(self) -> None:
         """Returns when no exporter has anything left to do."""
-        for outlet in self.outlets:
-            await outlet.drained()
+        for worker in self.workers:
+            await worker.drained()
 
     @property
     def ended(self) -> bool:
         """Whether every exporter is closed."""
-        return all(outlet.ended for outlet in self.outlets)
+        return all(worker.ended for worker in self.workers)
 
     async def wait(self) -> None:
         """Returns when every exporter is closed."""
-        for outlet in self.outlets:
-            await outlet.wait()
+        for worker in self.workers:
+            await worker.wait()
 
     async def finish(self, seconds: Callable[[], float]) -> None:
         """Lets the exporters end what they have, and close; says whom it waits for if that takes long.
@@ -90,21 +90,21 @@ class Fanout:
         Args:
             seconds: how long there is still, by which it is cancelled from outside.
         """
-        for outlet in self.outlets:
-            outlet.finish()
+        for worker in self.workers:
+            worker.finish()
         with anyio.move_on_after(SILENT) as soon:
             await self.wait()
         if soon.cancelled_caught and not self.ended:
-            late = ", ".join(outlet.name for outlet in self.outlets if not outlet.ended)
+            late = ", ".join(worker.name for worker in self.workers if not worker.ended)
             log.warning("closing %r: waiting for %s, %.1f s at most", self._name, late, max(seconds(), 0.0))
             await self.wait()
 
     def cancel(self) -> None:
         """The deadline has passed."""
-        for outlet in self.outlets:
-            outlet.cancel()
+        for worker in self.workers:
+            worker.cancel()
 
     def abandon(self) -> None:
         """Nothing more is waited for; what was not written is counted."""
-        for outlet in self.outlets:
-            outlet.abandon()
+        for worker in self.workers:
+            worker.abandon()

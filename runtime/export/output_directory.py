@@ -234,9 +234,9 @@ class Output:
                 forget_run(Path(note.directory), note.profiler)
 
     def _journal(self) -> ExporterWorker | None:
-        for outlet in self.pipeline.outlets if self.pipeline else ():
-            if isinstance(outlet.exporter, _Journal):
-                return outlet
+        for worker in self.pipeline.workers if self.pipeline else ():
+            if isinstance(worker.exporter, _Journal):
+                return worker
         return None
 
     def _readable(self) -> _Journal:

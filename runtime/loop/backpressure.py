@@ -219,7 +219,7 @@ class BackpressureQueue:
     async def _pace(self) -> bool:
         """Waits for exporters that are behind; false once the queue is closed."""
         await self._relieve()
-        # A backlog neither keeps others from the loop nor a deadline from being noticed.
+        # A full queue neither keeps others from the loop nor a deadline from being noticed.
         await anyio.lowlevel.checkpoint()
         return not self._closed
 

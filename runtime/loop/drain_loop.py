@@ -1,4 +1,4 @@
-"""The hub: the background thread with its event loop, which drains the recorder into every profiler's pipeline."""
+"""The drain loop: the background thread with its event loop, which drains the recorder into every profiler's pipeline."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
 """Modules whose functions call the parts' on the loop."""
 SETTLE = 0.001
-"""Seconds until the hub looks again while a change of action is on its way to it."""
+"""Seconds until the drain loop looks again while a change of action is on its way to it."""
 CROWDED_S = 0.01
 """Seconds until it looks again while rings are full of what the journals have yet to write."""
 AFTER_FAULT = 0.1
@@ -128,7 +128,7 @@ class DrainLoop:
     # from any thread
 
     def wake(self) -> None:
-        """Makes the hub look at its inboxes and rings."""
+        """Makes the drain loop look at its inboxes and rings."""
         if self._woken:
             return
         self._woken = True  # before the loop is woken, which resets it when it looks
@@ -141,7 +141,7 @@ class DrainLoop:
             raise
 
     def wake_later(self) -> None:
-        """Makes the hub look at once if it has not done so for `Options.drain_interval`, and else when that is over.
+        """Makes the drain loop look at once if it has not done so for `Options.drain_interval`, and else when that is over.
 
         So small windows are sorted together: each turn takes the interpreter's lock from the program.
         """
@@ -229,7 +229,7 @@ class DrainLoop:
         return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
 
     def on_loop(self) -> bool:
-        """Whether the caller runs on the hub's loop."""
+        """Whether the caller runs on the drain loop's loop."""
         try:
             return asyncio.get_running_loop() is self._loop
         except RuntimeError:
@@ -247,7 +247,7 @@ class DrainLoop:
             pipeline.expect(self._held)
             self._pipelines += made
             self._queues[pipeline] = _queue_before(pipeline)
-            if any(worker.is_journal for worker in pipeline.outlets):
+            if any(worker.is_journal for worker in pipeline.workers):
                 self._recorder.late_release.begin()
             self._passed.notify_all()
 
@@ -396,9 +396,9 @@ class DrainLoop:
             for pipeline in self._pipelines:
                 pipeline.settle()
             pipelines = (*self._pipelines, *self._leaving)
-            journals = [outlet for pipeline in pipelines for outlet in pipeline.outlets if outlet.is_journal]
+            journals = [worker for pipeline in pipelines for worker in pipeline.workers if worker.is_journal]
             # What has yet to pass on to a journal stays in the rings.
-            routed = [one.routed_to for one in self._pipelines if any(outlet.is_journal for outlet in one.outlets)]
+            routed = [one.routed_to for one in self._pipelines if any(worker.is_journal for worker in one.workers)]
             self._recorder.late_release.advance(min(routed, default=until), journals)
             return False
 
@@ -447,7 +447,7 @@ class DrainLoop:
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
-        """Waits for backlogs, as what is recorded meanwhile is safe in the rings.
+        """Waits for full queues, as what is recorded meanwhile is safe in the rings.
 
         A moment for those that were not `behind` before; then, if nobody is through, until somebody is, or a profiler asks
         for something or closes, or rings fill up while there is room here. So nobody waits for the exporters of another for
@@ -480,7 +480,7 @@ def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
     async def process(turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
         await pipeline.process(turn, queue.part_events, pace)
 
-    deliveries, workers = pipeline.delivered, pipeline.outlets
+    deliveries, workers = pipeline.delivered, pipeline.workers
     queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.options, pipeline.faults)
     return queue
 
@@ -493,9 +493,9 @@ _lock = RLock()
 
 
 def acquire(recorder: Recorder) -> DrainLoop:
-    """The process's hub, started if need be; each call is matched by one of `release`.
+    """The process's drain loop, started if need be; each call is matched by one of `release`.
 
-    A hub is made and stopped on threads of their own. So a signal handler that interrupts who waits for that may come
+    A drain loop is made and stopped on threads of their own. So a signal handler that interrupts who waits for that may come
     here as well, and two hubs never drain the recorder at once.
     """
     global _hub, _users
@@ -512,13 +512,13 @@ def acquire(recorder: Recorder) -> DrainLoop:
 
 
 def on_loop() -> bool:
-    """Whether the caller runs on the loop of the process's hub."""
+    """Whether the caller runs on the loop of the process's drain loop."""
     making = _hub
     return making is not None and making.succeeded and making.result().on_loop()
 
 
 def opening() -> str:
-    """The backend whose `open` the loop of the process's hub is inside of; empty if none."""
+    """The backend whose `open` the loop of the process's drain loop is inside of; empty if none."""
     making = _hub
     return making.result().opening if making is not None and making.succeeded else ""
 
@@ -530,7 +530,7 @@ def _make(before: BackgroundCall[None] | None, recorder: Recorder) -> DrainLoop:
 
 
 def release() -> None:
-    """Lets go of the hub; the last user stops it."""
+    """Lets go of the drain loop; the last user stops it."""
     global _hub, _gone, _users
     stopping: BackgroundCall[None] | None = None
     with _lock:
@@ -544,14 +544,14 @@ def release() -> None:
 
 def _stop(making: BackgroundCall[DrainLoop]) -> None:
     try:
-        hub = making.result()
+        loop = making.result()
     except Exception:
         return  # It was never made; who asked for it was told.
-    hub.stop()
+    loop.stop()
 
 
 def _forget() -> None:
-    """In a forked child there is no loop thread: its hub is the parent's, and is only let go of."""
+    """In a forked child there is no loop thread: its drain loop is the parent's, and is only let go of."""
     global _hub, _gone, _users, _lock
     _hub, _gone, _users, _lock = None, None, 0, RLock()
 

@@ -73,7 +73,7 @@ HELD_UP_NS = 1_000_000_000
 
 
 class Pipeline:
-    """Takes what the hub drained and what backends delivered; gives each exporter what it can take."""
+    """Takes what the drain loop drained and what backends delivered; gives each exporter what it can take."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class Pipeline:
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
-        self.overseer = OverheadController(budget, self._windows.detail, transitions=transitions)
+        self.overhead = OverheadController(budget, self._windows.detail, transitions=transitions)
         self._attendance = ThreadCoverage(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._wake, self._ask, self._left_out = wake, ask, left_out
@@ -146,8 +146,8 @@ class Pipeline:
         deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
-                if self.overseer.budget is not None:
-                    self._tasks.start_soon(self._oversee, self.overseer.budget.interval, name="stepscope overseer")
+                if self.overhead.budget is not None:
+                    self._tasks.start_soon(self._oversee, self.overhead.budget.interval, name="stepscope overhead")
                 for work in self._waiting_work:
                     self._tasks.start_soon(work)
                 self._waiting_work.clear()
@@ -155,9 +155,9 @@ class Pipeline:
         self._ended.set()
 
     @property
-    def outlets(self) -> list[ExporterWorker]:
+    def workers(self) -> list[ExporterWorker]:
         """Each exporter's."""
-        return self.fanout.outlets
+        return self.fanout.workers
 
     @property
     def crowded(self) -> bool:
@@ -167,7 +167,7 @@ class Pipeline:
     @property
     def look_every(self) -> int:
         """ns between two looks at the cost; 0 without a budget."""
-        return 0 if self.overseer.budget is None else round(self.overseer.budget.interval * 1e9)
+        return 0 if self.overhead.budget is None else round(self.overhead.budget.interval * 1e9)
 
     @property
     def ending(self) -> Ending:
@@ -176,7 +176,7 @@ class Pipeline:
 
     def look_ahead(self, at: int) -> Detail | None:
         """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
-        return self.overseer.look_ahead(self.routed_to, at)
+        return self.overhead.look_ahead(self.routed_to, at)
 
     # called by the drain loop
 
@@ -274,7 +274,7 @@ class Pipeline:
     def close_windows(self, open_spans: Block) -> None:
         """Closes the windows that are ready."""
         start = clock.now()
-        self.overseer.refresh()
+        self.overhead.refresh()
         for window, batches in self._windows.finish(open_spans):
             if not window.empty:
                 for batch in batches:
@@ -331,21 +331,21 @@ class Pipeline:
                 self._windows.open(message.mark)
                 self._windows.note_left_out(message.left_out)
                 self._windows.note_armed(message.armed)
-                self.overseer.begin(message.mark.ts)
+                self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
             case WindowEnds():
                 self._windows.note_armed(message.armed)
                 self._windows.close(message, clock.now())
-                self.overseer.end(message.at)
+                self.overhead.end(message.at)
             case ActionChanged():
                 self._change_action(message)
             case DetailChanged():
                 self._change_detail(message)
             case Paused():
                 self._windows.pause(message.at)
-                self.overseer.end(message.at)
+                self.overhead.end(message.at)
             case Resumed():
-                self.overseer.begin(message.at)
+                self.overhead.begin(message.at)
                 self._give(self._windows.resume(message.at))
             case Flush():
                 self._flushes.append(message)
@@ -363,37 +363,37 @@ class Pipeline:
         for source in self.sources:
             if not source.backend.thread_bound:
                 source.set_detail(message.detail)
-        if self.overseer.changed(message.at, message.step, message.level, message.detail) is not None:
+        if self.overhead.changed(message.at, message.step, message.level, message.detail) is not None:
             self._unsaid = True
             self._note_detail(message.at)
 
     def _note_detail(self, at: int) -> None:
         """Writes into the window that is open that the level has changed, or that it begins with lowered detail."""
-        changes, begun = self.overseer.changes, self._windows.begun
+        changes, begun = self.overhead.changes, self._windows.begun
         if begun is None or not changes or (changes[-1].after == FULL and not self._unsaid):
             return
         self._unsaid = False
         at = max(at, begun)
-        self._route(OVERHEAD, *self.overseer.change_event(changes[-1], at, self._track))
-        self._route(OVERHEAD, self.overseer.cost_event(changes[-1].cost, at, self._track), b"")
+        self._route(OVERHEAD, *self.overhead.change_event(changes[-1], at, self._track))
+        self._route(OVERHEAD, self.overhead.cost_event(changes[-1].cost, at, self._track), b"")
 
     async def _oversee(self, interval: float) -> None:
         while not self._closing.is_set():
             with anyio.move_on_after(interval):
                 await self._closing.wait()
             self._wake()  # where nothing is recorded nobody else does
-            detail, cost = self.overseer.look(self.routed_to)
+            detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
                 self._ask(detail)
             begun = self._windows.begun
             if cost is not None and begun is not None and begun <= self.routed_to:
-                self._route(OVERHEAD, self.overseer.cost_event(cost, self.routed_to, self._track), b"")
+                self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")
 
     def _route(self, source: str, events: Block, args: bytes, launched_before: int | None = None) -> None:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
             if source == RECORDER:  # what is kept costs as much as what is saved
-                self.overseer.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
+                self.overhead.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
         if launched_before is None:
             self._give(self._windows.route(source, events, args))
         else:
@@ -411,9 +411,9 @@ class Pipeline:
         if batch.source == RECORDER:
             self._attendance.add(batch)
             if self.flight is None:
-                self.overseer.counted.add(batch.events)
+                self.overhead.counted.add(batch.events)
         elif self._bound.get(batch.source, False):
-            self.overseer.counted.add(batch.events, low=True)
+            self.overhead.counted.add(batch.events, low=True)
 
     def _derive(self, batch: EventBatch) -> None:
         for source in self.sources:
@@ -442,7 +442,7 @@ class Pipeline:
             notes.append(f"empty: nothing but step marks was recorded; {why}")
         if not window.lacking:  # else it is known what kept the backend from recording
             notes += self._attendance.notes(window, sources)
-        notes += self.overseer.notes(window.interval)
+        notes += self.overhead.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         change = clock.wall_clock.change(start, end)
         if abs(change) >= WALL_CHANGE_TOLD_NS:
@@ -458,7 +458,7 @@ class Pipeline:
             complete=window.complete and not window.lacking,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
-            metadata={**self.run_facts.metadata(), **window.facts, **self.overseer.facts(window.interval)},
+            metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},
             wall_start_ns=self.run_facts.wall(start),
             actions=self._actions,
         )
@@ -492,7 +492,7 @@ class Pipeline:
         with anyio.CancelScope(deadline=deadline):
             await self.fanout.finish(lambda: deadline - anyio.current_time())
             await self._ended.wait()
-        self.overseer.refresh()
+        self.overhead.refresh()
         if not self._ended.is_set() or not self.fanout.ended:
             self._scope.cancel()
             self.fanout.cancel()
@@ -561,7 +561,7 @@ class Pipeline:
 
     def ledger(self) -> Ledger:
         """Accounts of the run, as they are now."""
-        outputs = {outlet.name: outlet.statistics().ledger for outlet in self.outlets}
+        outputs = {worker.name: worker.statistics().ledger for worker in self.workers}
         return Ledger(self._windows.ledger(), outputs, _core.counts(), self._left_out())
 
     def statistics(self) -> PipelineStatistics:
@@ -569,7 +569,7 @@ class Pipeline:
         return PipelineStatistics(
             inbox=self.inbox.statistics(),
             windows=self._windows.statistics(),
-            exporters=tuple(outlet.statistics() for outlet in self.outlets),
+            exporters=tuple(worker.statistics() for worker in self.workers),
             faults=self.faults.raised.count,
             drained=self._drained,
             routed=self._routed,
@@ -579,5 +579,5 @@ class Pipeline:
             offered=self.fanout.offered,
             loop_ns=self._loop_ns,
             flight=None if self.flight is None else self.flight.statistics(),
-            overhead=self.overseer.statistics(),
+            overhead=self.overhead.statistics(),
         )

@@ -1,4 +1,4 @@
-"""The overseer of one profiler: reads the meter, asks the governor, has the level changed, and writes down what it did."""
+"""The overhead_controller of one profiler: reads the meter, asks the governor, has the level changed, and writes down what it did."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FADING = 0.9
 _NOTES = 4
 _STRETCHES = 1024
 
-_overseers: weakref.WeakSet[OverheadController] = weakref.WeakSet()
+_controllers: weakref.WeakSet[OverheadController] = weakref.WeakSet()
 
 
 class DetailChange(msgspec.Struct, frozen=True):
@@ -102,7 +102,7 @@ class OverheadController:
         """What recording costs, as a multiple of what the program's threads pay for events."""
         self.changes: deque[DetailChange] = deque(maxlen=_STRETCHES)
         self._change_count = 0
-        _overseers.add(self)
+        _controllers.add(self)
         self._last = self._read()
         self._rings = 0, 0
         """Events that the rings had been given at the last look, and when that was."""
@@ -263,7 +263,7 @@ class OverheadController:
 
     def _share(self) -> float:
         """This profiler's share of what the background did since the last reading, by events."""
-        everybody = list(_overseers)
+        everybody = list(_controllers)
         all_now, own_now = sum(one.counted.total for one in everybody), self.counted.total
         all_new, own_new = all_now - self._all_seen, own_now - self._own_seen
         self._all_seen, self._own_seen = all_now, own_now

@@ -73,7 +73,7 @@ class _Past(msgspec.Struct, frozen=True):
 class WorkerAccounts:
     """Accounts of the processes that take part from a time on, and of each what it does from then on.
 
-    `end` is called by the hub's thread, `statistics` by any.
+    `end` is called by the drain loop's thread, `statistics` by any.
     """
 
     def __init__(self, living: Mapping[Path, WorkerStatistics]) -> None:

@@ -185,7 +185,7 @@ def _reason(error: int) -> str:
 
 
 class Workers:
-    """All of them. Used by the hub's thread; `statistics` from any."""
+    """All of them. Used by the drain loop's thread; `statistics` from any."""
 
     def __init__(self, session: Path, ring_bytes: int) -> None:
         """Args: directory of the session; what the rings of one process may hold, in bytes."""

@@ -241,7 +241,7 @@ class Recorder:
         )
 
     def _removed(self) -> bool:
-        # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the hub from ever getting it.
+        # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the drain loop from ever getting it.
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
             # One that was removed does not count as there again, whoever makes another of its name.

@@ -451,7 +451,7 @@ def places(windows: list[OpenWindow], times: NDArray[np.int64]) -> list[tuple[Op
 
 
 def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
-    """The events that each of several windows may hold, in one pass: a backlog may hold thousands of windows.
+    """The events that each of several windows may hold, in one pass: a drain may bring thousands of windows.
 
     What a gap counts goes to the first window that it reaches.
     """

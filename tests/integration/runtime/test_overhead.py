@@ -298,13 +298,13 @@ def test_wants_of_several_add_up() -> None:
 def test_a_change_tells_what_it_was_asked_for_by() -> None:
     """Not what was measured later, while it waited for the next step."""
     budget = sc.control.OverheadBudget(fraction=0.01, interval=1.0, background=0.0)
-    overseer = OverheadController(budget, DetailFilter(), transitions=lambda: 0)
-    overseer.begin(0)
-    overseer.counted.spans = 1_000_000
-    detail, cost = overseer.look(1_000_000_000)
+    overhead_controller = OverheadController(budget, DetailFilter(), transitions=lambda: 0)
+    overhead_controller.begin(0)
+    overhead_controller.counted.spans = 1_000_000
+    detail, cost = overhead_controller.look(1_000_000_000)
     assert detail is not None and cost is not None and cost > budget.fraction
-    assert overseer.look(2_000_000_000) == (None, 0.0)
-    change = overseer.changed(3_000_000_000, 7, detail, detail)
+    assert overhead_controller.look(2_000_000_000) == (None, 0.0)
+    change = overhead_controller.changed(3_000_000_000, 7, detail, detail)
     assert change is not None and change.cost == cost
 
 
@@ -322,4 +322,4 @@ def test_what_is_open_at_a_windows_end_is_counted(tmp_path: Path) -> None:
     pipeline = profiler.output.pipeline
     assert pipeline is not None
     spans = sum(len(memory.events(window.index, Kind.SPAN)) for window in memory.windows)
-    assert pipeline.overseer.counted.spans == spans - 6, "spans of steps are made by the background"
+    assert pipeline.overhead.counted.spans == spans - 6, "spans of steps are made by the background"

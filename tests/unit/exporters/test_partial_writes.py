@@ -23,8 +23,8 @@ from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support import disks, pftrace
 from tests.support.blocks import scattered
+from tests.support.exporter_workers import batch, closed, run_facts, running
 from tests.support.messages import refused
-from tests.support.outlets import batch, closed, run_facts, running
 
 EVENTS = 100_000
 

@@ -18,7 +18,7 @@ from stepscope.runtime.loop.inbox import Inbox
 from stepscope.runtime.loop.messages import Delivery, Dropped, Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.sources.source import InboxSink
-from tests.support.outlets import closed, run_facts
+from tests.support.exporter_workers import closed, run_facts
 
 
 def block(count: int, arguments: int = 0) -> tuple[Block, bytes]:

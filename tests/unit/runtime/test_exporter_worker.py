@@ -19,7 +19,7 @@ from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
 from stepscope.runtime.export.exporter_worker import WINDOWS_WAITING, ExporterWorker
 from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
-from tests.support.outlets import batch, closed, run_facts, running
+from tests.support.exporter_workers import batch, closed, run_facts, running
 from tests.support.raised import length
 
 

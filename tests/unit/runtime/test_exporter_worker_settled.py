@@ -17,7 +17,7 @@ from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAc
 from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from tests.support.basics import poll
-from tests.support.outlets import batch, closed, run_facts, running
+from tests.support.exporter_workers import batch, closed, run_facts, running
 
 
 class Later(MemoryExporter):
