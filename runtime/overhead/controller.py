@@ -1,4 +1,4 @@
-"""The overhead_controller of one profiler: reads the meter, asks the governor, has the level changed, and writes down what it did."""
+"""Keeps the cost of recording of one profiler within its budget: reads the meter, asks the governor, has the level changed."""
 
 from __future__ import annotations
 

@@ -145,20 +145,24 @@ def recover(
         run = _run(place, reader, note)
         target.parent.mkdir(parents=True, exist_ok=True)
         profiler = note.profiler if note else 0
-        work = _Recovering(writer, run, ids, Leftovers(parts, profiler), profiler)
+        work = _Recovering(writer, run, ids, profiler)
         if note is not None and note.keep_last:
             following, said = complete_windows(place, note, set() if note.running else being_written(place))
             notes += said
             work.follow_kept(note.keep_last, following)
+        at_risk = session.at_risk() if session else 0
         if reader is None or reader.sync_word is None:
             writer.open(run)
+            leftovers = Leftovers(parts, profiler)
         else:
             work.look_through(reader)
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
-            work.copy(reader)
-        work.add_leftovers()
-        at_risk = (session.at_risk() if session else 0) - work.found_alone
+            lacking = work.left_out or at_risk > 0 or bool(_unread(reader))
+            leftovers = Leftovers(parts, profiler, released=lacking)
+            work.copy(reader, leftovers)
+        work.add(leftovers)
+        at_risk -= work.found_alone
         if at_risk > 0:
             missing.append(
                 f"at most {human_count(at_risk, 'event')} that had left the rings while the journal was far behind "
@@ -265,7 +269,7 @@ def _gap(
 class _Recovering:
     """Copies a journal and adds what is missing."""
 
-    def __init__(self, writer: JournalWriter, run: Run, ids: IdMap, leftovers: Leftovers, profiler: int) -> None:
+    def __init__(self, writer: JournalWriter, run: Run, ids: IdMap, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
         self.found_alone = 0
         """Events that were found in rings only, though they had been taken from there."""
@@ -274,7 +278,6 @@ class _Recovering:
         self._writer = writer
         self._run = run
         self._ids = ids
-        self._leftovers = leftovers
         self._profiler = profiler
         self._open: dict[int, UnfinishedWindow] = {}
         self._last_index = -1
@@ -312,7 +315,7 @@ class _Recovering:
             elif isinstance(item, CapRecord):
                 self.left_out = True
 
-    def copy(self, reader: JournalReader) -> None:
+    def copy(self, reader: JournalReader, leftovers: Leftovers) -> None:
         """Copies the journal's frames as they are, but for the last, which ends it; reads the events of windows without an end."""
         number, size = reader.end_position
         sync = reader.sync_word
@@ -324,43 +327,40 @@ class _Recovering:
             file.write(encode_file_header(sync))
         self._writer.append_to(sync, number, events=self.events, windows=self.windows)
         with JournalReader(reader.path, self._ids) as again:
-            for item in again.items(wanted=self._may_add_to):
+            # Something may be missing of these windows, or the rings may say again what the gaps of these frames say.
+            for item in again.items(wanted=lambda of: of.window in self._open or of.last_ns >= leftovers.first_ns):
                 if not isinstance(item, EventBatch):
                     continue
-                self._leftovers.note_gaps(item.events)
+                leftovers.note_gaps(item.events)
                 if (window := self._open.get(item.window)) is not None:
-                    window.add(item, self._leftovers)
+                    window.add(item, leftovers)
                     self._profiler = self._profiler or window.profiler
 
-    def _may_add_to(self, header: EventsHeader) -> bool:
-        """Whether something may be missing of a frame's window, or the rings may say again what its gaps say."""
-        return header.window in self._open or header.last_ns >= self._leftovers.first_ns
-
-    def add_leftovers(self) -> None:
+    def add(self, leftovers: Leftovers) -> None:
         """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
         if not self._profiler:
-            numbers = np.unique(self._leftovers.marks["id"])
+            numbers = np.unique(leftovers.marks["id"])
             self._profiler = int(numbers[0]) if len(numbers) == 1 else 0
-        marks = self._leftovers.marks[self._leftovers.marks["id"] == self._profiler]
+        marks = leftovers.marks[leftovers.marks["id"] == self._profiler]
         if not self._open:
-            self._begin_window(marks)
+            self._begin_window(leftovers, marks)
         windows = sorted(self._open.values(), key=lambda window: window.start)
-        last = max([self._leftovers.last_ns, *(window.last for window in windows)])
+        last = max([leftovers.last_ns, *(window.last for window in windows)])
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}
-        for events, args, source, alone in self._leftovers.pieces(self._profiler):
+        for events, args, source, alone in leftovers.pieces(self._profiler):
             before = sum(window.added for window in windows)
             for borders, part in divide([window.window for window in windows], events):
                 self._writer.write_batch(by_index[borders.index].take(part, args, source))
             if alone:
                 self.found_alone += sum(window.added for window in windows) - before
         for window in windows:
-            self._finish(window, last)
+            self._finish(leftovers, window, last)
 
-    def _begin_window(self, marks: Block) -> None:
+    def _begin_window(self, leftovers: Leftovers, marks: Block) -> None:
         """The window that had begun, if any had: something was recorded after the last one's end."""
-        first = self._leftovers.begin_after(self._last_end)
+        first = leftovers.begin_after(self._last_end)
         if first is not None:
             window = UnfinishedWindow(self._last_index + 1)
             at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
@@ -371,11 +371,11 @@ class _Recovering:
                 window.start = max(window.start, int(begins[-1 - self.keep_last]))
             self._open[window.index] = window
 
-    def _finish(self, window: UnfinishedWindow, last: int) -> None:
+    def _finish(self, leftovers: Leftovers, window: UnfinishedWindow, last: int) -> None:
         added = window.added
         self.from_rings += added
         self.dropped += window.dropped
-        spans = window.take(self._leftovers.open_spans(last), b"")
+        spans = window.take(leftovers.open_spans(last), b"")
         self._writer.write_batch(spans)
         self._writer.write_batch(window.step_spans(self._run.pid))
         self.open_spans += len(spans)

@@ -54,13 +54,14 @@ class _Header(NamedTuple):
     serial: int
 
 
-def read_ring(file: int, number: int, counted: int) -> RingContent:
+def read_ring(file: int, number: int, counted: int, *, released: bool = True) -> RingContent:
     """Reads a ring; every count is checked against what is there.
 
     Args:
         file: descriptor of the file.
         number: of the ring.
         counted: the serial number below which its lost events are counted elsewhere, as in the journal.
+        released: whether to read slots that were free again, too, as far as they were not overwritten.
 
     Raises:
         FormatError: if it is none, or contradicts itself.
@@ -78,6 +79,8 @@ def read_ring(file: int, number: int, counted: int) -> RingContent:
     first = max(max(ring.reserve, end) - slots, 0)
     if not first <= end < 1 << 62 or end - first > slots:
         raise FormatError("its counters contradict each other")
+    if not released:
+        first = max(first, min(ring.tail, end))
     if (end - first) * EVENT_DTYPE.itemsize > written(file):
         raise FormatError("its counters claim more than was ever written")
     raw = _read_slots(file, slots, first, end)

@@ -112,18 +112,19 @@ class SessionFiles:
         if records:
             ids.add_tracks(records)
 
-    def rings(self, counted: Mapping[int, int] | None = None) -> Iterator[RingContent]:
+    def rings(self, counted: Mapping[int, int] | None = None, *, released: bool = True) -> Iterator[RingContent]:
         """The rings, one after the other.
 
         Args:
             counted: by number of the ring, the serial number below which its lost events are counted elsewhere.
+            released: whether to read slots that were free again, too.
         """
         for name in self._ring_names():
             number = int(name.removeprefix("ring-"))
             try:
                 file = self._open(name)
                 try:
-                    content = read_ring(file, number, (counted or {}).get(number, 0))
+                    content = read_ring(file, number, (counted or {}).get(number, 0), released=released)
                 finally:
                     os.close(file)
             except FormatError as error:

@@ -33,11 +33,18 @@ class Leftovers:
     their events when it is known which are missing. So memory holds one ring at a time.
     """
 
-    def __init__(self, parts: Sequence[tuple[SessionFiles, IdMap]], profiler: int = 0) -> None:
-        """Args: the session's own directory, then those of processes that joined, each with its ids; number of the
-        profiler whose kept steps count, 0 = any."""
+    def __init__(
+        self, parts: Sequence[tuple[SessionFiles, IdMap]], profiler: int = 0, *, released: bool = True
+    ) -> None:
+        """
+        Args:
+            parts: the session's own directory, then those of processes that joined, each with its ids.
+            profiler: number of the profiler whose kept steps count; 0: of any.
+            released: whether to look for events in slots that were free again, too. A journal that is whole has them.
+        """
         self._parts = parts
         self._profiler = profiler
+        self._released = released
         self._counted: list[dict[int, int]] = [{} for _ in parts]
         """By part and ring, the serial number below which the gaps of the journal, or of a flight recorder, count what was lost."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
@@ -65,7 +72,7 @@ class Leftovers:
             keys.append(keys_of(spans))
         self.marks = join_blocks(marks)
         """The events of step marks; `id` is the number of their profiler."""
-        self._keys: Keys = np.unique(np.concatenate([_NO_KEYS, *keys]))
+        self._keys: Keys = np.sort(np.concatenate([_NO_KEYS, *keys]))
         self._ended: Keys = np.concatenate([_NO_KEYS, *ended])
         self._begins: NDArray[np.int64] = np.sort(np.concatenate([np.empty(0, np.int64), *begins]))
 
@@ -121,8 +128,8 @@ class Leftovers:
                     self.note_gaps(piece.events)
                     found.append(keys_of(piece.events))
                     yield piece.events, bytes(piece.args), piece.gaps, piece.source, False
-                known = np.unique(np.concatenate(found))
-            for ring in files.rings(self._counted[number]):
+                known = np.sort(np.concatenate(found))
+            for ring in files.rings(self._counted[number], released=self._released):
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
@@ -193,7 +200,7 @@ class UnfinishedWindow:
         self._window = OpenWindow(self.index, first)
         self._window.end = max(end, self.start + 1)
         self._window.add_marks(known)
-        self._known = np.unique(np.concatenate([_NO_KEYS, *self._seen]))
+        self._known = np.sort(np.concatenate([_NO_KEYS, *self._seen]))
         self._seen.clear()
 
     def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
