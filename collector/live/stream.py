@@ -21,8 +21,8 @@ from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
-from stepscope.runtime.journal.retention import given_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
+from stepscope.collector.discarding.discard import EventsPlace, discard, free
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.collector.retention.retention import Held
-from stepscope.runtime.journal.retention.discard import EventsPlace, discard, free
 
 Isolated = Callable[[str, Path, Callable[[], object]], bool]
 """Does what concerns one stream and its journal; whether that was possible."""

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.discarding.discard import Discarded, EventsPlace, Place, events_place, places
+from stepscope.collector.discarding.region import Made
 from stepscope.collector.retention.least import Least
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.places import Mark, Steps
 from stepscope.collector.runs.windows import ClosedRecord, closed_record
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.discard import Discarded, EventsPlace, Place, events_place, places
-from stepscope.runtime.journal.retention.given_up import GivenUp
-from stepscope.runtime.journal.retention.region import Made
 
 ROUND_TRIPS = 8
 """The newest comparisons of clocks that are not given up."""

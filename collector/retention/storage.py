@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.discarding.discard import block_bytes
 from stepscope.collector.files.disk_use import DiskUse, disk_use, on_disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
@@ -22,7 +23,6 @@ from stepscope.collector.retention.holdings import Holdings
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.collector.retention.retention import StoragePolicy, ranking
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.journal.retention.discard import block_bytes
 
 log = logging.getLogger("stepscope.collector")
 

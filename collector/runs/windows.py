@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from stepscope.collector.runs.places import Mark, Steps
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import Int64, WindowOpened
-from stepscope.runtime.journal.retention.given_up import GivenUp
 
 KEPT = 128
 """Closed windows of a stream that are kept; the files have all."""

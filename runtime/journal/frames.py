@@ -12,7 +12,7 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.retention import given_up
+from stepscope.runtime.journal import given_up
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""

@@ -15,11 +15,11 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.journal.retention import given_up
 from stepscope.runtime.windows.window import Window
 
 JournalItem = (

@@ -25,9 +25,9 @@ from stepscope.exporters.collector import protocol
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import WindowRecord
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.given_up import GivenUp
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
 from tests.support.streams import STREAM, SYNC, hello

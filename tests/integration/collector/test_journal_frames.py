@@ -9,9 +9,9 @@ import pytest
 
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import Damage, FrameReader
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.given_up import GivenUp
+from stepscope.runtime.journal.given_up import GivenUp
 from tests.unit.collector.test_collector_live import a_life, events_frame
 
 SYNC = fmt.new_sync_word()

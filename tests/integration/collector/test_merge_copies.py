@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
+from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.runs.recording import recordings_in
@@ -23,7 +24,6 @@ from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.retention.discard import discard, places
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require

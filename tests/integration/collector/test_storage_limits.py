@@ -17,6 +17,7 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.app import Collector
+from stepscope.collector.discarding.discard import block_bytes, discard, places
 from stepscope.collector.files import checkpoint
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
@@ -32,7 +33,6 @@ from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.retention.discard import block_bytes, discard, places
 from tests.support.basics import poll
 from tests.support.collecting import collecting, trained, until
 from tests.support.collectors import answer, connected

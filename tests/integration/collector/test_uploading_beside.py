@@ -16,6 +16,7 @@ from stepscope.collector.archive import uploading
 from stepscope.collector.archive.archive import MANIFEST, Archive
 from stepscope.collector.archive.upload import Uploader
 from stepscope.collector.archive.uploading import Uploading
+from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.retention import storage
@@ -23,7 +24,6 @@ from stepscope.collector.retention.retention import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.journal.retention.discard import discard, places
 from tests.integration.collector.test_storage_limits import kept
 from tests.support.archives import HangingStore, following, restored
 from tests.support.basics import poll

@@ -13,9 +13,9 @@ from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
 from stepscope.runtime.journal.records import ClockSync, encode_record
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.given_up import GivenUp
 from tests.support.journals import frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
 from tests.support.windowed import END, Frame, closed, no_text, run_of, windows

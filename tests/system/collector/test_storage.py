@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
+from stepscope.collector.discarding.discard import discard, free, places
 from stepscope.collector.files.store import Store
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.collector.retention.retention import Held, StoragePolicy, ranking
@@ -18,7 +19,6 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.retention.discard import discard, free, places
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
@@ -97,7 +97,7 @@ def test_a_crash_between_the_two_writes_leaves_a_whole_file(tmp_path: Path, monk
 
     path = record(tmp_path / "journal", 2)
     before, _, _ = read(path)
-    monkeypatch.setattr("stepscope.runtime.journal.retention.holes._fallocate", refuse)
+    monkeypatch.setattr("stepscope.collector.discarding.holes._fallocate", refuse)
     chosen = [place for place in places(path) if place.header.window == 0]
     with pytest.raises(OSError):
         discard(path, chosen)

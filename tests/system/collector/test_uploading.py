@@ -16,11 +16,11 @@ from stepscope.collector.app import Collector
 from stepscope.collector.archive.archive import MANIFEST, Archive
 from stepscope.collector.archive.upload import Uploader
 from stepscope.collector.archive.uploading import Uploading
+from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.retention.discard import discard, places
 from tests.support.archives import HangingStore, borders, restored
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, trained, until

@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepscope.collector.discarding import holes, region
+from stepscope.collector.discarding.discard import EventsPlace, block_bytes, discard, free, places
+from stepscope.collector.discarding.region import LONGEST
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import given_up as given_up_module
 from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.given_up import KINDS, GivenUp, decode, encode
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
-from stepscope.runtime.journal.retention import given_up as given_up_module
-from stepscope.runtime.journal.retention import holes, region
-from stepscope.runtime.journal.retention.discard import EventsPlace, block_bytes, discard, free, places
-from stepscope.runtime.journal.retention.given_up import KINDS, GivenUp, decode, encode
-from stepscope.runtime.journal.retention.region import LONGEST
 from tests.support.calls import counted
 from tests.support.streams import SYNC
 from tests.support.windowed import Frame, closed, encoded, run_of
@@ -221,7 +221,7 @@ def test_whoever_is_killed_leaves_a_whole_journal(drawn: Drawn, when: int) -> No
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(os, "pwrite", dying(os.pwrite))
-            patch.setattr("stepscope.runtime.journal.retention.holes._fallocate", dying(FALLOCATE))
+            patch.setattr("stepscope.collector.discarding.holes._fallocate", dying(FALLOCATE))
             try:
                 for numbers in drawn.rounds:
                     discard(path, chosen_of(path, numbers))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.collector.discarding.discard import places
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.retention.giving_up import GivingUp
@@ -24,7 +25,6 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
-from stepscope.runtime.journal.retention.discard import places
 from tests.support.calls import counted
 from tests.support.streams import SYNC
 from tests.support.windowed import END, SECOND, START, Frame, closed, encoded, events, no_text, run_of, stored, windows

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stepscope.collector.archive.upload import Uploader
+from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError, OutputError
-from stepscope.runtime.journal.retention.discard import discard, places
 from tests.integration.collector.test_storage_limits import kept
 from tests.support.archives import borders, parts_of, restored
 from tests.support.messages import refused

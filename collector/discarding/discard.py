@@ -9,12 +9,12 @@ from pathlib import Path
 
 import msgspec
 
+from stepscope.collector.discarding.holes import UNABLE, punch
+from stepscope.collector.discarding.region import MOVED, Made, Region
+from stepscope.collector.discarding.walk import sync_word, walk
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.given_up import GivenUp
-from stepscope.runtime.journal.retention.holes import UNABLE, punch
-from stepscope.runtime.journal.retention.region import MOVED, Made, Region
-from stepscope.runtime.journal.retention.walk import sync_word, walk
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

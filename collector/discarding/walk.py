@@ -10,8 +10,8 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.retention import given_up
-from stepscope.runtime.journal.retention.given_up import GivenUp
+from stepscope.runtime.journal import given_up
+from stepscope.runtime.journal.given_up import GivenUp
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
