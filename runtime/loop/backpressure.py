@@ -20,11 +20,11 @@ from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1
-"""Seconds until it goes on after a fault of ours."""
+"""Seconds until the queue goes on after an internal error."""
 MOST = 256 << 20
-"""Bytes that it may hold at least, whatever the options: one drain may bring as much."""
+"""Bytes that a queue may hold at least, whatever the options: one drain may bring as much."""
 JUDGED = 0.05
-"""Seconds after which it is told who is slow, at the earliest."""
+"""Seconds of waiting before an exporter can count as slow."""
 
 
 class SlowConsumer(Protocol):
@@ -61,12 +61,11 @@ class DrainedTurn:
 
 
 class BackpressureQueue:
-    """Waits for exporters that are behind, so that a burst passes without a drop; on the loop.
+    """Passes drained events on to a pipeline, and waits for slow exporters, so that a burst passes without a drop.
 
-    It has a task of its own: how long its exporters take is nothing to other profilers. What comes on top of the turn
-    that is under way, and what backends have delivered, may have `Options.queue_bytes`. With more, nobody waits any longer
-    for those that kept it waiting for half of the time, until it has caught up: their queues drop what they have no room
-    for, and the others have everything.
+    One task per profiler, on the loop: slow exporters of one profiler delay no other. Turns behind the one under way and
+    deliveries of backends share `Options.queue_bytes`. When they need more, the queue stops waiting for exporters that took half of
+    the time or more, until it is empty again: the queues of these drop what does not fit, and the other exporters get everything.
 
     Args:
         process: routes a turn. It awaits its second argument after each part, and ends when that is false.
@@ -90,37 +89,37 @@ class BackpressureQueue:
         self._takers, self._faults = workers, faults
         self._limit = options.queue_bytes
         self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
-        """Bytes of which more are held for no one."""
+        """Bytes beyond which the queue waits for no exporter."""
         self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
         """Events of one part of a turn: they fit the queue, so that it is noticed in time that it is full."""
         self._turns: deque[DrainedTurn] = deque()
-        """The first is under way."""
+        """Those that were pushed and not routed whole; the first is under way."""
         self._given = asyncio.Event()
         self._relief: anyio.CancelScope | None = None
         self._judged = 0
-        """When it was told who is slow, or all had caught up, in ns."""
+        """Since when the times of waiting count, in ns."""
         self._waited = [0] * len(workers)
-        """ns for which each was waited for since."""
+        """ns for which the queue waited for each exporter since then."""
         self._since: dict[int, int] = {}
-        """Those that are waited for now."""
+        """Since when it waits for an exporter, by its number."""
         self._late: set[int] = set()
-        """Those that are not waited for any more."""
+        """Numbers of the exporters that it does not wait for."""
         self._scope = anyio.CancelScope()
         self._hurried = self._closed = False
 
     @property
     def empty(self) -> bool:
-        """Whether everything has passed on, or was taken back."""
+        """Whether everything was routed, or taken back by `close`."""
         return not self._turns
 
     @property
     def closing(self) -> bool:
-        """Whether windows that are ready have yet to be closed by what it was given."""
+        """Whether a turn in the queue is going to close windows."""
         return any(turn.spans is not None for turn in self._turns)
 
     @property
     def full(self) -> bool:
-        """Whether as much waits behind what is under way as a queue may hold."""
+        """Whether as much waits behind the turn under way as the options allow."""
         return self._waiting + self._deliveries.bytes > self._limit
 
     @property
@@ -130,12 +129,12 @@ class BackpressureQueue:
     def push(
         self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
     ) -> None:
-        """What was drained; if it cannot be kept, it is dropped and counted.
+        """Adds what a drain brought; without memory for it the events are dropped and counted.
 
         Args:
             marks: step marks, of all profilers, up to any time.
             blocks: events that began by `until`, and their arguments.
-            until: everything of the recorder that began by this time, in ns, has been given with this.
+            until: everything of the recorder that began by this time, in ns, is in the queue now.
             open_spans: windows that are ready are closed after this, with these spans.
         """
         if self._closed:
@@ -163,15 +162,15 @@ class BackpressureQueue:
         self._turns.append(last)
 
     def mark_slow(self) -> None:
-        """Tells who is slow, if it is full. To be called now and then while it is given nothing."""
+        """Finds the slow exporters, if the queue is full. To be called now and then while nothing is pushed."""
         if self.full:
             self._pass_over(JUDGED)
 
     def _pass_over(self, least: float) -> None:
-        """Nobody waits any longer for those that took half of the time or more.
+        """Stops waiting for the exporters that took half of the time or more.
 
         Args:
-            least: seconds of which less tell nothing.
+            least: seconds of waiting that it takes to judge.
         """
         now = clock.now()
         took = now - self._judged
@@ -188,10 +187,10 @@ class BackpressureQueue:
                 self._relief.cancel()
 
     async def run(self, passed: LoopCondition) -> None:
-        """Passes on what it is given, until it is closed.
+        """Routes turns until the queue is closed.
 
         Args:
-            passed: is told after each turn.
+            passed: is notified after each turn.
         """
         with self._scope:
             while True:
@@ -246,15 +245,15 @@ class BackpressureQueue:
         self._limit = self._most
 
     def stop_waiting(self) -> None:
-        """From now on those that are slow are not waited for."""
+        """Waits for no slow exporter any more."""
         self._hurried = True
         self._pass_over(0)
 
     def close(self) -> list[tuple[Block, bytes]]:
-        """Nothing passes on any more.
+        """Routes nothing any more.
 
         Returns:
-            What has not.
+            The blocks that were not routed.
         """
         rest = [block for turn in self._turns for block in turn.blocks]
         for turn in self._turns:

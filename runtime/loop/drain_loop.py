@@ -1,4 +1,4 @@
-"""The drain loop: the background thread with its event loop, which drains the recorder into every profiler's pipeline."""
+"""The background thread with its event loop: it drains the rings into the queue of every profiler."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from stepscope.runtime.windows.router import RECORDER
 T = TypeVar("T")
 
 LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
-"""Modules whose functions call the parts' on the loop."""
+"""Modules whose functions call those of backends on the loop."""
 SETTLE = 0.001
 """Seconds until the drain loop looks again while a change of action is on its way to it."""
 CROWDED_S = 0.01
-"""Seconds until it looks again while rings are full of what the journals have yet to write."""
+"""Seconds until the next drain while rings are full of events that the journals have yet to write."""
 AFTER_FAULT = 0.1
-"""Seconds until it looks again after a fault of ours."""
+"""Seconds until the next drain after an internal error."""
 ANSWER_S = 0.05
 """Seconds that the loop has to answer; else it is blocked."""
 BEGIN_CLOSING_S = 0.05
 """Seconds that each backend has for closing at least, however late it is."""
 IDLE = 5.0
-"""Seconds between two looks while nothing is recorded: processes may join and end then, too."""
+"""Seconds between two drains while nothing is recorded: processes may join and end then, too."""
 
 
 class DrainLoop:
@@ -60,20 +60,20 @@ class DrainLoop:
         self._queues: dict[Pipeline, BackpressureQueue] = {}
         """Before each pipeline."""
         self._leaving: list[Pipeline] = []
-        """Those that are given nothing more, and whose exporters have yet to write what they have."""
+        """Pipelines that get no more events, and whose exporters write what is in their queues."""
         self._faults = InternalErrors("the runtime's loop")
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: list[tuple[Block, bytes]] = []
         self._passed = LoopCondition()
         """Notified when a queue is empty, when a profiler comes or goes, and with each wake."""
         self._asked = False
-        """Whether there is something in an inbox."""
+        """Whether an inbox has a message."""
         self._woken = self._woken_later = False
         """Whether the loop was woken and has not looked since: once is enough."""
         self._turned = 0.0
         """When the loop looked last, by its clock."""
         self._removing = 0
-        """Profilers that begin to close: nobody is waited for then."""
+        """Profilers that begin to close: drains wait for no exporter then."""
         self._stopping = False
         self.opening = ""
         """The backend whose `open` the loop is inside of."""
