@@ -40,7 +40,7 @@ PATIENCE = 0.25
 """Seconds that the loop waits at most for one batch of an exporter that is behind."""
 
 WINDOWS_WAITING = 1000
-"""Windows that wait in a queue to be closed, from which on an exporter is not given further ones."""
+"""Windows that may wait in a queue to be closed; an exporter that is further behind gets no further windows."""
 
 
 class WindowClosed(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ Item = EventBatch | WindowClosed | WindowDiscarded
 class ExporterWorker:
     """Feeds one exporter at its own speed, on a loop and thread of its own.
 
-    What it does wrong costs its own output only, also if it blocks its loop and never comes back. `offer` and its like
-    are for the loop of the pipeline; accounts may be read from any thread, and always agree.
+    An exporter that fails or blocks costs its own output only. `offer`, `close_window` and `discard_window` are called on the drain
+    loop; accounts may be read from any thread, and always agree.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class ExporterWorker:
         self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
         self._inside = ""
-        """The method that was called last."""
+        """The exporter's method that was called last."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether what was exported can be read only when the exporter has been closed."""
         self._closing = self._broken = self._idle = self._stuck = False
         self._late = ""
-        """The method in which it was when the deadline for closing came."""
+        """The method that had not returned when the deadline for closing came."""
         self._abandoned = ""
-        """The reason by which everything is dropped from now on; empty while the exporter is fed."""
+        """Why everything is dropped from now on; empty while the exporter gets events."""
         self._bytes = self._peak = self._batches = self._handled = self._busy = 0
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
@@ -112,9 +112,9 @@ class ExporterWorker:
         self._batches_seen = (0, 0)
         self._windows_given = self._windows_closed = 0
         self._latest = -1
-        """The latest window that it was, or was not, given."""
+        """The latest window, whether it went to the exporter or not."""
         self._left_out: dict[int, None] = {}
-        """The latest windows that it was not given."""
+        """The latest windows that did not go to the exporter."""
         self._windows_left_out = self._left_out_told = 0
 
     def start(self, enter: Callable[[], object] = lambda: None) -> None:

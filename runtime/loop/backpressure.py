@@ -241,7 +241,7 @@ class BackpressureQueue:
             self._waited[number] += clock.now() - self._since.pop(number)
 
     def end(self) -> None:
-        """It is to close: what comes now is the last, so there is time for those that are slow until it has to `stop_waiting`."""
+        """The profiler closes: these turns are the last, so the queue waits for slow exporters until `stop_waiting`."""
         self._limit = self._most
 
     def stop_waiting(self) -> None:

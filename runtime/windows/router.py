@@ -1,7 +1,7 @@
 """Windows with watermarks: which window and step each event belongs to, and when a window is complete.
 
 A pure state machine over event time. It is handed messages and blocks, and returns batches; it has no clock, no
-thread and no I/O. Only the half of the flight recorder (`flight/windows.py`) keeps steps in files of the session.
+thread and no I/O. Only the half of the flight recorder (`flight/late_windows.py`) keeps steps in files of the session.
 Events may come late and out of order; a window closes when every source has stated that it has delivered past the
 window's end, or when the linger time is over.
 """
