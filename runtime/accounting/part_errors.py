@@ -26,12 +26,12 @@ def from_signal_handler(error: BaseException) -> bool:
     """Whether a handler of a signal has raised an exception that came out of a call of a part, so that it must go on.
 
     Python calls handlers on the main thread. Handlers are those that are set when this is called, and are written in Python:
-    one of their functions is in the traceback. Of handlers written in C only Python's own for Ctrl-C counts: `KeyboardInterrupt`
-    on the main thread is taken for that.
+    one of their functions is in the traceback. Of handlers written in C only Python's own for Ctrl-C counts: it raises
+    `KeyboardInterrupt` without a message.
     """
     if not on_main_thread():
         return False
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and not error.args:
         return True
     handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))

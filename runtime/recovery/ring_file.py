@@ -14,6 +14,8 @@ from stepscope.runtime.events.intervals import Mask
 from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, Kind, empty_block
 
 MAX_SLOTS = 1 << 24
+RECENT_SLOTS = 1 << 14
+"""Slots that are read although they were free again: a window withholds as many events until something begins in it."""
 
 _HEADER = 4096
 _FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
@@ -61,7 +63,7 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
         file: descriptor of the file.
         number: of the ring.
         counted: the serial number below which its lost events are counted elsewhere, as in the journal.
-        released: whether to read slots that were free again, too, as far as they were not overwritten.
+        released: whether to read all slots that were free again, as far as they were not overwritten, and not only the latest.
 
     Raises:
         FormatError: if it is none, or contradicts itself.
@@ -80,7 +82,7 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
     if not first <= end < 1 << 62 or end - first > slots:
         raise FormatError("its counters contradict each other")
     if not released:
-        first = max(first, min(ring.tail, end))
+        first = max(first, min(ring.tail, end) - RECENT_SLOTS)
     if (end - first) * EVENT_DTYPE.itemsize > written(file):
         raise FormatError("its counters claim more than was ever written")
     raw = _read_slots(file, slots, first, end)

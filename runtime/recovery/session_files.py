@@ -117,7 +117,7 @@ class SessionFiles:
 
         Args:
             counted: by number of the ring, the serial number below which its lost events are counted elsewhere.
-            released: whether to read slots that were free again, too.
+            released: whether to read all slots that were free again, and not only the latest.
         """
         for name in self._ring_names():
             number = int(name.removeprefix("ring-"))

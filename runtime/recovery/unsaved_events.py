@@ -40,7 +40,8 @@ class Leftovers:
         Args:
             parts: the session's own directory, then those of processes that joined, each with its ids.
             profiler: number of the profiler whose kept steps count; 0: of any.
-            released: whether to look for events in slots that were free again, too. A journal that is whole has them.
+            released: whether to look for events in all slots that were free again, and not only in the latest. A journal that is whole
+                has them.
         """
         self._parts = parts
         self._profiler = profiler

@@ -106,6 +106,11 @@ class Found:
         twice += len(spans) - len(np.unique(spans[:, :2], axis=0))
         if twice:
             self.problems += (f"{twice} spans came back twice",)
+        self.cut_short = len(
+            np.unique(opened[(opened[:, 2] != last_window) & ~np.isin(opened[:, 1], self._rows[:, 2]), 1])
+        )
+        """Spans that are there as open at the end of a window before the last. Of one whose thread waited for room in its ring then the
+        record is passed over that came later."""
         # One that was open at the border of two windows and whose record was dropped later is open in the first only.
         opened = opened[(opened[:, 2] == last_window) & ~np.isin(opened[:, 1], self._rows[:, 2])]
         self.open = Counter(opened[:, 0].tolist())

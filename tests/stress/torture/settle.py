@@ -75,6 +75,8 @@ def settle(place: Path, journal: Path, *, closed: bool, recovered: bool = False,
     )  # dropped in the very moment of the end, without a note that they had returned
     if 0 < surplus <= UNDER_WAY:
         produced += surplus
+    if not closed and -found.cut_short <= surplus < 0:
+        exported -= surplus
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
     )
