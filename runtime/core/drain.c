@@ -189,9 +189,8 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
 PyObject *ring_py_release_late(PyObject *self, PyObject *late) {
     int value = PyObject_IsTrue(late);
     if (value < 0) return NULL;
-    /* Where the oldest is overwritten a slot waits for nobody: what was lost is counted from the last drain on. */
-    g_late_release = value && g_overflow != DROP_OLDEST;
-    if (!g_late_release) rings_each(ring_mark), rings_each(ring_release);
+    g_late_release = value;
+    if (!value) rings_each(ring_mark), rings_each(ring_release);
     overflow_drained();
     Py_RETURN_NONE;
 }

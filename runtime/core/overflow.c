@@ -97,17 +97,17 @@ bool overflow_room(Thread *thread, const Event *event, uint64_t need, Ring **rin
     for (;;) {
         Ring *r = *ring = thread->ring;
         uint64_t slots = r->mask + 1, used = slots_used(r) + need;
-        if (r->head + need - atomic_load_explicit(&r->header->drained, memory_order_relaxed) > slots / 2) ring_wake(r);
-        if (g_overflow == DROP_OLDEST) {
-            if (mark) *ring = marks_of(thread);
-            return true;
-        }
-        if (used <= slots) return true;
+        uint64_t undrained = r->head + need - atomic_load_explicit(&r->header->drained, memory_order_relaxed);
+        if (undrained > slots / 2) ring_wake(r);
+        if (g_overflow == DROP_OLDEST && mark) return *ring = marks_of(thread), true;
+        /* The oldest is not overwritten while a journal has yet to write what was drained: the thread goes on in another ring. */
+        if (used <= slots || (g_overflow == DROP_OLDEST && undrained > slots)) return true;
         /* Asked once for each visit of the consumer. */
         if (r->refused_at != r->tail_seen) {
             if (ring_move_on(thread)) continue;
             r->refused_at = r->tail_seen;
         }
+        if (g_overflow == DROP_OLDEST) return true;
         if (mark) { /* it waits for nobody, however long the rings overflow */
             *ring = marks_of(thread);
             return slots_used(*ring) + need <= slots;

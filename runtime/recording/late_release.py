@@ -50,19 +50,13 @@ class LateRelease:
     their slots are freed all the same, so that exporters beside it lose nothing: how many events a kill would lose then is
     in the session, for recovery.
 
-    Where threads overwrite their oldest events, a slot waits for nobody: how many events were drained and are in no journal yet
-    is in the session then.
-
     Args:
         joined: the rings of processes that joined.
         crowded: whether so many slots are not free that threads may soon find no room.
-        overwrites: whether threads overwrite their oldest events.
     """
 
-    def __init__(self, joined: JoinedRings, crowded: Callable[[], bool], *, overwrites: bool = False) -> None:
-        self._joined, self._crowded, self._overwrites = joined, crowded, overwrites
-        self._written = self._marked = 0
-        """Of the events that were drained: those that the journals have, and those that they are asked for."""
+    def __init__(self, joined: JoinedRings, crowded: Callable[[], bool]) -> None:
+        self._joined, self._crowded = joined, crowded
         self._barrier: JournalBarrier | None = None
         self._early: tuple[int, JournalBarrier] | None = None
         """Slots that were freed early, and when the journals have what was in them."""
@@ -89,25 +83,16 @@ class LateRelease:
             self._early = None
         if self._barrier is not None and self._barrier.passed(routed_ns, journals):
             self._release()
-            self._written = self._marked
         if self._barrier is not None and self._stalled(journals) and self._crowded():
             self._free_early()
         if self._barrier is None:
             _core.mark_rings()
             self._joined.mark()
-            self._marked = _drained() if self._overwrites else 0
             self._barrier = JournalBarrier()
             self._progress = sum(journal.handled for journal in journals), _core.now()
         early = 0 if self._early is None else self._early[0]
-        if self._overwrites:
-            early = _drained() - self._written
         dropped = sum(journal.unreported_drops for journal in journals)
         _core.set_at_risk(early + dropped + _core.private_slots())
-
-    def drained(self) -> None:
-        """A drain has freed what it copied, where that waits for nobody."""
-        if self._overwrites and self._barrier is not None:
-            _core.set_at_risk(_drained() - self._written)
 
     def waiting(self) -> bool:
         """Whether threads may soon find no room in the rings while journals are behind."""
@@ -140,8 +125,3 @@ class LateRelease:
         self._release()
         self._early = before + count, JournalBarrier()
         self.stalls += 1
-
-
-def _drained() -> int:
-    """Events that were drained so far from the rings of this process."""
-    return _core.ring_statistics()["drained"]

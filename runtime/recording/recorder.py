@@ -99,7 +99,7 @@ class Recorder:
         self.directory = make_session(options, sweep_beside, open_there, self._last, again)
         self._gone = False
         self.workers = Workers(self.directory, options.worker_ring_bytes)
-        self.late_release = LateRelease(self.workers, self._crowded, overwrites=self._keeps_ring)
+        self.late_release = LateRelease(self.workers, self._crowded)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
         self.on_disk = True
@@ -205,7 +205,6 @@ class Recorder:
             events, args, more = _core.drain(DRAIN_LIMIT)
             if events:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
-        self.late_release.drained()
         return until, blocks + self.workers.drain()
 
     def pressing(self) -> bool:
