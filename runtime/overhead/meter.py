@@ -83,7 +83,7 @@ class RuntimeCpuClock:
                 self._total += 0 if first else now - self._seen.get(native, 0)
                 self._seen[native] = now
         for native in self._seen.keys() - alive:
-            del self._seen[native]
+            self._seen.pop(native, None)  # a signal handler that reads as well may have been here
         return self._total
 
 
