@@ -369,7 +369,7 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine or locks.held_here():
+        if self._calls.mine or locks.holds_any_lock():
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 

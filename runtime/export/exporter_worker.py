@@ -80,7 +80,7 @@ class ExporterWorker:
         self.name = readable(exporter.name)
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         self.is_journal = bool(getattr(exporter, "is_journal", False))
-        self.given = 0
+        self.items_queued = 0
         """Items put into the queue so far."""
         self._run = run
         self._max = max_bytes
@@ -159,7 +159,7 @@ class ExporterWorker:
             self._bytes += batch.nbytes
             self._peak = max(self._peak, self._bytes)
             self._queue.append(batch)
-            self.given += 1
+            self.items_queued += 1
             self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
@@ -221,7 +221,7 @@ class ExporterWorker:
         with self._lock:
             if not self._abandoned:
                 self._queue.append(item)
-                self.given += 1
+                self.items_queued += 1
                 self._idle = False
         self._work.notify_all()
 
@@ -282,7 +282,7 @@ class ExporterWorker:
     def handled(self) -> int:
         """Items, of those given, that the exporter has written, or that were dropped and counted."""
         with self._lock:
-            return self.given - len(self._queue) - (self._in_hand is not None)
+            return self.items_queued - len(self._queue) - (self._in_hand is not None)
 
     @property
     def unreported_drops(self) -> int:

@@ -128,7 +128,7 @@ def handle(number: int) -> None:
     """Has everything closed, and waits for that, unless closing would wait for the caller; of the main thread."""
     global _parked
     _begin_end(number)
-    if _parked or locks.held_here() or _stop_here is None or not _stop_here(number):
+    if _parked or locks.holds_any_lock() or _stop_here is None or not _stop_here(number):
         return
     _parked = True
     _ended.wait(_seconds + SPARE_S)

@@ -394,7 +394,7 @@ class DrainLoop:
                     spans = without_ids(spans, events)
                 await self._wait(self._route(until, closing, spans))
             for pipeline in self._pipelines:
-                pipeline.settle()
+                pipeline.answer_flushes()
             pipelines = (*self._pipelines, *self._leaving)
             journals = [worker for pipeline in pipelines for worker in pipeline.workers if worker.is_journal]
             # What has yet to pass on to a journal stays in the rings.

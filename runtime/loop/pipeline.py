@@ -284,10 +284,10 @@ class Pipeline:
                 self.tables.leave(window.table)
             self._attendance.leave(window)
         self._loop_ns += clock.now() - start
-        self.settle()
+        self.answer_flushes()
 
     @contained(None)
-    def settle(self) -> None:
+    def answer_flushes(self) -> None:
         """Answers flushes when no window waits any more: what came before them is with the exporters. One that came while the
         recorder was drained may be of what was recorded after that: it waits for the next time."""
         if self._flushes and not self._windows.waiting() and not self.delivered:

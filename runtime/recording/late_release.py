@@ -15,7 +15,7 @@ class JournalWorker(Protocol):
     """The worker of a journal's exporter."""
 
     @property
-    def given(self) -> int: ...
+    def items_queued(self) -> int: ...
     @property
     def handled(self) -> int: ...
     @property
@@ -39,7 +39,7 @@ class JournalBarrier:
     def passed(self, routed_ns: int, journals: Sequence[JournalWorker]) -> bool:
         """Whether they have; everything that began by `routed_ns` was routed."""
         if self._goals is None and routed_ns >= self._made_ns:
-            self._goals = [(journal, journal.given) for journal in journals]
+            self._goals = [(journal, journal.items_queued) for journal in journals]
         return self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals)
 
 

@@ -140,7 +140,7 @@ class SessionFiles:
         """Events that are neither in a ring nor in a journal, at most, as their process has said.
 
         The rings had to be freed before a journal had them, or a journal dropped them and was killed before it could count them.
-        What was not overwritten in the rings since is still there.
+        Some of these events may still be in the rings, if they were not overwritten.
         """
         data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in self._names() else b""
         if len(data) < _CONTROL.size:

@@ -37,7 +37,7 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
         lock.acquire()
 
 
-def held_here() -> bool:
+def holds_any_lock() -> bool:
     """Whether the calling thread has one, or one of Python's own that everybody takes who starts a thread or writes to the log: it
     runs a signal handler then, and must not wait for threads that need the lock."""
     handlers = [*_log.handlers, *_log.root.handlers, logging.lastResort]

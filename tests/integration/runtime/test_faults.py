@@ -30,7 +30,7 @@ ONES_OWN = (
     "save",
     "closable",
     "close_windows",
-    "settle",
+    "answer_flushes",
     "waited_for",
 )
 """Functions of a pipeline."""

@@ -49,7 +49,7 @@ def close(profiler: sc.Profiler) -> None:
     profiler.close()
     assert time.monotonic() - began < CLOSE_S
     assert profiler.statistics().state == "closed"
-    assert _core.changing(0) == 0 and not _core.recording() and not locks.held_here()
+    assert _core.changing(0) == 0 and not _core.recording() and not locks.holds_any_lock()
 
 
 def written(directory: Path) -> list[str]:
@@ -140,7 +140,7 @@ def test_the_first_span_of_a_task(kind: type[asyncio.Task[None]], output_dir: Pa
             interrupt(first, point, ring)
         except Alarm:
             raised.append(point)
-        assert not locks.held_here() and _core.changing(0) == 0
+        assert not locks.holds_any_lock() and _core.changing(0) == 0
 
     raised = list[int]()
     point = 0
@@ -167,7 +167,7 @@ def test_an_inbox() -> None:
         for point in itertools.count(1):
             inbox = Inbox(100, lambda: None)
             interrupted = interrupt(lambda: inbox.put(1, 10), point)  # noqa: B023
-            assert not locks.held_here()
+            assert not locks.holds_any_lock()
             known = inbox.statistics()
             assert known.put == known.waiting == inbox.waiting, interrupt.where
             assert known.waiting_bytes == known.peak_bytes == 10 * known.put
@@ -260,5 +260,5 @@ def test_a_handler_makes_the_call_that_it_interrupts(make: Callable[[], Callable
         for point in itertools.count(1):
             if not interrupt(call, point, call):
                 break
-            assert not locks.held_here()
+            assert not locks.holds_any_lock()
     assert point > 2

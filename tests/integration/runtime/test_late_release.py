@@ -15,7 +15,7 @@ class Journal:
     """The worker of a journal, as far as rings wait for it."""
 
     def __init__(self) -> None:
-        self.given = 0
+        self.items_queued = 0
         self.handled = 0
         self.unreported_drops = 0
 
@@ -33,13 +33,13 @@ class Joined:
         self.calls.append("release")
 
 
-def test_a_barrier_waits_for_what_was_given_before_it() -> None:
+def test_a_barrier_waits_for_items_queued_before_it() -> None:
     """What was routed later does not count."""
     journal, barrier = Journal(), JournalBarrier()
-    journal.given = 3
+    journal.items_queued = 3
     assert not barrier.passed(0, [journal])  # not routed yet
     assert not barrier.passed(_core.now(), [journal])
-    journal.given, journal.handled = 9, 2
+    journal.items_queued, journal.handled = 9, 2
     assert not barrier.passed(_core.now(), [journal])
     journal.handled = 3
     assert barrier.passed(_core.now(), [journal])
@@ -52,7 +52,7 @@ def test_slots_are_released_when_the_journals_are_through() -> None:
     release.begin()
     release.advance(_core.now(), [journal])
     assert joined.calls == ["mark"]
-    journal.given = 1
+    journal.items_queued = 1
     release.advance(_core.now(), [journal])
     assert joined.calls == ["mark"]
     journal.handled = 1
@@ -66,7 +66,7 @@ def test_a_stalled_journal_does_not_keep_full_rings() -> None:
     """They are freed once it makes no progress, and that is counted; not while it does."""
     full, journal = [False], Journal()
     release = LateRelease(Joined(), lambda: full[0])
-    journal.given = 1
+    journal.items_queued = 1
     release.begin()
     release.advance(_core.now(), [journal])
     full[0] = True

@@ -1,4 +1,4 @@
-"""What was lost is counted once, though ring and journal may both tell of it."""
+"""Lost events are counted once, though ring and journal may both report them."""
 
 from __future__ import annotations
 

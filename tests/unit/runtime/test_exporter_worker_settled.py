@@ -187,6 +187,6 @@ async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_became_of_events_is_told_in_words(ledger: OutputLedger, kept: UnsentFiles | None, text: str) -> None:
+def test_the_outcome_of_events_in_words(ledger: OutputLedger, kept: UnsentFiles | None, text: str) -> None:
     """The same ones everywhere."""
     assert counted(ledger, kept) == text
