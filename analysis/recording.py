@@ -283,7 +283,7 @@ def finished(rank: Rank, builders: Mapping[int, StepFactsBuilder]) -> Facts:
         if window is not None and len(steps) > 1 and not (rank.ended or window.complete):
             # Of a run that was cut, or goes on, nothing has ended the last step.
             steps = steps[:-1] if steps[-1].end_ns == window.end_ns else steps
-        made.append(builder.finish(steps[-1].end_ns if steps else None, number))
+        made.append(builder.finish(*(step.end_ns for step in steps[-1:]), window=number))
     facts: Any = np.concatenate(made) if made else StepFactsBuilder().finish()
     facts = _without_cut_steps(rank, facts)
     rank.startup_ns, rank.shutdown_ns = 0, 0

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Block, find_at_once
+from stepscope.runtime.events.record import NO_STEP, Block, find_at_once
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""
@@ -217,6 +217,15 @@ _NO_CATEGORY = 0xFFFF
 _CLASSES = _Classes()
 
 
+def _with_ends(marks: Times, ends: Times) -> Times:
+    """Step marks with marks of no step where a step ended and no other one began, on the thread of the step."""
+    before = np.searchsorted(marks[:, _TS], ends, side="right") - 1
+    new = (before >= 0) & (marks[before, _TS] < ends)
+    ends, before = ends[new], before[new]
+    added = np.stack((ends, np.full(len(ends), NO_STEP), marks[before, _ON]), axis=1)
+    return np.insert(marks, before + 1, added, axis=0)
+
+
 def join_facts(pieces: Sequence[Facts]) -> Facts:
     """One array of several, in their order. `np.concatenate` alone would work out the record type anew each time."""
     if len(pieces) == 1:
@@ -303,18 +312,20 @@ class StepFactsBuilder:
         self._done.clear()
         return facts
 
-    def finish(self, end: int | None = None, window: int = 0) -> Facts:
+    def finish(self, *ends: int, window: int = 0) -> Facts:
         """The facts of all steps that have ended, but for those that were taken.
 
         Args:
-            end: when the last step ended, if that was not the beginning of another.
+            ends: when steps ended that no other step followed at once, in order: the last one of each window.
             window: its number.
         """
         marks = self._marks()
-        if end is not None and len(marks) and end > int(marks[-1, _TS]):
-            self._steps = np.concatenate((marks, np.array([(end, -1, marks[-1, _ON])], np.int64)))
+        if len(marks):
+            self._steps = _with_ends(marks, np.array(ends, np.int64))
         self._settle(len(self._steps))
         facts = self.take()
+        if len(ends) > 1:
+            facts = facts[facts["step"] != NO_STEP]  # the time between two windows
         facts["window"] = window
         return facts
 

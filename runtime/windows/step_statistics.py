@@ -181,7 +181,7 @@ class StepTotals:
     """
 
     def __init__(self, *, optimizer: bool = False) -> None:
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self.count = 0
         self.ns = 0
         """Of all steps."""
@@ -197,7 +197,7 @@ class StepTotals:
 
     def add(self, facts: Facts) -> None:
         """Adds steps, in the order of their times."""
-        if self._optimizer and not self.count and len(facts) and int(facts["step"][0]) == 0:
+        if self.optimizer and not self.count and len(facts) and int(facts["step"][0]) == 0:
             self.startup_ns += int(durations(facts[:1])[0])
             facts = facts[1:]
         if not len(facts):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.events import tracks
-from stepscope.runtime.events.record import Block
+from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.threads import locks
 from stepscope.runtime.windows.aggregates import Aggregates
@@ -17,8 +19,8 @@ from stepscope.runtime.windows.step_statistics import StepTotals
 
 MERGED_TOGETHER = 64
 """Windows that are added to the total at once, if nobody asks before."""
-MERGED_LATER_BYTES = 64 << 10
-"""A larger table is added at once: those that wait must take little memory."""
+COUNTED_LATER_BYTES = 64 << 10
+"""A window with more bytes of events is counted while they stream by: those that wait must take little memory."""
 KEPT_TABLES = 256
 """Windows whose table is kept."""
 
@@ -68,6 +70,8 @@ _PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
 class WindowTable:
     """What a window, or many, hold: spans by name, those of other processes apart, and statistics of steps.
 
+    A small window only collects its events: `count_together` counts those of many windows at the cost of one.
+
     Args:
         optimizer: as for `StepTotals`.
     """
@@ -82,11 +86,31 @@ class WindowTable:
         """Length of the windows."""
         self.open = 0
         """Windows of them that have not been closed."""
+        self.begin = 0
+        """When the window began, in ns, once it is finished."""
+        self.steps_end: int | None = None
+        """When its last step ended, in ns, once it is finished; `None`: it has no steps."""
+        self.collected: list[Block] | None = []
+        """The events of a small window, none of which was counted; `None`: all were counted."""
+        self._collected_bytes = 0
         self._others = _other_processes()
         self._builder = StepFactsBuilder(late=True)
 
     def update(self, events: Block) -> None:
-        """Takes events that lie in the window."""
+        """Takes events that lie in the window. They must not change afterwards."""
+        if self.collected is None:
+            self.count(events)
+        elif self._collected_bytes + events.nbytes <= COUNTED_LATER_BYTES:
+            self.collected.append(events)
+            self._collected_bytes += events.nbytes
+        else:
+            with _changing:
+                events = join_blocks([*self.collected, events])
+                self.collected = None
+                self.count(events)
+
+    def count(self, events: Block) -> None:
+        """Adds events to the spans by name, and those of this process to the steps."""
         others = self._others.among(events)
         if others is not None:
             self.elsewhere.update(events[others])
@@ -95,32 +119,51 @@ class WindowTable:
         self._builder.update(events)
 
     def settle(self, until: int) -> None:
-        """Everything that began before a time, in ns, was given: facts of steps that ended by then are made."""
-        if self._builder.settle(until):
+        """Makes the facts of steps that ended by `until`, in ns: all events that began before it were taken."""
+        if self.collected is None and self._builder.settle(until):
             facts = self._builder.take()
             with _changing:
                 self.steps.add(facts)
 
     def finish(self, start: int, end: int, steps_end: int | None) -> None:
-        """The window is over, and all was given.
+        """Ends the window: all its events were taken.
 
         Args:
             start: when it began, in ns.
             end: when it ended.
             steps_end: when its last step ended, `None` if it has none.
         """
-        self.ns = end - start
-        first = self._builder.begun
-        facts = self._builder.finish(steps_end)
-        with _changing:
-            self.steps.add(facts)
-            if first is not None and steps_end is not None:
-                self.steps.startup_ns += max(first - start, 0)
-                self.steps.shutdown_ns += max(end - steps_end, 0)
+        self.begin, self.ns, self.steps_end = start, end - start, steps_end
+        if self.collected is None:
+            first = self._builder.begun
+            facts = self._builder.finish(*(() if steps_end is None else (steps_end,)))
+            with _changing:
+                self.steps.add(facts)
+                self.add_margins(self, first)
+
+    def finish_together(self, windows: Sequence[WindowTable]) -> None:
+        """Counts the steps of windows that are finished, in the order of their times, and whose events were counted here."""
+        facts = self._builder.finish(*(one.steps_end for one in windows if one.steps_end is not None))
+        self.steps.add(facts)
+        for window in windows:
+            self.ns += window.ns
+            position = int(np.searchsorted(facts["begin"], window.begin))
+            first = int(facts["begin"][position]) if position < len(facts) else window.begin + window.ns
+            self.add_margins(window, first if first < window.begin + window.ns else None)
+
+    def counted(self) -> WindowTable:
+        """This table, or a new one in which the events of this small window are counted."""
+        return self if self.collected is None else count_together([self])
+
+    def add_margins(self, window: WindowTable, first: int | None) -> None:
+        """Adds the time of a window before its first step, which began at `first`, and after its last one."""
+        if first is not None and window.steps_end is not None:
+            self.steps.startup_ns += max(first - window.begin, 0)
+            self.steps.shutdown_ns += max(window.begin + window.ns - window.steps_end, 0)
 
     def merge(self, *later: WindowTable) -> None:
-        """Adds windows that are finished, in the order of their times. Who reads meanwhile, in another thread, sees the one or
-        the other."""
+        """Adds windows that are finished and counted, in the order of their times. Who reads meanwhile, in another thread, sees
+        the one or the other."""
         for table in later:
             self.spans.merge(table.spans)
             self.elsewhere.merge(table.elsewhere)
@@ -129,7 +172,18 @@ class WindowTable:
 
     def nbytes(self) -> int:
         """Memory that it takes once it is finished."""
+        if self.collected is not None:
+            return self._collected_bytes
         return self.spans.nbytes() + self.elsewhere.nbytes() + self.steps.nbytes()
+
+
+def count_together(windows: Sequence[WindowTable]) -> WindowTable:
+    """One table of small windows that are finished, in the order of their times; none changes."""
+    made = WindowTable(optimizer=any(one.steps.optimizer for one in windows))
+    made.collected = None
+    made.count(join_blocks(events for one in windows for events in one.collected or ()))
+    made.finish_together(windows)
+    return made
 
 
 class WindowTables:
@@ -160,7 +214,7 @@ class WindowTables:
         with _changing:
             self.leave(table)
             self._closed.append(table)
-            if len(self._closed) >= MERGED_TOGETHER or table.nbytes() > MERGED_LATER_BYTES:
+            if len(self._closed) >= MERGED_TOGETHER or table.nbytes() > COUNTED_LATER_BYTES:
                 self._merge_closed()
         self._tables[window] = table
         self.nbytes += table.nbytes()
@@ -175,14 +229,19 @@ class WindowTables:
                 return self._total
             found = WindowTable()
             found.merge(self._total, *self._open)
+            for table in self._open:
+                for events in table.collected or ():
+                    found.count(events)
             found.open = len(self._open)
         return found
 
     def _merge_closed(self) -> None:
         closed, self._closed = self._closed, []
-        if closed:
-            self._total.merge(*closed)
+        for small, group in itertools.groupby(closed, lambda table: table.collected is not None):
+            tables = list(group)
+            self._total.merge(*([count_together(tables)] if small else tables))
 
     def get(self, window: int) -> WindowTable | None:
         """The table of a window; `None` if it was let go."""
-        return self._tables.get(window)
+        table = self._tables.get(window)
+        return None if table is None else table.counted()

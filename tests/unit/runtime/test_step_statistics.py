@@ -14,7 +14,7 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.loop.messages import WindowEnds
-from stepscope.runtime.windows import step_facts
+from stepscope.runtime.windows import step_facts, window_tables
 from stepscope.runtime.windows.open_window import RECORDER
 from stepscope.runtime.windows.router import WindowRouter
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder
@@ -30,7 +30,7 @@ from stepscope.runtime.windows.step_statistics import (
     statistics_of,
 )
 from stepscope.runtime.windows.summary import Summary
-from stepscope.runtime.windows.window_tables import WindowTable
+from stepscope.runtime.windows.window_tables import WindowTable, count_together
 
 SERIAL = 3
 TRACK, OTHER = (tracks.new(TrackKind.THREAD, os.getpid(), tid, "thread") for tid in (7, 8))
@@ -79,7 +79,8 @@ def span(begin: int, length: int, which: int, track: int) -> Block:
 @st.composite
 def runs(draw: st.DrawFn) -> tuple[list[int], list[Block], int]:
     """Begins of steps, what was recorded of them in the order of its ends, and when the last one ended."""
-    lengths = draw(st.lists(st.integers(1, 400), min_size=1, max_size=40))
+    # A reading 1 ns before a mark belongs to it, so a step is longer.
+    lengths = draw(st.lists(st.integers(2, 400), min_size=1, max_size=40))
     begins = np.cumsum([100, *lengths]).tolist()
     end = begins.pop()
     events = [
@@ -114,10 +115,10 @@ def recorded(events: list[Block], end: int) -> Any:
     return builder.finish(end)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs(), st.data())
 def test_facts_are_the_same_while_a_run_goes_on_and_afterwards(
-    run: tuple[list[int], list[Block], int], data: st.DataObject
+    monkeypatch: pytest.MonkeyPatch, run: tuple[list[int], list[Block], int], data: st.DataObject
 ) -> None:
     """The windows stage gets events in whatever batches; spans that come late come late."""
     begins, events, end = run
@@ -125,6 +126,7 @@ def test_facts_are_the_same_while_a_run_goes_on_and_afterwards(
     windows = WindowRouter(SERIAL, 0, fallback_track=99)
     windows.add_source("late")
     windows.open(StepMark(begins[0], 0, TRACK))
+    monkeypatch.setattr(window_tables, "COUNTED_LATER_BYTES", data.draw(st.sampled_from([0, 1 << 16])))
     windows.take_marks(join_blocks([each for each in events if each["kind"][0] == Kind.STEP]))
     while events:
         size = data.draw(st.integers(1, len(events)))
@@ -136,16 +138,45 @@ def test_facts_are_the_same_while_a_run_goes_on_and_afterwards(
     assert windows.closable(end)
     ((window, _),) = windows.finish(empty_block(0))
     assert window.table is not None
-    live, wanted = window.table.steps, recorded(run[1], end)
+    live, wanted = window.table.counted().steps, recorded(run[1], end)
     assert live.count == len(wanted) == len(begins)
     assert live.last.tobytes() == wanted.tobytes()
     again = StepTotals()
     again.add(wanted)
     assert live.of_judged() == again.of_judged()
-    summary = Summary.of_table(window.table)
+    summary = Summary.of_table(window.table.counted())
     assert summary.steps is not None and summary.steps == statistics_of(wanted, wanted[len(begins) - live.judged :])
     assert sum(part.total_ns for part in summary.parts) == int(durations(wanted)[-live.judged :].sum())
     assert summary.steps_ns == summary.recorded_ns == end - begins[0]
+
+
+@settings(max_examples=100)
+@given(st.lists(st.tuples(runs(), st.integers(0, 50), st.integers(0, 50), st.booleans()), min_size=1, max_size=6))
+def test_small_windows_are_counted_together_as_each_alone(
+    windows: list[tuple[tuple[list[int], list[Block], int], int, int, bool]],
+) -> None:
+    """Windows may follow one another at once; the run may go on after the last step of one."""
+    small, total, wanted, at, first = [], WindowTable(), [], 0, 0
+    for (begins, events, end), before, after, has_steps in windows:
+        shifted = [each.copy() for each in events if has_steps or each["kind"][0] != Kind.STEP]
+        for each in shifted:
+            each["ts"] += at
+            each["step"] += first
+        table = WindowTable()
+        for each in shifted:
+            table.update(each)
+        table.finish(at + begins[0] - before, at + end + after, at + end if has_steps else None)
+        small.append(table)
+        wanted.append(table.counted())
+        at, first = at + end + after - 100 + before, first + len(begins)
+    total.merge(*wanted)
+    found = count_together(small)
+    assert found.steps.last.tobytes() == total.steps.last.tobytes()
+    assert found.steps.of_judged() == total.steps.of_judged()
+    assert sorted(found.spans.rows()) == sorted(total.spans.rows())
+    for name in ("startup_ns", "shutdown_ns", "count", "ns"):
+        assert getattr(found.steps, name) == getattr(total.steps, name)
+    assert found.ns == total.ns
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -273,7 +304,7 @@ def test_other_processes_stand_apart() -> None:
         join_blocks([event(Kind.STEP, 0, own), span(0, 60, 10, own), span(0, 90, 4, worker), span(5, 20, 10, worker)])
     )
     table.finish(0, 150, 100)
-    found = Summary.of_table(table)
+    found = Summary.of_table(table.counted())
     assert [(row.name, row.total_ns) for row in found.rows] == [("work", 60)]
     assert {(row.name, row.total_ns) for row in found.elsewhere} == {(NAMES[4][0], 90), ("work", 20)}
     assert {part.name: part.total_ns for part in found.parts} == {"your spans": 60, "not covered": 40}
