@@ -23,8 +23,8 @@ from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recovery.journals import by_age
-from stepscope.runtime.session.note import JOURNAL, RECOVERED, can_recover
+from stepscope.runtime.recovery.journals import Journals
+from stepscope.runtime.session.note import JOURNAL, can_recover
 from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
@@ -70,7 +70,7 @@ class Rank:
             for source in each.ledger.sources.values():
                 for reason, count in source.dropped.items():
                     self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.recovered = found.path.name.endswith(RECOVERED)
+        self.recovered = found.recovered
         self.ended = not self.recovered and all(each.ended for each in (found, *others))
         self._facts: Facts | None = None
         self._only: int | None = None
@@ -229,16 +229,13 @@ def load(path: str | os.PathLike[str]) -> Recording:
         return Recording(place, [trace_of(place)], [])
     newest: list[Path] = []
     older: list[Path] = []
-    recovered: dict[Path, Path] = {}
     for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
-        ours, others = by_age(directory)
-        newest += ours[:1] if len(ours) > 1 or others else []
-        older += others
-        recovered |= dict(zip(ours[:1], ours[1:], strict=False))
+        by_age = [path for path, _ in Journals.of(directory).found]
+        newest += by_age[:1] if len(by_age) > 1 else []
+        older += by_age[1:]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         found, said = gather([place, *newest], lambda: Path(room))
-    replaced = {recovered.get(one.path) for one in found}
-    found = [one for one in found if one.path not in {*older, *replaced}]
+    found = [one for one in found if one.path not in older]
     said = [text.removeprefix(NOT_MERGED) for text in said] + [
         f"{path} is of an earlier run: name it to read it" for path in older
     ]

@@ -62,6 +62,8 @@ class Recording(msgspec.Struct, kw_only=True):
     last_ns: int
     """Of its events; of the anchor, if it has none."""
     ended: bool
+    recovered: bool
+    """Whether its process was killed and `stepscope recover` completed it."""
     """Whether it was closed in order."""
     damage: Damage
     metadata: dict[str, Any]
@@ -131,6 +133,7 @@ class Recording(msgspec.Struct, kw_only=True):
             first_ns=_sane(min(first for first, _ in spans)),
             last_ns=_sane(max(last for _, last in spans)),
             ended=scan.ended,
+            recovered=scan.recovered,
             damage=damage,
             metadata=scan.metadata,
             ledger=scan.ledger or added_up([scan.gone, *(window.ledger for window in windows.values())]),
@@ -217,7 +220,7 @@ class _Scan:
         self.windows: dict[int, Window] = {}
         self.counts: dict[int, int] = {}
         self.spans: list[tuple[int, int]] = []
-        self.ended = False
+        self.ended = self.recovered = False
         self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
         self.discarded = 0
@@ -261,6 +264,8 @@ class _Scan:
             self.ledger = record
         elif kind == fmt.FrameType.END:
             self.ended = True
+        elif kind == fmt.FrameType.RECOVERED:
+            self.recovered = True
 
     def _given_up(self, kind: int, payload: bytes) -> None:
         try:

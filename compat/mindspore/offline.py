@@ -28,7 +28,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import choose
-from stepscope.runtime.session.note import RECOVERED, SESSION_FILE, is_note
+from stepscope.runtime.session.note import SESSION_FILE, is_note
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
@@ -172,7 +172,7 @@ def _analyse_run(
     if not windows:
         raise ProfilerRawFileException(f"{journal.name} holds no events of a window")
     directory = _window_directory(raw)
-    if journal.name.endswith(RECOVERED):
+    if _was_recovered(journal):
         new = named_after(directory, windows[min(windows)], below)
         journal, directory = new / journal.relative_to(directory), new
     info = _info(directory)
@@ -218,15 +218,20 @@ def _journal(raw: Path) -> Path:
         try:
             return recover(raw, remove_session=True).journal
         except RecoveredError:
-            return choice.target
-    recovered = sorted(raw.glob(f"journal*{RECOVERED}"))
-    if recovered:
-        return recovered[-1]
+            pass  # what was in memory has been freed since
     if choice.journal is None:
         if choice.missing:
             raise ProfilerRawFileException(f"no journal in {raw} can be used: {'; '.join(choice.missing)}")
         raise ProfilerRawFileException("there is no journal: none was written")
     return choice.journal
+
+
+def _was_recovered(journal: Path) -> bool:
+    """Whether the process was killed and its journal was completed."""
+    with JournalReader(journal) as reader:
+        for _ in reader.items(wanted=lambda header: False):
+            pass
+        return reader.recovered is not None
 
 
 def _has_end(journal: Path) -> bool:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 
 import msgspec
 
 from stepscope.exporters.collector.protocol import identity
-from stepscope.exporters.collector.spool import MADE, StreamNote
-from stepscope.runtime.errors import FormatError, RecoveredError
-from stepscope.runtime.files.private_files import replace_private
+from stepscope.exporters.collector.spool import StreamNote
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import RecoveryTarget, choose
-from stepscope.runtime.session.note import JOURNAL, RECOVERED, notes_in
+from stepscope.runtime.session.note import notes_in
 
 
 class Head(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Head(msgspec.Struct, frozen=True):
 def left_journal(directory: Path, note: StreamNote) -> Path | None:
     """The complete journal of the run whose spool this is, recovered if need be; `None` if it left none.
 
-    What was recovered once is taken again as long as the spool is there, so that a delivery which was interrupted goes on.
+    A journal that was recovered is taken as it is, so that a delivery which was interrupted goes on.
 
     Args:
         directory: the spool.
@@ -60,34 +60,17 @@ def left_journal(directory: Path, note: StreamNote) -> Path | None:
 
     Raises:
         ProfilerStateError: if the journal's process still runs.
-        OSError: if files cannot be read, or the recovered journal cannot be written.
+        OSError: if files cannot be read, or the journal cannot be completed.
     """
-    place = directory.parent.parent
-    ready = {
-        head.stream: path
-        for path in sorted(place.glob(f"{JOURNAL}*{RECOVERED}"))
-        if (head := _head(path, note)) is not None
-    }
-    if (known := ready.get(_made(directory))) is not None:
-        return known
-    found = _choice(place, note)
+    found = _choice(directory.parent.parent, note)
     if found is None:
-        return next(reversed(ready.values()), None)
-    named, choice = found
-    target = choice.target
-    if target.exists() and target not in ready.values():  # it is another run's
-        target = target.with_name(f"{JOURNAL}-{note.stream}{RECOVERED}")
-    try:
-        made = recover(named, target).journal
-    except RecoveredError:
-        made = target
-    except FormatError:
-        # It was closed in order: the process died later.
-        return choice.journal
-    if (head := _head(made, note)) is None:
         return None
-    replace_private(directory / MADE, head.stream.encode())
-    return made
+    named, choice = found
+    if choice.note is None or not choice.note.recovered_ns:
+        # It may be complete: the process died after it was closed, or nothing of the process is left in memory.
+        with contextlib.suppress(FormatError):
+            recover(named)
+    return choice.journal
 
 
 def _choice(place: Path, note: StreamNote) -> tuple[Path, RecoveryTarget] | None:
@@ -110,10 +93,3 @@ def _head(path: Path, note: StreamNote) -> Head | None:
     except (FormatError, OSError):
         return None
     return head if head is not None and identity(head.run) == identity(note.run) else None
-
-
-def _made(directory: Path) -> str:
-    try:
-        return (directory / MADE).read_bytes()[:33].decode(errors="replace")
-    except FileNotFoundError:
-        return ""

@@ -32,8 +32,6 @@ DIRECTORY = "unsent"
 NOTE = "stream"
 LOCK = "lock"
 """File beside the note: locked by the process as long as it may write there."""
-MADE = "recovered"
-"""File beside the note: as which stream the recovered journal of the run is delivered."""
 SUFFIX = ".journal"
 SEGMENT_BYTES = 64 << 20
 
@@ -182,8 +180,8 @@ def remove(directory: Path, segments: list[Path]) -> None:
     Raises:
         OSError: if it cannot be deleted.
     """
-    # Without the note nothing is delivered again, which could be as another stream once `MADE` is gone.
-    for path in (directory / NOTE, *segments, directory / MADE, directory / LOCK):
+    # Without the note nothing is delivered again.
+    for path in (directory / NOTE, *segments, directory / LOCK):
         path.unlink(missing_ok=True)
     with contextlib.suppress(FileNotFoundError):
         directory.rmdir()

@@ -28,8 +28,8 @@ class AppendFile:
         OutputError: if it cannot be created.
     """
 
-    def __init__(self, path: Path, *, exists: bool = False) -> None:
-        """Args: the name; whether it is a file that is there already, to whose end pieces are appended."""
+    def __init__(self, path: Path, *, keep: int | None = None) -> None:
+        """Args: the name; bytes to keep of a file that is there already, after which pieces are appended; default: a new file."""
         self.path = path
         """The name that it got."""
         self.size = 0
@@ -38,13 +38,14 @@ class AppendFile:
         self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
-            if exists:
+            if keep is not None:
                 self._fd = os.open(path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
-                self.size = os.fstat(self._fd).st_size
+                os.ftruncate(self._fd, keep)
+                self.size = keep
             else:
                 self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:
-            raise self._error(error, "open" if exists else "create") from error
+            raise self._error(error, "create" if keep is None else "open") from error
 
     def write(self, pieces: list[Piece], sync: bool) -> None:
         """Appends the pieces, all or none; with `sync`, returns when the disk has them.
@@ -65,6 +66,21 @@ class AppendFile:
                 self.size = os.fstat(self._fd).st_size
             raise failure from error
         self.size += sum(len(piece) for piece in pieces)
+
+    def write_header(self, header: bytes) -> None:
+        """Writes the first bytes of a file that was there already, which may be damaged.
+
+        Raises:
+            OutputError: if the system refuses.
+        """
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.pwrite(descriptor, header, 0)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise self._error(error, "write") from error
 
     def deleted(self, within_s: float) -> bool:
         """Whether no name leads to the file any more; the system is not asked again within so many seconds."""

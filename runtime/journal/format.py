@@ -79,6 +79,7 @@ class FrameType(IntEnum):
     CLOCK_SYNC = 12
     DISCARDED = 13
     GIVEN_UP = 14
+    RECOVERED = 15
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):

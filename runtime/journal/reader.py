@@ -33,6 +33,7 @@ JournalItem = (
     | records.CapRecord
     | records.EndRecord
     | records.ClockSync
+    | records.RecoveredRecord
 )
 """What iterating over a reader yields."""
 
@@ -62,6 +63,8 @@ class JournalReader:
     """The run's accounts, as the last frame of them read so far has them."""
     end: records.EndRecord | None = None
     """The last frame of a journal that was closed in order, once it was read."""
+    recovered: records.RecoveredRecord | None = None
+    """Where recovery began to append, once it was read."""
     discarded = 0
     """Events that were taken out afterwards, to free the disk; no damage."""
     unknown_frames = 0
@@ -112,8 +115,8 @@ class JournalReader:
 
     @property
     def end_position(self) -> tuple[int, int]:
-        """The same of the frame that ends the journal, or of the one that would."""
-        return self.position if self.end is None else self._end_position
+        """The same of the frame that ends what the run itself wrote, or of the one that would."""
+        return self.position if self.end is None and self.recovered is None else self._end_position
 
     def items(
         self, window: int | None = None, wanted: Callable[[fmt.EventsHeader], bool] | None = None
@@ -170,10 +173,14 @@ class JournalReader:
             self.metadata = record.values
         elif isinstance(record, Ledger):
             self.ledger = record
-        elif isinstance(record, records.EndRecord):
-            self.end = record
+        elif isinstance(record, records.EndRecord | records.RecoveredRecord):
             at, number, _ = self._frames.head
-            self._end_position = number, at
+            if self.recovered is None:
+                self._end_position = number, at
+            if isinstance(record, records.EndRecord):
+                self.end = record
+            else:
+                self.recovered = record
         item: JournalItem = record
         return item
 

@@ -123,6 +123,13 @@ class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
     """Names the collector's clock: readings of two clocks do not compare."""
 
 
+class RecoveredRecord(msgspec.Struct, frozen=True):
+    """The process died; `stepscope recover` appended all frames from this one on."""
+
+    at_ns: Int64 = 0
+    """Unix time."""
+
+
 class EndRecord(msgspec.Struct, frozen=True):
     """The journal was closed in order."""
 
@@ -184,6 +191,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     FrameType.CAP: msgspec.msgpack.Decoder(CapRecord),
     FrameType.END: msgspec.msgpack.Decoder(EndRecord),
     FrameType.CLOCK_SYNC: msgspec.msgpack.Decoder(ClockSync),
+    FrameType.RECOVERED: msgspec.msgpack.Decoder(RecoveredRecord),
 }
 
 

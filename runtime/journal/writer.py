@@ -150,22 +150,34 @@ class JournalWriter:
             self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._commit(self._fsync != "never")
 
-    def append_to(self, sync: bytes, number: int, *, events: int, windows: int) -> None:
-        """Opens a journal that exists, and ends with a whole frame, to append to it.
+    def append_to(self, sync: bytes, number: int, size: int, *, events: int, windows: int) -> None:
+        """Opens a journal whose process died, cuts it where its whole frames end, and marks that recovery appends the rest.
 
         Args:
             sync: the mark of its frames.
             number: of the next frame.
-            events: how many it has.
+            size: bytes of the frames that stay, with the file's header, which is written anew.
+            events: how many they have.
             windows: how many of these were closed.
 
         Raises:
             OutputError: if that is not possible.
         """
         with self._lock:
-            self._file = AppendFile(self.path, exists=True)
+            self._file = AppendFile(self.path, keep=size)
+            self._file.write_header(fmt.encode_file_header(sync))
             self._sync, self._number = sync, number
             self.written, self._windows = events, windows
+        self.mark_recovered()
+
+    def mark_recovered(self) -> None:
+        """Marks that recovery appends the frames from here on.
+
+        Raises:
+            OutputError: if the file cannot be written.
+        """
+        with self._lock:
+            self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
         """Appends a batch, and what it needs of strings and tracks.
@@ -365,6 +377,13 @@ class JournalWriter:
                 self._commit(self._fsync != "never")
                 self._check_deleted(0.0)
             finally:
+                self._file.close()
+                self._file = None
+
+    def abandon(self) -> None:
+        """Closes the file without an end mark. Idempotent."""
+        with self._lock:
+            if self._file is not None:
                 self._file.close()
                 self._file = None
 

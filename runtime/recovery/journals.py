@@ -10,13 +10,12 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.session.note import RECOVERED
 
 _MAX_NAMED = 8
 
 
 class Journals(msgspec.Struct, frozen=True, kw_only=True):
-    """What is in a directory, recovered ones apart."""
+    """What is in a directory."""
 
     found: tuple[tuple[Path, RunRecord | None], ...]
     """Newest first, each with what it says of its run; `None` = its first frame is damaged."""
@@ -33,7 +32,7 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         found: list[tuple[int, Path, RunRecord | None]] = []
         unusable: list[str] = []
         for path in sorted(place.glob("journal*")):
-            if path.name.endswith(RECOVERED) or not path.is_file():
+            if not path.is_file():
                 continue
             if path.is_symlink():
                 unusable.append(f"{path} is a symbolic link, and was not followed; name the file that it leads to")
@@ -59,33 +58,6 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
     def others(self, chosen: Path | None) -> str:
         """Names of those that are not this one, newest first; empty if there are none."""
         return ", ".join(path.name for path, _ in self.found if path != chosen)
-
-
-def by_age(directory: Path) -> tuple[list[Path], list[Path]]:
-    """The journal of the newest run in a directory, before it what was recovered of it; and the journals of the others.
-
-    Raises:
-        OSError: if a file vanishes meanwhile.
-    """
-    found = Journals.of(directory).found
-    if not found:
-        return [], []
-    (path, record), *others = found
-    recovered = [
-        each for each in sorted(directory.glob(f"*{RECOVERED}")) if each.is_file() and _is_of(each, path, record)
-    ]
-    return [*recovered[:1], path], [each for each, _ in others]
-
-
-def _is_of(recovered: Path, journal: Path, record: RunRecord | None) -> bool:
-    """Whether it was made of a journal: their runs have one id, or, where that is not known, their names say it."""
-    try:
-        made = run_in(recovered)
-    except (FormatError, OSError):
-        return False
-    if record is not None and record.id and made is not None:
-        return made.id == record.id
-    return recovered.name == f"{journal.name}{RECOVERED}"
 
 
 def run_in(journal: Path) -> RunRecord | None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.recovery.journals import run_in
+from stepscope.runtime.errors import SessionError
 from stepscope.runtime.session.directory import Identity, in_use, is_delivered, parts, read_identity, runs_of
-from stepscope.runtime.session.note import SessionNote, is_note, read_note, recovered_of
+from stepscope.runtime.session.note import SessionNote, is_note, read_note
 
 
 class LeftSession(msgspec.Struct, frozen=True):
@@ -50,7 +49,7 @@ class LeftSession(msgspec.Struct, frozen=True):
         )
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
         # Not from a generator: a thread that asks for all objects meanwhile would see the tuple, and Python refuse to end it.
-        wanted = tuple([(run, note) for run, note in notes if not is_recovered(run, note)])
+        wanted = tuple([(run, note) for run, note in notes if not is_recovered(note)])
         return cls(path, identity, last_use(path), size, wanted, is_delivered(path))
 
 
@@ -80,21 +79,9 @@ def notes_of(session: Path, pid: int, start_time: int, owner: int) -> Iterator[t
                         yield path, note
 
 
-def is_recovered(path: Path, note: SessionNote) -> bool:
-    """Whether a journal was recovered of the run of a note since its session was last written to."""
-    recovered = recovered_of(path)
+def is_recovered(note: SessionNote) -> bool:
+    """Whether the journal of the run of a note was completed after its session was last written to."""
     try:
-        return recovered.lstat().st_mtime >= last_use(Path(note.directory)) and _is_of(recovered, note)
-    except (OSError, FormatError):
+        return note.recovered_ns / 1e9 >= last_use(Path(note.directory))
+    except OSError:
         return False
-
-
-def _is_of(recovered: Path, note: SessionNote) -> bool:
-    """Whether a journal was recovered of the run of a note: another of the directory may have been named, and bear its name.
-
-    Raises:
-        FormatError: if it is no journal.
-        OSError: if it cannot be read.
-    """
-    record = run_in(recovered)
-    return record is None or not record.id or not note.run or record.id == note.run

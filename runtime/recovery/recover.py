@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from stepscope.runtime.display.text_table import human_count
-from stepscope.runtime.errors import FormatError, RecoveredError
+from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.formats import run_of
 from stepscope.runtime.export.run import Run, this_host
 from stepscope.runtime.files.private_files import temporary_name
-from stepscope.runtime.journal.format import EventsHeader, encode_file_header
+from stepscope.runtime.journal.format import EventsHeader
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import CapRecord
+from stepscope.runtime.journal.records import CapRecord, RecoveredRecord
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.journals import below
@@ -29,7 +32,8 @@ from stepscope.runtime.recovery.left_session import is_recovered, notes_of
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindow
-from stepscope.runtime.session.note import JOURNAL, SessionNote
+from stepscope.runtime.session.file_lock import lock
+from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
 from stepscope.runtime.session.processes import is_running
 from stepscope.runtime.windows.router import divide
 from stepscope.runtime.windows.window import Window
@@ -39,9 +43,9 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """What was brought back."""
 
     journal: Path
-    """The new journal, complete and undamaged."""
+    """The journal, complete."""
     source: Path | None
-    """The journal that the run left."""
+    """The journal that the run left: the same file, unless another one was named to write to."""
     session: Path | None
     """The directory of its rings."""
     processes: int
@@ -50,7 +54,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     unfinished: int
     """Windows, of these, that the run had not closed."""
     total: int
-    """Events of the new journal."""
+    """Events of the complete journal."""
     events: int
     """Events of the run's journal."""
     from_rings: int
@@ -76,7 +80,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
         whose = "" if self.windows == 1 else f"{self.unfinished:,} of them "
         unfinished = f", {whose}unfinished" if self.unfinished else ""
         lines = [
-            f"recovered to {self.journal}",
+            f"{'completed' if self.journal == self.source else 'recovered to'} {self.journal}",
             f"  {human_count(self.windows, 'window')}{unfinished}",
             *([f"  {human_count(self.events, 'event')} from {self.source}"] if self.source else []),
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
@@ -102,96 +106,87 @@ def recover(
     force: bool = False,
     remove_session: bool = False,
 ) -> Recovery:
-    """Writes one complete journal of what a run left: its journal, and what its rings and stacks still hold.
+    """Completes the journal of a run whose process died with what its rings and stacks still hold.
 
     Events are neither lost nor repeated: those in the rings that the journal has already are recognised. Spans that
     were open become events with `FLAG_OPEN` that last to the latest time known. Windows that were not closed are
     closed as incomplete. Memory is bounded by the largest ring; nothing in the files is believed unchecked.
 
+    The journal is completed in place: a torn end is cut off, the rest is appended. A recovery that was interrupted, or is
+    called again while the session directory is there, begins where the run's own frames end.
+
     Args:
         directory: the run's directory; or one journal, or one note (`session`, `session-2`, ...) if several runs were
             killed there, of which otherwise the latest is taken.
-        out: the new journal; default `journal.recovered` in the run's directory, or `journal-2.recovered` with the note
-            `session-2`. Its directory is made if need be. It is replaced if it exists and the session directory, from which it was made, is still there.
-        force: recover although the process still runs (what it records meanwhile may be missing), and replace a
-            journal that was recovered when there was more to recover from.
+        out: a file to which the journal is copied first, so that the run's own stays as it is. It is replaced if it exists;
+            its directory is made if need be.
+        force: recover although the process still runs (what it records meanwhile may be missing); needs `out`.
         remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take; not while
             another run of the process, of another profiler, is to be recovered from them.
 
     Raises:
-        ProfilerStateError: if the process still runs.
+        ProfilerStateError: if the process still runs, or the journal is being recovered.
+        ValueError: if `force` is given without `out`.
         FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole.
-        RecoveredError: if the new journal exists and the session directory is gone.
+        RecoveredError: if the journal was recovered and the session directory is gone.
         OSError: if files cannot be read.
-        OutputError: if the new journal cannot be written.
+        OutputError: if the journal cannot be written.
     """
+    if force and out is None:
+        raise ValueError("force=True needs out=: the journal of a process that runs is copied, not changed")
     choice = choose(Path(directory), force=force)
     place, note, journal = choice.place, choice.note, choice.journal
     notes, missing = list(choice.said), list(choice.missing)
     session = _open_session(note, missing)
     if journal is None and session is None:
         raise _nothing_to_recover(place, notes, missing)
+    copy = None if out is None else Path(out)
     ids = IdMap()
     parts = _parts(session, ids, notes)
-    target = Path(out) if out is not None else choice.target
-    if session is None and not force and target.exists():
-        raise RecoveredError(
-            f"already recovered: {target}. The data in memory that it was made from has been freed, so recovering again "
-            "could only lose events"
-        )
-    writer = JournalWriter(temporary_name(target), max_bytes=1 << 62, compression="columns")
-    reader = None if journal is None else JournalReader(journal, ids)
-    try:
+    reader: JournalReader | None = None
+    with contextlib.ExitStack() as stack:
+        for files, _ in parts:
+            stack.callback(files.close)
+        if journal is not None:
+            reader = stack.enter_context(_alone(journal, ids))
         run = _run(place, reader, note)
-        target.parent.mkdir(parents=True, exist_ok=True)
         profiler = note.profiler if note else 0
-        work = _Recovering(writer, run, ids, profiler)
+        work = _Recovering(run, ids, profiler)
         if note is not None and note.keep_last:
             following, said = complete_windows(place, note, set() if note.running else being_written(place))
             notes += said
             work.follow_kept(note.keep_last, following)
         at_risk = session.at_risk() if session else 0
         if reader is None or reader.sync_word is None:
-            writer.open(run)
             leftovers = Leftovers(parts, profiler)
         else:
             work.look_through(reader)
+            if session is None and reader.recovered is not None:
+                raise RecoveredError(f"{reader.path} was recovered already, and what was in memory has been freed")
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
             lacking = work.left_out or at_risk > 0 or bool(_unread(reader))
             leftovers = Leftovers(parts, profiler, released=lacking)
-            work.copy(reader, leftovers)
-        work.add(leftovers)
+            work.read_unfinished(reader, leftovers)
+        with _writer(reader, run, work, choice.target, copy) as writer:
+            work.add(writer, leftovers)
+            writer.write_metadata(dict(run.metadata()))
         at_risk -= work.found_alone
         if at_risk > 0:
             missing.append(
                 f"at most {human_count(at_risk, 'event')} that had left the rings while the journal was far behind "
                 "(Options.ring_bytes), or that it had dropped"
             )
-        writer.write_metadata(dict(run.metadata()))
-        writer.close()
-        os.replace(writer.path, target)
-    except BaseException:
-        writer.path.unlink(missing_ok=True)
-        if session is not None:
-            session.close()
-        raise
-    finally:
-        if reader is not None:
-            reader.close()
-        for files, _ in parts:
-            if files is not session or not remove_session:
-                files.close()
-    missing += [said for files, _ in parts for said in files.notes]
-    if session is not None and remove_session and note is not None and choice.path is not None:
-        try:
-            _remove(session, choice.path, note, unread=any(files.unread for files, _ in parts))
-        except (FormatError, OSError) as error:
-            notes.append(f"the session is not removed: {error}")
-        finally:
-            session.close()
+        missing += [said for files, _ in parts for said in files.notes]
+        if note is not None and choice.path is not None and copy is None:
+            replace_note(choice.path, msgspec.structs.replace(note, recovered_ns=time.time_ns()))
+        if session is not None and remove_session and note is not None and choice.path is not None:
+            try:
+                _remove(session, choice.path, note, unread=any(files.unread for files, _ in parts))
+            except (FormatError, OSError) as error:
+                notes.append(f"the session is not removed: {error}")
     return Recovery(
-        journal=target,
+        journal=copy or writer.path,
         source=journal,
         session=session.directory if session else None,
         processes=max(len(parts) - 1, 0),
@@ -208,6 +203,52 @@ def recover(
         note=note,
         gap=_gap(reader, work, session, parts, at_risk),
     )
+
+
+@contextlib.contextmanager
+def _alone(journal: Path, ids: IdMap) -> Generator[JournalReader]:
+    """Reads a journal that no other process completes meanwhile."""
+    try:
+        descriptor = lock(journal, alone=True)
+    except BlockingIOError as error:
+        raise ProfilerStateError(f"{journal} is being recovered by another process; wait for its end") from error
+    try:
+        with JournalReader(journal, ids) as reader:
+            yield reader
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _writer(
+    reader: JournalReader | None, run: Run, work: _Recovering, new: Path, copy: Path | None
+) -> Generator[JournalWriter]:
+    """Appends to the journal that was read or to a copy of it; to a new file where there is none that can be read."""
+    usable = reader is not None and reader.sync_word is not None
+    path = reader.path if reader is not None and usable else new
+    if copy is not None:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        path = temporary_name(copy)
+    writer = JournalWriter(path, max_bytes=1 << 62, compression="columns")
+    try:
+        if reader is not None and reader.sync_word is not None:
+            if copy is not None:
+                shutil.copyfile(reader.path, path)
+                os.chmod(path, 0o600)
+            number, size = reader.end_position
+            writer.append_to(reader.sync_word, number, size, events=work.events, windows=work.windows)
+        else:
+            writer.open(run)
+            writer.mark_recovered()
+        yield writer
+        writer.close()
+        if copy is not None:
+            os.replace(path, copy)
+    except BaseException:
+        writer.abandon()
+        if copy is not None or not usable:
+            writer.path.unlink(missing_ok=True)
+        raise
 
 
 def _nothing_to_recover(place: Path, notes: list[str], missing: list[str]) -> FormatError:
@@ -228,7 +269,7 @@ def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: boo
     notes = notes_of(session.directory, note.pid, note.start_time, note.owner)
     others = [(other, said) for other, said in notes if other != path]
     for other, said in others:
-        if not is_recovered(other, said):
+        if not is_recovered(said):
             raise FormatError(f"it has events of {other.parent} ({other.name}), which were not recovered")
     session.remove(note.pid, note.start_time, unread=unread)
     for each in (path, *(other for other, _ in others)):
@@ -267,15 +308,14 @@ def _gap(
 
 
 class _Recovering:
-    """Copies a journal and adds what is missing."""
+    """Completes a journal with what is missing."""
 
-    def __init__(self, writer: JournalWriter, run: Run, ids: IdMap, profiler: int) -> None:
+    def __init__(self, run: Run, ids: IdMap, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
         self.found_alone = 0
         """Events that were found in rings only, though they had been taken from there."""
         self.left_out = False
         """Whether the run's journal had not taken every event: its queue was full, or it had reached its size limit."""
-        self._writer = writer
         self._run = run
         self._ids = ids
         self._profiler = profiler
@@ -296,7 +336,8 @@ class _Recovering:
         return not self._open
 
     def look_through(self, reader: JournalReader) -> None:
-        """Finds the windows that have no end. Events are not read, only what their frames say of themselves."""
+        """Finds the windows that have no end, among the frames of the run itself. Events are not read, only what their frames
+        say of themselves."""
 
         def wanted(header: EventsHeader) -> bool:
             self.events += header.count
@@ -314,21 +355,16 @@ class _Recovering:
                 self._last_end = max(self._last_end, item.end_ns)
             elif isinstance(item, CapRecord):
                 self.left_out = True
+            elif isinstance(item, RecoveredRecord):
+                break
 
-    def copy(self, reader: JournalReader, leftovers: Leftovers) -> None:
-        """Copies the journal's frames as they are, but for the last, which ends it; reads the events of windows without an end."""
-        number, size = reader.end_position
-        sync = reader.sync_word
-        assert sync is not None
-        shutil.copyfile(reader.path, self._writer.path)
-        os.chmod(self._writer.path, 0o600)
-        os.truncate(self._writer.path, size)
-        with self._writer.path.open("r+b") as file:
-            file.write(encode_file_header(sync))
-        self._writer.append_to(sync, number, events=self.events, windows=self.windows)
+    def read_unfinished(self, reader: JournalReader, leftovers: Leftovers) -> None:
+        """Reads the events of windows that have no end."""
         with JournalReader(reader.path, self._ids) as again:
             # Something may be missing of these windows, or the rings may say again what the gaps of these frames say.
             for item in again.items(wanted=lambda of: of.window in self._open or of.last_ns >= leftovers.first_ns):
+                if isinstance(item, RecoveredRecord):
+                    break
                 if not isinstance(item, EventBatch):
                     continue
                 leftovers.note_gaps(item.events)
@@ -336,7 +372,7 @@ class _Recovering:
                     window.add(item, leftovers)
                     self._profiler = self._profiler or window.profiler
 
-    def add(self, leftovers: Leftovers) -> None:
+    def add(self, writer: JournalWriter, leftovers: Leftovers) -> None:
         """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
         if not self._profiler:
             numbers = np.unique(leftovers.marks["id"])
@@ -352,11 +388,11 @@ class _Recovering:
         for events, args, source, alone in leftovers.pieces(self._profiler):
             before = sum(window.added for window in windows)
             for borders, part in divide([window.window for window in windows], events):
-                self._writer.write_batch(by_index[borders.index].take(part, args, source))
+                writer.write_batch(by_index[borders.index].take(part, args, source))
             if alone:
                 self.found_alone += sum(window.added for window in windows) - before
         for window in windows:
-            self._finish(leftovers, window, last)
+            self._finish(writer, leftovers, window, last)
 
     def _begin_window(self, leftovers: Leftovers, marks: Block) -> None:
         """The window that had begun, if any had: something was recorded after the last one's end."""
@@ -371,19 +407,19 @@ class _Recovering:
                 window.start = max(window.start, int(begins[-1 - self.keep_last]))
             self._open[window.index] = window
 
-    def _finish(self, leftovers: Leftovers, window: UnfinishedWindow, last: int) -> None:
+    def _finish(self, writer: JournalWriter, leftovers: Leftovers, window: UnfinishedWindow, last: int) -> None:
         added = window.added
         self.from_rings += added
         self.dropped += window.dropped
         spans = window.take(leftovers.open_spans(last), b"")
-        self._writer.write_batch(spans)
-        self._writer.write_batch(window.step_spans(self._run.pid))
+        writer.write_batch(spans)
+        writer.write_batch(window.step_spans(self._run.pid))
         self.open_spans += len(spans)
         why = (
             f"the process ended inside this window; {added:,} events were recovered from its rings, and "
             f"{len(spans):,} spans had not ended"
         )
-        self._writer.write_window(
+        writer.write_window(
             window.finish(self._run.name, self._run.anchor.wall(window.start), dict(self._run.metadata()), why)
         )
         self.windows += 1

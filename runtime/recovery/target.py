@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import stat
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.recovery.journals import Journals, run_in
-from stepscope.runtime.session.note import SESSION_FILE, SessionNote, is_note, notes_in, recovered_of
+from stepscope.runtime.session.note import JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
 """Endings of files that a note names and that are no journals."""
@@ -28,7 +27,7 @@ class RecoveryTarget(msgspec.Struct, frozen=True, kw_only=True):
     note: SessionNote | None = None
     journal: Path | None = None
     target: Path
-    """Where the recovered journal goes, unless told otherwise."""
+    """Where a journal goes where there is none that can be read."""
     said: tuple[str, ...] = ()
     """What else there is."""
     missing: tuple[str, ...] = ()
@@ -96,27 +95,23 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         path=path,
         note=note,
         journal=journal,
-        target=recovered_of(path or _free_note(place, notes)),
+        target=place / JOURNAL,
         said=tuple(said),
         missing=(*missing, *journals.unusable),
     )
 
 
-def _free_note(place: Path, notes: list[tuple[Path, SessionNote]]) -> Path:
-    """A name that no note has: the journal that is recovered of a run without one takes that of no other run."""
-    names = {path.name for path, _ in notes}
-    numbered = (SESSION_FILE if number == 1 else f"{SESSION_FILE}-{number}" for number in itertools.count(1))
-    return place / next(name for name in numbered if name not in names)
-
-
 def _wrote(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]], journals: Journals) -> list[Path]:
-    """The journals that the run of a note wrote: those that it names by their place first, as others may be copies."""
+    """The journals that the run of a note wrote: in its directory first, of these the ones that it names by their place.
+
+    Others may be copies; but where the whole directory was copied, the journal elsewhere is that of the original.
+    """
     named = set(map(_real, note.outputs))
     mine = [path for path, record in journals.found if _is_of(note, path, record, notes)]
     if note.run:
         mine.reverse()
     here = [path for path in mine if _real(path) in named]
-    return list(dict.fromkeys([*here, *_elsewhere(note, place, notes), *mine]))
+    return list(dict.fromkeys([*here, *mine, *_elsewhere(note, place, notes)]))
 
 
 def _is_of(note: SessionNote, journal: Path, record: RunRecord | None, notes: list[tuple[Path, SessionNote]]) -> bool:

@@ -24,8 +24,6 @@ from stepscope.runtime.session.processes import is_running
 
 SESSION_FILE = "session"
 JOURNAL = "journal"
-RECOVERED = ".recovered"
-"""Ends the name of a journal that was recovered."""
 
 MAX_OUTPUTS = 256
 """Files that a note names."""
@@ -69,6 +67,8 @@ class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
     traces: tuple[TraceNote, ...] = ()
     """Those of them that can be written anew from the run's journal."""
     swept: Swept | None = None
+    recovered_ns: int = 0
+    """When `stepscope recover` had completed the run's journal, wall clock; 0: never."""
 
     @property
     def running(self) -> bool:
@@ -84,8 +84,6 @@ def new_note(place: Path, note: SessionNote) -> Path:
     """
     for number in range(1, _MAX_NAMES):
         path = place / (SESSION_FILE if number == 1 else f"{SESSION_FILE}-{number}")
-        if os.path.lexists(recovered_of(path)):
-            continue  # what was recovered of an earlier run would be replaced
         if path.is_symlink():  # nobody's note: one that is a link is not read
             path.unlink()
         with contextlib.suppress(FileExistsError):
@@ -109,11 +107,6 @@ def replace_note(path: Path, note: SessionNote) -> None:
         OSError: if that is not possible; the note is as it was.
     """
     replace_private(path, exact_json(msgspec.structs.replace(note, owner=-1)))
-
-
-def recovered_of(note: Path) -> Path:
-    """Where recovery writes the journal of the run that a note is of."""
-    return note.with_name(f"{JOURNAL}{note.name.removeprefix(SESSION_FILE)}{RECOVERED}")
 
 
 def is_note(path: Path) -> bool:
@@ -162,10 +155,8 @@ def can_recover(place: Path, run: str = "") -> bool:
     except OSError:  # a journal may be read where nothing else can
         return False
     return any(
-        not note.running
-        and not recovered_of(path).exists()
-        and (not run or (note.run == run and os.path.isdir(note.directory)))
-        for path, note in notes
+        not note.running and not note.recovered_ns and (not run or (note.run == run and os.path.isdir(note.directory)))
+        for _, note in notes
     )
 
 

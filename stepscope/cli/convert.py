@@ -23,7 +23,7 @@ from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.recovery.target import choose
-from stepscope.runtime.session.note import JOURNAL, RECOVERED, can_recover
+from stepscope.runtime.session.note import can_recover
 from stepscope.runtime.windows.window import Window
 
 EXAMPLES = """\
@@ -79,8 +79,7 @@ def convert(arguments: argparse.Namespace) -> int:
     counting.progress.done(f"{human_count(replayed.events, 'event')} of {_windows(replayed)} written to {written}")
     if not replayed.events:
         message(f"{source} holds no events: the run was killed before it recorded any, or the file is empty")
-    if not source.name.endswith(RECOVERED):
-        _hint_at_recovery(source.parent)
+    _hint_at_recovery(source.parent)
     if replayed.damage:
         print(f"the journal is damaged, this could not be used: {_damage(replayed)}")
     return 0
@@ -95,13 +94,10 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
 
 
 def _journal_in(directory: Path) -> Path:
-    """The journal that is meant by a directory: the one that `recover` takes, or what it made of it. Says which."""
+    """The journal that is meant by a directory: the one that `recover` takes. Says which."""
     journals = Journals.of(directory)
     choice = choose(directory, force=True)
     chosen = choice.journal or journals.newest()
-    recovered = [(path.stat().st_mtime_ns, path) for path in directory.glob(f"{JOURNAL}*{RECOVERED}") if path.is_file()]
-    if recovered and (chosen is None or max(recovered)[0] >= chosen.stat().st_mtime_ns):
-        chosen = max(recovered)[1]
     if chosen is None:
         _hint_at_recovery(directory)
         if choice.missing:

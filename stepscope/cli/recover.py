@@ -22,9 +22,9 @@ INCOMPLETE = 3
 """Exit code: what could be read was recovered, and something could not."""
 
 DESCRIPTION = """\
-Brings back what a run had recorded when its process died. It joins the run's journal with the last moments, which are
-still in memory, in one new journal, and then writes the run's traces anew from it. It changes no other file, and says
-what is missing. The memory must still be there: a container's /dev/shm goes with the container.
+Brings back what a run had recorded when its process died. It completes the run's journal with the last moments, which are
+still in memory, and then writes the run's traces anew from it. It changes no other file, and says what is missing. The
+memory must still be there: a container's /dev/shm goes with the container.
 """
 
 EPILOG = """\
@@ -35,8 +35,8 @@ examples:
 Every run that was killed in DIR is recovered. Where DIR has no note of such a run, the newest journal is taken. A run that
 ended normally has nothing to recover: convert it.
 
-exit codes: 0 recovered, 1 nothing to recover, the process still runs, or journal.recovered exists and what it was made
-from does not, 2 wrong usage, 3 recovered what there was, but something is missing that is named
+exit codes: 0 recovered, 1 nothing to recover, the process still runs, or the run was recovered before, 2 wrong usage,
+3 recovered what there was, but something is missing that is named
 """
 
 
@@ -51,11 +51,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="DIR", type=Path, help="directory of the run, or its journal")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="journal to write (default: journal.recovered in DIR)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="copy the journal to FILE and complete the copy")
     parser.add_argument(
         "--force",
         action="store_true",
-        help="go on even if the process still runs, or if FILE exists and what it was made from is gone",
+        help="go on even if the process still runs; with --out",
     )
     parser.add_argument(
         "--remove-session", action="store_true", help="then delete what the run left in memory, which frees that"
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        FormatError: if there is nothing to recover, or a recovered journal would be replaced by a poorer one.
+        FormatError: if there is nothing to recover.
         ProfilerStateError: if the process still runs.
         OSError: if files cannot be read or written.
     """
@@ -76,6 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
         refuse_trace(named)
+    if arguments.force and arguments.out is None:
+        arguments.parser.error("--force needs --out FILE: the journal of a process that runs is copied, not changed")
     whole = named.is_dir()
     place = named if whole else named.parent
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
@@ -115,7 +117,7 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
         with made, Progress().during(f"recovering {opening.shown(named)}"):
             return recover(named, arguments.out, force=arguments.force, remove_session=removing)
     except ProfilerStateError as error:
-        raise ProfilerStateError(f"{error} (--force)") from error
+        raise ProfilerStateError(f"{error} (--force --out FILE)") from error
     except OSError as error:
         if arguments.out is None and error.errno in (errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT):
             raise OutputError(error.errno, f"{error.strerror}; --out FILE writes elsewhere", error.filename) from error
@@ -123,9 +125,7 @@ def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, r
     except RecoveredError as error:
         if not one_of_several:
             convert = opening.convert(named if named.is_dir() else named.parent, "out.json")
-            raise RecoveredError(
-                f"{error}. To convert it: {convert}. To recover again: --out FILE or --force"
-            ) from error
+            raise RecoveredError(f"{error}. To convert it: {convert}") from error
         print(f"not recovered: {error}")
     except FormatError as error:
         if not one_of_several:

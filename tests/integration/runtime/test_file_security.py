@@ -231,10 +231,10 @@ def test_a_note_that_is_a_link_or_pipe_is_not_read(crash: Crash) -> None:
     note = crash.run / "session"
     note.rename(crash.run / "moved")
     note.symlink_to(crash.run / "moved")
-    assert any("symbolic link" in said for said in recover(crash.run).missing)
+    assert any("symbolic link" in said for said in recover(crash.run, crash.run / "copy").missing)
     note.unlink()
     os.mkfifo(note)
-    assert any("not a regular file" in said for said in recover(crash.run, force=True).missing)
+    assert any("not a regular file" in said for said in recover(crash.run, crash.run / "copy").missing)
 
 
 def hostile(path: Path, **fields: int) -> None:
@@ -273,7 +273,7 @@ def test_absurd_rings_cost_nothing(crash: Crash, fields: dict[str, int]) -> None
         timeout=60,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)),
     )
-    assert names(crash.run / "journal.recovered")["forward"] >= 20
+    assert names(crash.run / "journal")["forward"] >= 20
 
 
 @pytest.mark.parametrize("name", ["strings", "tracks", "stacks", "ring-00000", "process.json"])

@@ -185,7 +185,7 @@ profiler.close()
     with launched(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        recovered = recover(run, force=True)
+        recovered = recover(run, tmp_path / "copy", force=True)
         assert len(windows(recovered.journal)[0].steps) == 6
         process.communicate("", timeout=60)
     assert process.returncode == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -15,15 +16,18 @@ from typing import Any
 import pytest
 
 from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.export.formats import replay_into, run_of
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import Recovery, recover
+from stepscope.runtime.session.file_lock import lock
 from tests.support.crashes import BODY, MIDWAY, START, Crash, batches, names, open_names, windows
 from tests.support.journals import described
 from tests.support.launch import launched
+from tests.support.messages import refused
 
 
 @pytest.fixture
@@ -311,18 +315,40 @@ def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
 
 
 def test_recovery_can_be_repeated(crash: Crash) -> None:
-    """Recovering twice gives the same again and takes the first one's place; links there are replaced, not followed."""
+    """Recovering twice, also after a first time that was interrupted, gives the same; links are not followed."""
     crash.of(BODY.format(between=MIDWAY))
     first = crash.recover()
     rows = [row for batch in batches(first.journal) for row in described(batch)]
-    precious = crash.run / "precious"
-    precious.write_text("precious")
-    first.journal.unlink()
-    first.journal.symlink_to(precious)
+    os.truncate(first.journal, first.journal.stat().st_size - 100)
     second = crash.recover()
+    assert second.journal == first.journal == second.source and second.from_rings == first.from_rings
     assert [row for batch in batches(second.journal) for row in described(batch)] == rows
-    assert precious.read_text() == "precious"
-    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered", "precious", "session"]
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "session"]
+    precious = crash.run / "precious"
+    first.journal.rename(precious)
+    first.journal.symlink_to(precious)
+    before = precious.read_bytes()
+    third = crash.recover()
+    assert precious.read_bytes() == before and third.journal.name == "journal-2"
+
+
+def test_two_at_once(crash: Crash) -> None:
+    """One journal is not completed by two processes."""
+    crash.of(BODY.format(between=MIDWAY))
+    descriptor = lock(crash.run / "journal", alone=True)
+    with refused(ProfilerStateError, crash.run / "journal"):
+        crash.recover()
+    os.close(descriptor)
+    assert names(crash.recover().journal)["forward"] == 40
+
+
+def test_a_copy(crash: Crash) -> None:
+    """With another file to write to the run's journal stays as it is, and may be recovered later."""
+    crash.of(BODY.format(between=MIDWAY))
+    before = (crash.run / "journal").read_bytes()
+    copied = recover(crash.run, crash.run / "copies" / "copy.journal").journal
+    assert (crash.run / "journal").read_bytes() == before
+    assert names(copied) == names(crash.recover().journal)
 
 
 def test_the_session_can_be_removed(crash: Crash) -> None:
@@ -331,7 +357,7 @@ def test_the_session_can_be_removed(crash: Crash) -> None:
     recovery = recover(crash.run, remove_session=True)
     assert recovery.session is not None
     assert not recovery.session.exists()
-    assert sorted(path.name for path in crash.run.iterdir()) == ["journal", "journal.recovered"]
+    assert sorted(path.name for path in crash.run.iterdir()) == ["journal"]
     assert names(recovery.journal)["forward"] == 40
 
 
@@ -357,7 +383,7 @@ async def test_the_result_converts_to_valid_json(crash: Crash) -> None:
 def test_what_was_brought_back_is_told_in_words(windows: int, unfinished: int, text: str, tmp_path: Path) -> None:
     """How many windows, and how many of them the run had not closed."""
     told = Recovery(
-        journal=tmp_path / "journal.recovered",
+        journal=tmp_path / "journal",
         source=None,
         session=None,
         processes=0,

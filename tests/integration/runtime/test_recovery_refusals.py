@@ -41,7 +41,9 @@ def test_a_living_process_is_left_alone(tmp_path: Path) -> None:
     (run / "session").write_text(json.dumps({"directory": str(session), **identity}))
     with refused(ProfilerStateError, os.getpid(), run):
         recover(run)
-    assert recover(run, force=True).from_rings == 0
+    assert recover(run, tmp_path / "copy", force=True).from_rings == 0
+    with refused(ValueError, "out="):
+        recover(run, force=True)
     (run / "session").write_text(json.dumps({"directory": str(session), **identity, "start_time": 1}))
     assert recover(run).windows == 0
 
@@ -75,25 +77,23 @@ def test_links_in_the_session_are_not_followed(crash: Crash) -> None:
     for name in ("ring-00000", "strings"):
         (directory / name).rename(crash.run / name)
         (directory / name).symlink_to(crash.run / name)
-    recovery = crash.recover()
+    recovery = recover(crash.run, crash.run / "copy")
     assert len([said for said in recovery.missing if "symbolic links" in said]) >= 2
     directory.rename(crash.run / "elsewhere")
     directory.symlink_to(crash.run / "elsewhere")
-    assert any("is not a session directory" in said for said in recover(crash.run, force=True).missing)
+    assert any("is not a session directory" in said for said in recover(crash.run, crash.run / "copy").missing)
 
 
-def test_a_better_recovery_is_kept(crash: Crash) -> None:
-    """What was recovered from the rings is not replaced when they are gone, unless that is forced."""
+def test_what_was_recovered_stays(crash: Crash) -> None:
+    """A journal that was completed from the rings is not cut when they are gone, and no poorer copy is made."""
     crash.of(BODY.format(between=MIDWAY), drain_interval=1000.0)
     better = recover(crash.run, remove_session=True).journal
     kept = better.read_bytes()
-    with refused(FormatError, "journal.recovered"):
-        recover(crash.run)
-    assert better.read_bytes() == kept
-    poorer = recover(crash.run, better.with_name("other"))
-    assert names(poorer.journal)["forward"] < names(better)["forward"] == 40
-    recover(crash.run, force=True)
-    assert names(better) == names(poorer.journal)
+    for out in (None, better.with_name("other")):
+        with refused(FormatError, better):
+            recover(crash.run, out)
+    assert better.read_bytes() == kept and names(better)["forward"] == 40
+    assert not better.with_name("other").exists()
 
 
 def test_a_full_disk(crash: Crash, small_disk: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_more_processes_than_there_are_descriptors(crash: Crash) -> None:
             (joined / name).touch()
     done = python("-c", FEW_FILES, crash.run, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert names(crash.run / "journal.recovered")["forward"] == 40
+    assert names(crash.run / "journal")["forward"] == 40
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +166,7 @@ def test_damaged_sessions_are_survived(left_behind: Path, acts: list[tuple[str, 
                 file.write(junk)
         if cut is not None:
             os.truncate(directory / acts[0][0], cut)
-        recovery = recover(left_behind / "run", force=True)
+        recovery = recover(left_behind / "run", left_behind / "copy")
         assert names(recovery.journal)["forward"] >= 8 or recovery.missing
         assert all(batch.window == 0 for batch in batches(recovery.journal))
     finally:

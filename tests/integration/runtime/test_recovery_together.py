@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stepscope.cli.main import main
 from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session.note import notes_in, replace_note
 from tests.support.crashes import Crash, names
 
 BOTH = """
@@ -44,10 +45,11 @@ def test_runs_in_two_directories(order: tuple[str, str], tmp_path: Path) -> None
 
 
 def test_what_was_recovered_before_there_was_more_is_needed_still(tmp_path: Path) -> None:
-    """A recovered journal that is older than what the session has is not all that there is."""
+    """A journal that was completed before the session was written to is not all that there is."""
     crash = killed(tmp_path, tmp_path / "other")
-    recovered = recover(tmp_path / "run").journal
-    os.utime(recovered, (1, 1))
+    recover(tmp_path / "run")
+    ((path, note),) = notes_in(tmp_path / "run", [])
+    replace_note(path, msgspec.structs.replace(note, recovered_ns=1))
     last = recover(tmp_path / "other", remove_session=True)
     assert any("not removed" in said for said in last.notes) and crash.directory().is_dir()
 
@@ -60,5 +62,5 @@ def test_runs_in_one_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str
     said = capsys.readouterr().out
     assert "not removed" not in said and "cannot be used" not in said
     assert not session.exists() and not list(crash.run.glob("session*"))
-    recovered = sorted(crash.run.glob("journal*.recovered"))
+    recovered = sorted(crash.run.glob("journal*"))
     assert [names(path)["both"] for path in recovered] == [100, 100]

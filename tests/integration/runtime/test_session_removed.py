@@ -98,7 +98,7 @@ def test_one_profiler_that_is_open_keeps_the_session(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert len(sessions(tmp_path)) == 1
     recover(tmp_path / "run")
-    assert "open" in open_names(tmp_path / "run" / "journal.recovered")
+    assert "open" in open_names(tmp_path / "run" / "journal")
 
 
 AGAIN = """
@@ -137,7 +137,7 @@ def test_recording_again_after_a_close_is_safe_from_a_kill(tmp_path: Path) -> No
         found = names(tmp_path / f"run{number}" / "journal")
         assert found[f"work {number}"] == 1000
     recovery = recover(tmp_path / "run2")
-    found = names(tmp_path / "run2" / "journal.recovered")
+    found = names(tmp_path / "run2" / "journal")
     assert found["work 2"] == 1000 and not found["work 1"], recovery
     # What was open when the first profiler closed goes on in the new files as well.
     assert found["helper"] == found["open"] == found["open too"] == 1

@@ -53,7 +53,7 @@ def test_sigterm_while_native_code_lets_nobody_run_python(tmp_path: Path) -> Non
     run(script + "deaf(ctypes.PyDLL)", tmp_path, code=-signal.SIGTERM)
     assert (tmp_path / "run" / "session").exists()
     recover(tmp_path / "run")
-    assert names(tmp_path / "run" / "journal.recovered")["work"] == 1
+    assert names(tmp_path / "run" / "journal")["work"] == 1
 
 
 @pytest.mark.parametrize("ending", ["term(); time.sleep(600)", DEAF + "deaf(ctypes.CDLL)"])

@@ -107,14 +107,13 @@ def test_the_same_directory_again(tmp_path: Path, capsys: pytest.CaptureFixture[
     start(run, session, "pass")
     assert sorted(path.name for path in run.iterdir()) == ["journal", "journal-2", "journal-3", "session", "session-2"]
     assert main(["recover", str(run)]) == 0
-    assert capsys.readouterr().out.count("recovered to ") == 2
-    assert names(run / "journal.recovered")["x"] == names(run / "journal-2.recovered")["x"] == 100
+    assert capsys.readouterr().out.count("completed ") == 2
+    assert names(run / "journal")["x"] == names(run / "journal-2")["x"] == 100
     start(run, session)
     assert (run / "session-3").exists()
     assert main(["recover", "--remove-session", str(run)]) == 0
     start(run, session)
-    assert (run / "session-4").exists()  # the first name's recovered journal is somebody's still
-    assert recover(run).journal == run / "journal-4.recovered"
+    assert (run / "session").exists() and recover(run).journal == run / "journal-5"
 
 
 def test_what_no_run_needs_goes_after_a_day(left: Left, caplog: pytest.LogCaptureFixture) -> None:
@@ -184,7 +183,7 @@ def test_no_room(
     assert "MISSING: its session was swept by a later run at 20" in told.out
     assert f"at most {note.swept.events:,} events that no journal has" in told.out
     assert "not all could be brought back" in told.err
-    assert names(run / "journal.recovered")["forward"] == 21
+    assert names(run / "journal")["forward"] == 21
 
 
 def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> None:
@@ -306,9 +305,9 @@ def test_a_full_place_is_left_for_another(small_disk: Path, monkeypatch: pytest.
 
 
 def test_notes_have_names_of_their_own(tmp_path: Path) -> None:
-    """None takes another's name, that of a link, or that of which a recovered journal is."""
+    """None takes another's name, or that of a link."""
     note = SessionNote(directory="/x", pid=1, start_time=process_identity()["start_time"])
-    (tmp_path / "journal.recovered").touch()
+    (tmp_path / "session").write_text("another's")
     (tmp_path / "session-2").write_text("another's")
     (tmp_path / "session-3").symlink_to(tmp_path / "session-2")
     assert new_note(tmp_path, note).name == "session-3"
