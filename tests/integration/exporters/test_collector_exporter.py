@@ -269,7 +269,7 @@ def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None
         found = spans_of(new)
         assert {name: found[name] for name in found if name.startswith("span ")} == {f"span {n}": 1 for n in range(300)}
         for _ in range(2):
-            done = command("deliver", str(tmp_path / "run" / "journal.recovered"), "--url", url)
+            done = command("deliver", str(tmp_path / "run" / "journal"), "--url", url)
             assert done.returncode == 0, done.stderr
         assert list(journals(tmp_path / "c")) == [new]
         again = command("deliver", str(tmp_path / "run"), "--url", url)

@@ -69,7 +69,7 @@ def test_everything_is_there_once(tmp_path: Path) -> None:
                 run_to_end(command, timeout=chance.uniform(0.5, 1.5), server="command")  # killed as well
             run_to_end(command, timeout=60, server="command")
             # Byte by byte what was recovered.
-            recovered = (tmp_path / name / "journal.recovered").read_bytes()
+            recovered = (tmp_path / name / "journal").read_bytes()
             assert any(path.read_bytes() == recovered for path in journals(tmp_path / "c"))
     finally:
         for client in clients.values():

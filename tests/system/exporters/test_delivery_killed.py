@@ -126,23 +126,6 @@ def test_a_spool_without_its_run_s_journal_is_sent_itself(tmp_path: Path) -> Non
     assert not (place / DIRECTORY).exists()
 
 
-def test_what_another_run_recovered_is_left_alone(tmp_path: Path) -> None:
-    """Where the recovered journal would go is occupied, as after the other's note was removed."""
-    away = f"ws://127.0.0.1:{free_port()}"
-    place = tmp_path / "run" / "rank0"
-    kill(away, tmp_path / "other", "other")
-    assert main(["recover", str(tmp_path / "other" / "rank0"), "--out", str(tmp_path / "recovered")]) == 0
-    kill(away, tmp_path / "run", "x")
-    occupied = place / "journal.recovered"
-    shutil.copy(tmp_path / "recovered", occupied)
-    with collecting(tmp_path / "c") as collector:
-        done = deliver(place, collector.url)
-        assert done.returncode == 0, done.stderr
-        found = merged(tmp_path / "c", tmp_path / "out.json")
-    assert (found["x"], found["other"]) == (SPANS, 0)
-    assert occupied.read_bytes() == (tmp_path / "recovered").read_bytes()
-
-
 def test_the_spool_is_sent_as_well_where_the_journal_has_less(tmp_path: Path) -> None:
     """The journal met its limit, and the collector went away: its file, the spool and the journal make up the run."""
     with collecting(tmp_path / "c") as collector:

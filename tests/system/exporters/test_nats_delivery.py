@@ -84,7 +84,7 @@ def test_the_journal_of_a_run_that_was_killed(server: NatsServer, tmp_path: Path
     assert "whose process was killed" in done.stdout
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
         for _ in range(2):
-            done = deliver(tmp_path / "run" / "journal.recovered", server.url)
+            done = deliver(tmp_path / "run" / "journal", server.url)
             assert done.returncode == 0, done.stderr
         (journal,) = taken(collector, 1)
     assert {name: count for name, count in spans_of(journal).items() if name in SPANS} == SPANS

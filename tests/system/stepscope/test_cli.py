@@ -293,7 +293,7 @@ def test_convert_takes_the_newest_and_says_which(tmp_path: Path, capsys: pytest.
     told = capsys.readouterr().out
     assert f"from {newest}" in told and "not used, name one to recover it: journal\n" in told
     assert main(["convert", str(run), str(tmp_path / "again.json")]) == 0
-    assert "run/journal.recovered" in capsys.readouterr().err
+    assert "run/journal-2" in capsys.readouterr().err
     record(run, 3)
     assert main(["convert", str(run), str(tmp_path / "third.json")]) == 0
     said(capsys.readouterr().err, "run/journal-3", "journal-2, journal")
@@ -341,16 +341,17 @@ def test_recover_brings_back_a_killed_run(tmp_path: Path) -> None:
     (counted,) = re.findall(r"^  ([\d,]+) events in all", done.stdout, re.MULTILINE)
     assert "written anew: run/trace.json" in done.stdout
     assert spans(tmp_path / "run" / "trace.json") == ["before", "not ended"]
-    converted = stepscope("convert", "run/journal.recovered", "out.json", cwd=tmp_path)
+    converted = stepscope("convert", "run/journal", "out.json", cwd=tmp_path)
     assert converted.returncode == 0 and "was killed" not in converted.stderr
     assert f"{counted} events of 1 window written" in converted.stderr
     assert spans(tmp_path / "out.json") == ["before", "not ended"]
     assert not (tmp_path / "run" / "session").exists()
     again = stepscope("recover", "run", cwd=tmp_path)
-    assert again.returncode == 1 and "--force" in again.stderr
-    assert stepscope("convert", "run", "same.json", cwd=tmp_path).stderr.startswith("reading run/journal.recovered")
+    assert again.returncode == 1 and "recovered already" in again.stderr and "stepscope convert" in again.stderr
+    assert stepscope("convert", "run", "same.json", cwd=tmp_path).stderr.startswith("reading run/journal")
     assert spans(tmp_path / "same.json") == ["before", "not ended"]
-    assert stepscope("recover", "--force", "run", cwd=tmp_path).returncode == 0
+    forced = stepscope("recover", "--force", "run", cwd=tmp_path)
+    assert forced.returncode == 2 and "--out FILE" in forced.stderr
 
 
 def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
@@ -364,7 +365,7 @@ def test_recover_of_one_trace_names_the_run(tmp_path: Path) -> None:
 
 
 def test_recover_leaves_a_running_run_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run that goes on is not recovered behind its back, unless forced."""
+    """A run that goes on is not recovered behind its back; a copy can be forced."""
     with sc.trace(output_dir=tmp_path / "run") as profiler:
         with sc.span("work"):
             pass
