@@ -23,10 +23,10 @@ from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.formats import replay_into, run_of, writing
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import always
-from stepscope.runtime.threads.loop_thread import run_on_own_loop
 from stepscope.runtime.windows.window import Window
 
 KEPT = 100_000

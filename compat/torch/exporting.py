@@ -14,7 +14,7 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.formats import replay_into, run_of, staged
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.threads.loop_thread import run_on_own_loop
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 
 
 def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.format import time_range
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
-from stepscope.runtime.threads.loop_thread import call_in_thread
+from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.windows.window import Step, Window
 
 Factory = Callable[[Path], Exporter]

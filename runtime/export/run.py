@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.control.ranks import valid_rank, valid_world_size
-from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.events.clock import ClockAnchor, identity, wall_clock
-from stepscope.runtime.export.trace_note import NoteOutput
 from stepscope.runtime.files.paths import readable
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.session.ranks import valid_rank, valid_world_size
+from stepscope.runtime.session.trace_note import NoteOutput
 from stepscope.runtime.settings.documented import Documented
 
 MAX_JOB = 200

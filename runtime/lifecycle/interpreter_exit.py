@@ -14,11 +14,11 @@ import logging
 import threading
 
 from stepscope.runtime import profiler
-from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit
 from stepscope.runtime.profiler import close_all
 from stepscope.runtime.recording.recorder import close_recorder
+from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 

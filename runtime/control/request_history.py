@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.threads import locks
 
 MOST = 1000

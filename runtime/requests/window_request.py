@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.schedule import NEVER
 from stepscope.runtime.settings.checked import Checked
 

@@ -7,25 +7,25 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.runtime.accounting.audit import audit
 from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
-from stepscope.runtime.accounting.recorded_errors import error_notes, kept_errors, schedule_errors
-from stepscope.runtime.accounting.run_report import RunReport
 from stepscope.runtime.analysed import ShownText, as_html
-from stepscope.runtime.annotations.greenlets import replaced_note, threads_replaced_by
-from stepscope.runtime.display.notebook import progress
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.output_directory import Output
-from stepscope.runtime.flight.saving import Saving
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.closing import CloseProcedure
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Signal
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.report.audit import audit
+from stepscope.runtime.report.notebook import progress
+from stepscope.runtime.report.profiler_statistics import PipelineStatistics, ProfilerStatistics
+from stepscope.runtime.report.recorded_errors import error_notes, kept_errors, schedule_errors
+from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.schedule.diagnostics import explain
 from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.steps.saving import Saving
+from stepscope.runtime.threads.greenlets import replaced_note, threads_replaced_by
 from stepscope.runtime.windows.summary import Summary
 
 if TYPE_CHECKING:

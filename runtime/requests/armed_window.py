@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime.control.requests.armed import ArmedState, ArmedStatus
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
+from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
 
 Gate = Callable[[int], str]

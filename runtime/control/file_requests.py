@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 
-from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.control_file import ControlFile
-from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import RequestRouter
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.window_request import WindowRequest
 
 TRIGGER = "file"
 ASKING = "rank 0 chooses the steps"

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.plans import Asked
-from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.status_file import StatusFile
-from stepscope.runtime.control.ranks import ranks_text
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.session.ranks import ranks_text
 
 log = logging.getLogger("stepscope")
 

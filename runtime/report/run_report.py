@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
-from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events.clock import ClockAnchor
@@ -15,6 +14,7 @@ from stepscope.runtime.export.delivery_outcome import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.recording.joined_accounts import WorkerStatistics
+from stepscope.runtime.report.profiler_statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.sources.sink import BackendReport
 

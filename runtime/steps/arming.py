@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
-from stepscope.runtime.control.requests.placement import place
-from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
-from stepscope.runtime.recording.armed_windows import ArmedWindows
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.placement import place
+from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.steps.armed_windows import ArmedWindows
 
 MOST_WAITING = 64
 """Armed windows that may wait at a time."""

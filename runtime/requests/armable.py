@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.armed_window import Gate
-from stepscope.runtime.control.requests.end_change import EndChange
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.armed_window import Gate
+from stepscope.runtime.requests.end_change import EndChange
+from stepscope.runtime.requests.window_request import WindowRequest
 
 
 class Armable(Protocol):

@@ -14,8 +14,8 @@ from stepscope.runtime.flight.triggers.terminated import Terminated
 from stepscope.runtime.flight.triggers.trigger import Finding
 from stepscope.runtime.loop.drain_loop import DrainLoop
 from stepscope.runtime.loop.pipeline import Pipeline
-from stepscope.runtime.recording.arming import Arming
 from stepscope.runtime.schedule.schedule import ScheduleFunction
+from stepscope.runtime.steps.arming import Arming
 
 MAX_REASON = 200
 """Characters kept of the reason of a save."""

@@ -6,10 +6,10 @@ import msgspec
 
 from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.flight.recorder import FlightStatistics
-from stepscope.runtime.loop.inbox import InboxStatistics
+from stepscope.runtime.inbox.inbox import InboxStatistics
 from stepscope.runtime.overhead.budget import OverheadStatistics
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recording.transitions import TransitionStatistics
+from stepscope.runtime.steps.transitions import TransitionStatistics
 from stepscope.runtime.windows.router import WindowsStatistics
 
 

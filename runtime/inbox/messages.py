@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from stepscope.runtime.events.record import Block
-from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.step_marks import StepMark
 

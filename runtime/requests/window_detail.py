@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
-from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.settings.checked import Checked
 from stepscope.runtime.settings.validation import did_you_mean
 

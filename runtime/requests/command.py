@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from stepscope.runtime.control.agreement.rate import StepsPerSecond
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
-from stepscope.runtime.control.requests.window_request import Rank, RunId, Seconds, StepNumber, WindowRequest
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.end_change import EndChange, EndRequest
+from stepscope.runtime.requests.window_request import Rank, RunId, Seconds, StepNumber, WindowRequest
 
 VERSION = 1
 """Of commands and answers; a process that knows another one only says so."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from stepscope.runtime import _core
 from stepscope.runtime.annotations import asyncio_tasks
+from stepscope.runtime.loop_threads.lasting_loop import is_lasting
 from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.loop_callbacks import LoopCallbacks
 from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.queue_lengths import QueueLengths
-from stepscope.runtime.threads.lasting_loop import is_lasting
 
 _OWNERS = ((asyncio.Runner, "run"), (asyncio.BaseEventLoop, "run_forever"))
 """Where loops begin to run: `asyncio.run`, whatever its loop is, and loops of asyncio that are run by hand."""

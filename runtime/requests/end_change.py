@@ -7,10 +7,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
 from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
 from stepscope.runtime.schedule.schedule import NEVER
 
 NOTHING = "no armed window runs"

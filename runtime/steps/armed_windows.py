@@ -8,17 +8,17 @@ from functools import partial
 from typing import Any
 
 from stepscope.runtime.accounting.metadata import Metadata
-from stepscope.runtime.control.requests.armed import ArmedState
-from stepscope.runtime.control.requests.armed_window import ArmedWindow
-from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
-from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.events import clock
-from stepscope.runtime.loop.messages import ActionChanged, WindowEnds
-from stepscope.runtime.recording.step_controller import StepController
+from stepscope.runtime.inbox.messages import ActionChanged, WindowEnds
+from stepscope.runtime.requests.armed import ArmedState
+from stepscope.runtime.requests.armed_window import ArmedWindow
+from stepscope.runtime.requests.end_change import EndChange, PendingEnd
+from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads import locks
 
 log = logging.getLogger("stepscope")

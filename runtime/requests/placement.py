@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from stepscope.runtime.control.requests.armed_window import ArmedWindow
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.armed_window import ArmedWindow
+from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
 MOST_CHANGES = 1000

@@ -16,16 +16,16 @@ from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.formats import replay_into, run_of, writing
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.session.directory import forget_run, keep_run
 from stepscope.runtime.session.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, new_note, replace_note
 from stepscope.runtime.session.processes import process_identity
-from stepscope.runtime.threads.loop_thread import run_on_own_loop
+from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.summary import Summary
 from stepscope.runtime.windows.window import Window

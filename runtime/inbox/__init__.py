@@ -1,0 +1,1 @@
+"""What the training thread and the backends tell a pipeline."""
