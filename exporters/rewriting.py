@@ -19,8 +19,8 @@ from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.rotation import numbered
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.formats import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.recovery.target import ours
 from stepscope.runtime.session.trace_note import TraceNote
 

@@ -28,7 +28,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.inbox.messages import Flush, WindowEnds
+from stepscope.runtime.inbox.messages import Flush
 from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
@@ -55,6 +55,7 @@ from stepscope.runtime.threads.export_context import delivering
 from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -95,7 +96,10 @@ class Profiler(Reporting):
         keep_last: FlightRecorder | None = None,
         control: Control | None = None,
     ) -> None:
-        import_module("stepscope.runtime.lifecycle.interpreter_exit")  # closes profilers when the interpreter exits
+        # Its import registers what runs at the exit; functions that the program has registered before run after that.
+        from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
+
+        close_at_exit(_alive, close_all)
         for source in ("observers.forced_writes", "observers.stack_sampler", "observers.task_runs"):
             import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)

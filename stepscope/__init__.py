@@ -25,6 +25,7 @@ from stepscope.backends.torch_arm import arm as _arm
 from stepscope.backends.torch_import import COMPILER as _COMPILER
 from stepscope.backends.torch_import import TorchImport as _TorchImport
 from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime._core import set_decorator as _set_decorator
 from stepscope.runtime.lazy import lazy as _lazy
 from stepscope.runtime.threads import (
     native_threads as _native_threads,  # before a library such as gevent replaces these
@@ -101,6 +102,8 @@ else:
 _BEFORE_OTHERS = (_runtime, _native_threads)
 """Imported for what it notes."""
 
+# At the first decoration, when the module takes its place.
+_set_decorator(lambda span, function: _import_module("stepscope.runtime.annotations.decorate").decorate(span, function))
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
 _TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()

@@ -15,9 +15,9 @@ from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.file_requests import TRIGGER, FileRequests
 from stepscope.runtime.control.request_history import TakenRequests
 from stepscope.runtime.control.request_router import RequestRouter
-from stepscope.runtime.export.run import job_from_environment
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.end_change import EndRequest
+from stepscope.runtime.session.job import job_from_environment
 
 
 class AgreedWindows:

@@ -31,7 +31,7 @@ from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.environment import directory_from_environment
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 from stepscope.runtime.control.file_requests import TRIGGER
-from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.session.job import rank_from_environment
 
 log = logging.getLogger("stepscope")
 

@@ -11,9 +11,10 @@ import msgspec
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.export.formats import replay_into, run_of, staged
+from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.remote_gate import RemoteGate
 from stepscope.runtime.control.request_router import RequestRouter
-from stepscope.runtime.export.run import this_host
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.command import VERSION, Answer, Command
 from stepscope.runtime.requests.end_change import NOTHING_WAITS
+from stepscope.runtime.session.job import this_host
 
 MOST_PROPOSALS = 64
 

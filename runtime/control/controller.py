@@ -26,10 +26,10 @@ from stepscope.runtime.control.file_requests import FileRequests
 from stepscope.runtime.control.request_history import TakenRequests
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.export.run import is_child, job_from_environment, rank_from_environment
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment
 
 log = logging.getLogger("stepscope")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -11,7 +11,7 @@ from stepscope.runtime.events.record import Block
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.threads.one_shot import OneShot
-from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 
 
 class Delivery(msgspec.Struct, frozen=True):
@@ -64,30 +64,6 @@ class SourceEnded(msgspec.Struct, frozen=True):
     """A backend has delivered its last."""
 
     source: str
-
-
-class WindowBegins(msgspec.Struct, frozen=True):
-    """A window begins with this step."""
-
-    mark: StepMark
-    left_out: int = 0
-    """Windows since the one before that were to be recorded, and were not: the loop was too far behind."""
-    armed: dict[str, Any] | None = None
-    """What its metadata say of the request that it was armed by."""
-
-
-class WindowEnds(msgspec.Struct, frozen=True):
-    """The window that is open ends."""
-
-    at: int
-    complete: bool
-    reason: str = ""
-    cut_short: bool = False
-    """The run ended, after a call of `step()`: what follows that call is no step."""
-    needs_last: bool = False
-    """It is incomplete if it is cut short: the schedule ends with the step that was not ended."""
-    armed: dict[str, Any] | None = None
-    """What its metadata are to say of the request beside what they said at its begin."""
 
 
 class ActionChanged(msgspec.Struct, frozen=True):

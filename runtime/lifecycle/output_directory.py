@@ -14,11 +14,12 @@ import msgspec
 
 from stepscope.runtime.errors import OutputError, ProfilerStateError
 from stepscope.runtime.export.exporter_worker import ExporterWorker
-from stepscope.runtime.export.formats import replay_into, run_of, writing
+from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute, can_create_in, temporary_directory, user_directory
 from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.session.directory import forget_run, keep_run

@@ -39,14 +39,12 @@ from stepscope.runtime.inbox.messages import (
     SourceEnded,
     Spawn,
     Watermark,
-    WindowBegins,
-    WindowEnds,
 )
 from stepscope.runtime.loop.backpressure import DrainedTurn
+from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
-from stepscope.runtime.report.profiler_statistics import PipelineStatistics
 from stepscope.runtime.requests.armed_facts import add_recorded
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
@@ -55,6 +53,7 @@ from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
 from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END

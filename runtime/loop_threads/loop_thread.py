@@ -17,7 +17,7 @@ import anyio.lowlevel
 from stepscope.runtime import _core
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.lasting_loop import lasting_loop
-from stepscope.runtime.overhead.meter import register_loop
+from stepscope.runtime.loop_threads.own_threads import register_loop
 from stepscope.runtime.threads import background_call
 from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
 from stepscope.runtime.threads.one_shot import OneShot

@@ -9,7 +9,8 @@ from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.windows.router import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.report.profiler_statistics import PipelineStatistics, ProfilerStatistics
+    from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+    from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:

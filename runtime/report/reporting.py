@@ -14,12 +14,13 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.output_directory import Output
+from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Signal
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.report.audit import audit
 from stepscope.runtime.report.notebook import progress
-from stepscope.runtime.report.profiler_statistics import PipelineStatistics, ProfilerStatistics
+from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.report.recorded_errors import error_notes, kept_errors, schedule_errors
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.schedule.diagnostics import explain

@@ -13,8 +13,9 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.delivery_outcome import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
+from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.recording.joined_accounts import WorkerStatistics
-from stepscope.runtime.report.profiler_statistics import PipelineStatistics, ProfilerStatistics
+from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.settings.documented import Documented
 from stepscope.runtime.sources.sink import BackendReport
 

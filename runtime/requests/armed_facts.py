@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepscope.runtime.windows.window import Step, Window
-
-ARMED = "armed"
-"""Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
+from stepscope.runtime.windows.window import ARMED, Step, Window
 
 
 def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step]) -> None:

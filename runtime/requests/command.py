@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.control.agreement.rate import StepsPerSecond
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from stepscope.runtime.requests.window_request import Rank, RunId, Seconds, StepNumber, WindowRequest
@@ -15,10 +14,13 @@ VERSION = 1
 """Of commands and answers; a process that knows another one only says so."""
 MAX_BYTES = 1 << 16
 """Of a command or an answer."""
+MAX_RATE = 1e9
+"""Steps per second: one takes a nanosecond at least. After the number of the step was set, readings may say more."""
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Name = Annotated[str, msgspec.Meta(max_length=80)]
+StepsPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -26,6 +26,8 @@ SESSION_FILE = "session"
 JOURNAL = "journal"
 RECOVERED = ".recovered"
 """Ends the name of a journal that was recovered."""
+WINDOWS = "windows"
+"""Directory of the journals of the windows that a flight recorder saved, in that of the run."""
 
 MAX_OUTPUTS = 256
 """Files that a note names."""

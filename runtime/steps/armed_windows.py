@@ -9,7 +9,7 @@ from typing import Any
 
 from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.events import clock
-from stepscope.runtime.inbox.messages import ActionChanged, WindowEnds
+from stepscope.runtime.inbox.messages import ActionChanged
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.end_change import EndChange, PendingEnd
@@ -20,6 +20,7 @@ from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads import locks
+from stepscope.runtime.windows.borders import WindowEnds
 
 log = logging.getLogger("stepscope")
 

@@ -13,7 +13,7 @@ from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
-from stepscope.runtime.inbox.messages import ActionChanged, DetailChanged, Paused, Resumed, WindowBegins, WindowEnds
+from stepscope.runtime.inbox.messages import ActionChanged, DetailChanged, Paused, Resumed
 from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
@@ -21,6 +21,7 @@ from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSch
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.steps.transitions import Transitions
+from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.step_marks import StepMark
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 from stepscope.runtime.session import ranks
+from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text
 from tests.support.basics import ROOT
 from tests.support.collecting import ask

@@ -21,8 +21,8 @@ from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.settings import Control as Settings
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.requests.armed_facts import armed_facts
+from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
