@@ -30,6 +30,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox.messages import Flush
 from stepscope.runtime.lifecycle.closing import CloseProcedure
+from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
 from stepscope.runtime.lifecycle.starting import wait_for_start
@@ -38,7 +39,6 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
-from stepscope.runtime.recording.join import leave
 from stepscope.runtime.recording.recorder import Recorder, close_recorder, closed_for_good, recorder
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.recovery.sweep import end_sweep

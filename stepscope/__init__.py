@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from stepscope.runtime.control.settings import Control as Control
     from stepscope.runtime.errors import StepscopeError as StepscopeError
     from stepscope.runtime.flight.settings import FlightRecorder as FlightRecorder
+    from stepscope.runtime.lifecycle.join import join as join
     from stepscope.runtime.options import Options as Options
     from stepscope.runtime.profiler import Profiler as Profiler
-    from stepscope.runtime.recording.join import join as join
     from stepscope.runtime.schedule.action import ProfilerAction as ProfilerAction
     from stepscope.runtime.schedule.schedule import schedule as schedule
     from stepscope.runtime.windows.window import Window as Window
@@ -84,7 +84,7 @@ else:
             "stepscope.runtime.annotations.executors": ("propagate",),
             "stepscope.runtime.flight.settings": ("FlightRecorder",),
             "stepscope.runtime.annotations.instrument": ("instrument",),
-            "stepscope.runtime.recording.join": ("join",),
+            "stepscope.runtime.lifecycle.join": ("join",),
             "stepscope.runtime.options": ("Options",),
             "stepscope.runtime.profiler": ("Profiler",),
             "stepscope.runtime.schedule.schedule": ("schedule",),
@@ -108,7 +108,7 @@ _set_decorator(lambda span, function: _import_module("stepscope.runtime.annotati
 _arm()
 _TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
-    from stepscope.runtime.recording.join import join_if_told as _join_if_told
+    from stepscope.runtime.lifecycle.join import join_if_told as _join_if_told
 
     _join_if_told()
 

@@ -22,7 +22,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.recording.join import leave
+from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from tests.support.crashes import names
