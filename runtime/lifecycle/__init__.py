@@ -1,4 +1,4 @@
-"""How a run begins and ends: its directory, and profilers that start and close, also at the interpreter's exit.
+"""How a run begins and ends: its directory, profilers that start and close, processes that join, the interpreter's exit.
 
-Read first: `output_directory`, `starting`, `closing`, then `interpreter_exit`.
+Read first: `output_directory`, `starting`, `closing`, then `interpreter_exit` and `join`.
 """
