@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_text import error_text
@@ -14,6 +15,8 @@ from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.inbox.messages import ActionChanged, DetailChanged, Paused, Resumed
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
@@ -23,12 +26,6 @@ from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.steps.transitions import Transitions
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.step_marks import StepMark
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from stepscope.runtime.loop.pipeline import Pipeline
-    from stepscope.runtime.recording.recorder import Recorder
 
 log = logging.getLogger("stepscope")
 
