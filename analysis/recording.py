@@ -21,10 +21,9 @@ from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
-from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
-from stepscope.runtime.session.note import JOURNAL, can_recover
+from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
 from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of

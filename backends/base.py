@@ -23,7 +23,7 @@ class Backend(Protocol):
     an attribute `one_thread`, true while it records what that thread does and nothing of others: a window in which it met
     with nothing while others recorded names the threads.
     One that can do less than it was asked for, to keep within an overhead budget, has a method `set_detail(detail)` as
-    well. It gets a `stepscope.runtime.recording.detail.Detail` where `transition` is called, and may follow it from the next window on:
+    well. It gets a `stepscope.runtime.schedule.detail.Detail` where `transition` is called, and may follow it from the next window on:
     without `operators` it is to leave out what costs most, unless that was `asked`.
     """
 

@@ -11,10 +11,10 @@ from types import CodeType, FrameType
 import msgspec
 
 from stepscope.backends.sampling import SamplingBackend
+from stepscope.runtime.display.own_frames import of_the_program
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.events.tracks import TrackKind
-from stepscope.runtime.observers.own_frames import of_the_program
 from stepscope.runtime.threads.background_call import frames
 
 CATEGORY = "python_function"

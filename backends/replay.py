@@ -15,10 +15,10 @@ from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import number_argument, path_argument
 from stepscope.runtime.sources.sink import BackendReport, Sink
-from stepscope.runtime.threads.loop_thread import call_in_thread
 from stepscope.runtime.threads.native_threads import Event
 
 _LOOK = 0.02

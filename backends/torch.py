@@ -16,8 +16,8 @@ from stepscope.backends.torch_settings import SWITCHES, TorchSettings, read_acti
 from stepscope.backends.torch_stream import StreamMode
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events.record import Block, EventBatch
-from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.settings.arguments import switch_argument
 from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.sources.sink import BackendReport, Sink

@@ -11,8 +11,8 @@ from stepscope.backends.torch_gaps import Gaps
 from stepscope.backends.torch_settings import TorchSettings
 from stepscope.backends.torch_slot import slot
 from stepscope.runtime.events import clock
-from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
 

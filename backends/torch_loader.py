@@ -11,9 +11,9 @@ from typing import Any, cast
 from stepscope.backends.torch_functions import ReplacesTorch
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.lifecycle import join
 from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.code_places import place_of, qualified_name
-from stepscope.runtime.recording import join
 
 MOST_WRAPPERS = 8
 """Data sets around data sets, such as `Subset`, that are looked through."""

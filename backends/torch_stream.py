@@ -18,8 +18,8 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import BackendError
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch
-from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.native_threads import get_ident
 

@@ -46,7 +46,7 @@ from stepscope.exporters import formats as formats
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.export.formats import known
-from stepscope.runtime.threads.loop_thread import DaemonExecutor
+from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
     from stepscope.collector.archive.uploading import Uploading

@@ -22,8 +22,8 @@ from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope.collector")
 

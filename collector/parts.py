@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from stepscope.collector.live.views import PartView
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope.collector")
 

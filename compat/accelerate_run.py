@@ -21,12 +21,13 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.exporters.journal import JournalExporter
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.export.formats import replay_into, run_of, writing
+from stepscope.runtime.export.formats import writing
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import always
-from stepscope.runtime.threads.loop_thread import run_on_own_loop
 from stepscope.runtime.windows.window import Window
 
 KEPT = 100_000

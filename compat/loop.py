@@ -17,9 +17,9 @@ from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError
-from stepscope.runtime.export.output_directory import Output
-from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.profiler import Profiler
+from stepscope.runtime.session.job import rank_from_environment
 
 log = logging.getLogger("stepscope")
 

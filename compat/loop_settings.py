@@ -15,8 +15,8 @@ from stepscope.exporters.base import Exporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.control.entry_points.environment import directory_from_environment, options_from_environment
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.flight.settings import FlightRecorder
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler

@@ -8,7 +8,7 @@ from typing import cast
 
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.threads.loop_thread import call_in_thread
+from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.threads.user_code import run, run_async
 from stepscope.runtime.windows.window import Window, WindowCallback
 

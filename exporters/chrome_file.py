@@ -16,7 +16,7 @@ from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.session.trace_note import TraceNote
 
 Dialect: TypeAlias = Literal["kineto", "tensorboard"]
 """`kineto`: categories as torch names them today, for Perfetto and HTA. `tensorboard`: as torch-tb-profiler knows them."""

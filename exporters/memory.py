@@ -13,8 +13,8 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.settings.arguments import number_argument
-from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.native_threads import Event
 
 Method = Literal["open", "export", "close_window", "aclose"]

@@ -19,10 +19,10 @@ from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.rotation import numbered
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.formats import replay_into, run_of
-from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.recovery.target import ours
+from stepscope.runtime.session.trace_note import TraceNote
 
 _EXPORTERS: dict[str, Callable[..., Exporter]] = {
     "chrome": ChromeTraceExporter,

@@ -13,7 +13,7 @@ from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedg
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, Flag, Kind, empty_block
-from stepscope.runtime.export.run import this_host
+from stepscope.runtime.session.job import this_host
 from stepscope.runtime.windows.window import Step
 
 ODD_NAMES = (

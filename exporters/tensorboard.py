@@ -16,8 +16,8 @@ from stepscope.exporters.output import check_directory
 from stepscope.exporters.trace_file import about_window
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings.arguments import got, path_argument, switch_argument
 from stepscope.runtime.windows.window import Window
 

@@ -13,7 +13,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.export.run import Run
-from stepscope.runtime.export.trace_note import TraceNote
+from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.windows.window import Window
 
 SLICE = 8192

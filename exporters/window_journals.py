@@ -16,7 +16,8 @@ from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.flight.recorder import FACTS
-from stepscope.runtime.flight.saved import WINDOWS, window_name
+from stepscope.runtime.flight.saved import window_name
+from stepscope.runtime.session.note import WINDOWS
 
 
 class WindowJournalsExporter:

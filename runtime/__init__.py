@@ -1,7 +1,5 @@
 """The tracing runtime: recorder, windows, fanout. Imports neither backends nor exporters."""
 
-from typing import Any
-
 if __name__ != "stepscope.runtime":
     raise ImportError(f"{__name__} is a folder of stepscope's sources: import stepscope.runtime")
 
@@ -11,12 +9,3 @@ except ImportError as error:
     raise ImportError(
         f"stepscope's native core cannot be loaded ({error}). In a checkout, build it with `make install` or `pip install -e .`"
     ) from error
-
-
-def _decorate(span: Any, function: Any) -> Any:
-    from stepscope.runtime.annotations.decorate import decorate
-
-    return decorate(span, function)
-
-
-_core.set_decorator(_decorate)

@@ -21,41 +21,41 @@ from stepscope.runtime import analysed
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.accounting.metadata import Metadata
-from stepscope.runtime.accounting.reporting import Reporting
 from stepscope.runtime.annotations import tasks
-from stepscope.runtime.annotations.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.inbox.messages import Flush
 from stepscope.runtime.lifecycle.closing import CloseProcedure
+from stepscope.runtime.lifecycle.join import leave
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
 from stepscope.runtime.lifecycle.starting import wait_for_start
 from stepscope.runtime.loop import drain_loop
-from stepscope.runtime.loop.messages import Flush, WindowEnds
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
-from stepscope.runtime.recording.join import leave
 from stepscope.runtime.recording.recorder import Recorder, close_recorder, closed_for_good, recorder
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
-from stepscope.runtime.recording.step_controller import keep_untouched
 from stepscope.runtime.recovery.sweep import end_sweep
+from stepscope.runtime.report.reporting import Reporting
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
-from stepscope.runtime.threads import locks
+from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.steps.step_controller import keep_untouched
+from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.threads.export_context import delivering
+from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -96,8 +96,11 @@ class Profiler(Reporting):
         keep_last: FlightRecorder | None = None,
         control: Control | None = None,
     ) -> None:
-        import_module("stepscope.runtime.lifecycle.interpreter_exit")  # closes profilers when the interpreter exits
-        for source in ("observers.forced_writes", "observers.stack_sampler", "annotations.task_runs"):
+        # Its import registers what runs at the exit; functions that the program has registered before run after that.
+        from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
+
+        close_at_exit(_alive, close_all)
+        for source in ("observers.forced_writes", "observers.stack_sampler", "observers.task_runs"):
             import_module(f"stepscope.runtime.{source}")  # records signals
         super().__init__(name, schedule, keep_last, output)
         self.options = options

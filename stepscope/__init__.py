@@ -25,6 +25,7 @@ from stepscope.backends.torch_arm import arm as _arm
 from stepscope.backends.torch_import import COMPILER as _COMPILER
 from stepscope.backends.torch_import import TorchImport as _TorchImport
 from stepscope.runtime._core import counter, flow, instant, span
+from stepscope.runtime._core import set_decorator as _set_decorator
 from stepscope.runtime.lazy import lazy as _lazy
 from stepscope.runtime.threads import (
     native_threads as _native_threads,  # before a library such as gevent replaces these
@@ -52,9 +53,9 @@ if TYPE_CHECKING:
     from stepscope.runtime.control.settings import Control as Control
     from stepscope.runtime.errors import StepscopeError as StepscopeError
     from stepscope.runtime.flight.settings import FlightRecorder as FlightRecorder
+    from stepscope.runtime.lifecycle.join import join as join
     from stepscope.runtime.options import Options as Options
     from stepscope.runtime.profiler import Profiler as Profiler
-    from stepscope.runtime.recording.join import join as join
     from stepscope.runtime.schedule.action import ProfilerAction as ProfilerAction
     from stepscope.runtime.schedule.schedule import schedule as schedule
     from stepscope.runtime.windows.window import Window as Window
@@ -83,7 +84,7 @@ else:
             "stepscope.runtime.annotations.executors": ("propagate",),
             "stepscope.runtime.flight.settings": ("FlightRecorder",),
             "stepscope.runtime.annotations.instrument": ("instrument",),
-            "stepscope.runtime.recording.join": ("join",),
+            "stepscope.runtime.lifecycle.join": ("join",),
             "stepscope.runtime.options": ("Options",),
             "stepscope.runtime.profiler": ("Profiler",),
             "stepscope.runtime.schedule.schedule": ("schedule",),
@@ -101,11 +102,13 @@ else:
 _BEFORE_OTHERS = (_runtime, _native_threads)
 """Imported for what it notes."""
 
+# At the first decoration, when the module takes its place.
+_set_decorator(lambda span, function: _import_module("stepscope.runtime.annotations.decorate").decorate(span, function))
 # Before torch is imported, or never: torch looks for a collector once.
 _arm()
 _TorchImport(lambda: _import_module("stepscope.backends.torch_compile").watch(), _COMPILER).watch()
 if _os.environ.get("STEPSCOPE_JOIN") == "1":
-    from stepscope.runtime.recording.join import join_if_told as _join_if_told
+    from stepscope.runtime.lifecycle.join import join_if_told as _join_if_told
 
     _join_if_told()
 

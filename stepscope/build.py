@@ -16,20 +16,19 @@ from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed
 from stepscope.runtime.accounting.metadata import Metadata
-from stepscope.runtime.annotations import task_runs
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
-from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.export.output_directory import Output, file_name
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.lifecycle import interpreter_exit as closing_at_exit
-from stepscope.runtime.observers import forced_writes, stack_sampler
+from stepscope.runtime.lifecycle.output_directory import Output, file_name
+from stepscope.runtime.observers import forced_writes, stack_sampler, task_runs
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction, always, never
+from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.session.ranks import MAX_RANKS
 from stepscope.runtime.settings.arguments import got, switch_argument
 from stepscope.runtime.settings.checked import settings
 from stepscope.runtime.settings.validation import suggesting

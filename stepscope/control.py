@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepscope.runtime.control.requests.armed import Armed as Armed
-    from stepscope.runtime.control.requests.armed import ArmedStatus as ArmedStatus
-    from stepscope.runtime.control.requests.window_detail import WindowDetail as WindowDetail
-    from stepscope.runtime.control.requests.window_request import WindowRequest as WindowRequest
     from stepscope.runtime.control.settings import Control as Control
     from stepscope.runtime.overhead.budget import OverheadBudget as OverheadBudget
+    from stepscope.runtime.requests.armed import Armed as Armed
+    from stepscope.runtime.requests.armed import ArmedStatus as ArmedStatus
+    from stepscope.runtime.requests.window_detail import WindowDetail as WindowDetail
+    from stepscope.runtime.requests.window_request import WindowRequest as WindowRequest
 else:
     from stepscope.runtime.lazy import lazy as _lazy
 
     __getattr__, __dir__ = _lazy(
         __name__,
         {
-            "stepscope.runtime.control.requests.armed": (
+            "stepscope.runtime.requests.armed": (
                 "Armed",
                 "ArmedStatus",
             ),
             "stepscope.runtime.control.settings": ("Control",),
-            "stepscope.runtime.control.requests.window_detail": ("WindowDetail",),
-            "stepscope.runtime.control.requests.window_request": ("WindowRequest",),
+            "stepscope.runtime.requests.window_detail": ("WindowDetail",),
+            "stepscope.runtime.requests.window_request": ("WindowRequest",),
             "stepscope.runtime.overhead.budget": ("OverheadBudget",),
         },
     )

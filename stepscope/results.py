@@ -9,9 +9,9 @@ if TYPE_CHECKING:
     from stepscope.analysis.findings import Finding as Finding
     from stepscope.analysis.recording import Rank as Rank
     from stepscope.analysis.recording import Recording as Recording
-    from stepscope.runtime.accounting.run_report import RunReport as RunReport
     from stepscope.runtime.annotations.instrument import Instrumentation as Instrumentation
     from stepscope.runtime.overhead.budget import OverheadStatistics as OverheadStatistics
+    from stepscope.runtime.report.run_report import RunReport as RunReport
     from stepscope.runtime.windows.step_facts import Phase as Phase
     from stepscope.runtime.windows.summary import Summary as Summary
     from stepscope.runtime.windows.window import Window as Window
@@ -27,7 +27,7 @@ else:
             "stepscope.runtime.overhead.budget": ("OverheadStatistics",),
             "stepscope.runtime.windows.step_facts": ("Phase",),
             "stepscope.runtime.windows.summary": ("Summary",),
-            "stepscope.runtime.accounting.run_report": ("RunReport",),
+            "stepscope.runtime.report.run_report": ("RunReport",),
             "stepscope.runtime.windows.window": ("Window",),
         },
     )

@@ -12,8 +12,8 @@ from stepscope.collector.archive.upload import PART_BYTES, Uploaded, Uploader
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.views import UploadView
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.threads.ending_tasks import finish
-from stepscope.runtime.threads.loop_thread import DaemonExecutor
+from stepscope.runtime.loop_threads.ending_tasks import finish
+from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 log = logging.getLogger("stepscope.collector")
 

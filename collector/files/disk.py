@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from stepscope.collector.errors import StuckError
+from stepscope.runtime.loop_threads.ending_tasks import finish
 from stepscope.runtime.threads.background_call import start
-from stepscope.runtime.threads.ending_tasks import finish
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from stepscope.collector.files.disk import PATIENCE
-from stepscope.runtime.threads.ending_tasks import finish
+from stepscope.runtime.loop_threads.ending_tasks import finish
 
 T = TypeVar("T")
 

@@ -20,12 +20,12 @@ from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, given_up, member_report
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.control.ranks import ranges_text
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.session.ranks import ranges_text
 from stepscope.runtime.windows.window import Step, Window
 
 

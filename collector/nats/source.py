@@ -31,7 +31,7 @@ from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
-from stepscope.runtime.threads.ending_tasks import end_tasks, finish
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 
 log = logging.getLogger("stepscope.collector")
 

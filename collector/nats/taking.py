@@ -19,7 +19,7 @@ from stepscope.collector.reference import Reference
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.threads.ending_tasks import end_tasks, finish
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 
 log = logging.getLogger("stepscope.collector")
 

@@ -9,7 +9,7 @@ from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.problems import ProblemError
-from stepscope.runtime.control.ranks import ranks_text
+from stepscope.runtime.session.ranks import ranks_text
 
 NEEDED = "trace(control=Control(collector=True))"
 

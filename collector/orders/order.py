@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.window_request import RunId, Stage
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.window_request import RunId, Stage
 
 Name = Annotated[str, msgspec.Meta(max_length=255)]
 

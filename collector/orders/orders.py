@@ -19,13 +19,13 @@ from stepscope.collector.orders.addressees import Target, addressees
 from stepscope.collector.orders.order import OrderedRank, OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
-from stepscope.runtime.control.ranks import ranks_from, ranks_text
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.command import Answer, Command
-from stepscope.runtime.control.requests.end_change import NOTHING_WAITS, choose_end
-from stepscope.runtime.control.requests.window_detail import detail_from
-from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.end_change import NOTHING_WAITS, choose_end
+from stepscope.runtime.requests.window_detail import detail_from
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.session.ranks import ranks_from, ranks_text
 
 MARGIN = 1.0
 """Seconds from the proposal to the first step that the first attempt allows for; each further one doubles it."""

@@ -14,10 +14,10 @@ from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.collector.protocol import MAX_NAME
-from stepscope.runtime.control.ranks import missing_ranges
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.session.ranks import missing_ranges
 
 SAME_CLOCK_NS = 50_000_000
 """Two processes read one monotonic clock if its name is the same and their wall clocks agree so well: a machine that was

@@ -18,7 +18,6 @@ from stepscope.runtime.accounting.sums import added_up
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.formats import UnfinishedWindow, run_of
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import Damage, FrameReader
@@ -31,6 +30,7 @@ from stepscope.runtime.journal.records import (
     decode_record,
     is_known,
 )
+from stepscope.runtime.journal.replay import UnfinishedWindow, run_of
 from stepscope.runtime.windows.window import Step, Window
 
 MAX_STREAMS = 65_536

@@ -16,7 +16,7 @@ from stepscope.runtime.errors import NoWindowError, StepscopeError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import WindowOpened
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.summary import CounterRow, InstantRow, Summary, SummaryRow
 from stepscope.runtime.windows.window import Window

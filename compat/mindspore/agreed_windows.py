@@ -11,13 +11,13 @@ from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.agreement.plans import Asked as AskedOfRanks
 from stepscope.runtime.control.control_task import ControlTask
-from stepscope.runtime.control.entry_points.file_requests import TRIGGER, FileRequests
 from stepscope.runtime.control.entry_points.status_file import StatusFile
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.end_change import EndRequest
-from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import RequestRouter
-from stepscope.runtime.export.run import job_from_environment
+from stepscope.runtime.control.file_requests import TRIGGER, FileRequests
+from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_router import RequestRouter
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndRequest
+from stepscope.runtime.session.job import job_from_environment
 
 
 class AgreedWindows:

@@ -29,9 +29,9 @@ from stepscope.compat.mindspore.target import Target
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.export.formats import Replayed, replay_into, run_of
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")

@@ -21,8 +21,8 @@ from stepscope.compat.mindspore.enums import (
 )
 from stepscope.compat.mindspore.options import ProfilerOptions, activities_of, boolean, read_options
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.session.ranks import ranks_from
 from stepscope.runtime.settings.validation import did_you_mean
 
 log = logging.getLogger("stepscope")

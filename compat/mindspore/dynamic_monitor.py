@@ -29,9 +29,9 @@ from stepscope.compat.mindspore.step_windows import StepWindows
 from stepscope.compat.mindspore.window_recorder import WindowRecorder
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.environment import directory_from_environment
-from stepscope.runtime.control.entry_points.file_requests import TRIGGER
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.control.file_requests import TRIGGER
+from stepscope.runtime.session.job import rank_from_environment
 
 log = logging.getLogger("stepscope")
 

@@ -16,11 +16,11 @@ from stepscope.compat.mindspore.errors import ProfilerIOException
 from stepscope.compat.mindspore.options import DEFAULT_PATH
 from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
-from stepscope.runtime.export.run import job_from_environment, this_host
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import decode_record
+from stepscope.runtime.session.job import job_from_environment, this_host
 
 log = logging.getLogger("stepscope")
 

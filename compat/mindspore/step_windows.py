@@ -11,13 +11,13 @@ from collections.abc import Callable
 import msgspec
 
 from stepscope.compat.mindspore.asked_steps import Asked, Ended, Key, Late, Planned
-from stepscope.runtime.control.requests.armed import Armed, ArmedStatus
-from stepscope.runtime.control.requests.armed_window import ArmedWindow, Gate
-from stepscope.runtime.control.requests.end_change import EndChange
-from stepscope.runtime.control.requests.window_request import MAX_RUN_ID, WindowRequest
-from stepscope.runtime.recording.arming import Arming
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.end_change import EndChange
+from stepscope.runtime.requests.window_request import MAX_RUN_ID, WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.schedule import NEVER, never
+from stepscope.runtime.steps.arming import Arming
 
 
 class StepWindows(Arming):

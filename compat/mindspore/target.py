@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from stepscope.runtime.export.run import rank_from_environment
+from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.settings.validation import did_you_mean
 
 DEVICES: Final = ("CPU", "GPU", "Ascend")

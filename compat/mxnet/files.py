@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from stepscope.exporters.rotation import SUFFIXES, numbered
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.files.paths import real
+from stepscope.runtime.session.job import rank_from_environment
 
 
 class Files:

@@ -19,8 +19,8 @@ from stepscope.compat.mxnet.remote import Remote, for_server
 from stepscope.compat.mxnet.series import FramePass
 from stepscope.compat.mxnet.settings import settings_of
 from stepscope.compat.mxnet.tables import FORMATS, SORT_KEYS, render
+from stepscope.runtime.lifecycle.join import join
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.recording.join import join
 from stepscope.runtime.settings.arguments import got
 
 log = logging.getLogger("stepscope")

@@ -12,9 +12,9 @@ from typing import Any
 
 from stepscope.compat.mxnet.errors import MXNetError, MXNetValueError
 from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.control.requests.command import Answer, Command
-from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.window_request import WindowRequest
 
 log = logging.getLogger("stepscope")
 

@@ -11,10 +11,11 @@ import msgspec
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
-from stepscope.runtime.export.formats import replay_into, run_of, staged
+from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.threads.loop_thread import run_on_own_loop
+from stepscope.runtime.journal.replay import replay_into, run_of
+from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
 
 
 def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:

@@ -32,10 +32,10 @@ from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
-from stepscope.runtime.recording.step_controller import step_number
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunction, always, never
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.steps.step_controller import step_number
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")

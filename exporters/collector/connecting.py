@@ -16,7 +16,7 @@ from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import clock
 from stepscope.runtime.journal.records import ClockSync
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
 

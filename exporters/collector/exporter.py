@@ -26,8 +26,6 @@ from stepscope.exporters.collector.spool import Spool, StreamNote
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.runtime.control.agreement.peer import this_machine
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.requests.command import VERSION as CONTROL
-from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.delivery_outcome import UnsentFiles
@@ -35,6 +33,8 @@ from stepscope.runtime.export.exporter import DeliveryResult
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.requests.command import VERSION as CONTROL
+from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.processes import process_identity
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got

@@ -22,7 +22,7 @@ from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import ClockSync
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
 

@@ -114,7 +114,7 @@ class Order(msgspec.Struct, frozen=True, tag=8, array_like=True):
     number: Count
     """Names it on this connection."""
     command: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
-    """`stepscope.runtime.control.requests.command.Command`, in JSON."""
+    """`stepscope.runtime.requests.command.Command`, in JSON."""
 
 
 class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
@@ -122,7 +122,7 @@ class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
 
     number: Count
     answer: Annotated[bytes, msgspec.Meta(max_length=MAX_ORDER)]
-    """`stepscope.runtime.control.requests.command.Answer`, in JSON."""
+    """`stepscope.runtime.requests.command.Answer`, in JSON."""
 
 
 Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed

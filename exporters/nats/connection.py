@@ -20,7 +20,7 @@ from nats.errors import Error as NatsError
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.secret_file import read_secret
-from stepscope.runtime.threads.ending_tasks import finish
+from stepscope.runtime.loop_threads.ending_tasks import finish
 
 CLOSING = 2.0
 """Seconds that a server has to take what is sent to it last."""

@@ -26,7 +26,7 @@ from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 
 class _Message(msgspec.Struct):

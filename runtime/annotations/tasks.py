@@ -6,7 +6,8 @@ from typing import Literal
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.part_errors import from_signal_handler
-from stepscope.runtime.annotations import asyncio_tasks, executors, greenlets, trio_tasks
+from stepscope.runtime.annotations import asyncio_tasks, executors, trio_tasks
+from stepscope.runtime.threads import greenlets
 
 
 def watch() -> None:

@@ -12,8 +12,8 @@ from typing import Any
 
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.threads.ending_tasks import end_tasks
-from stepscope.runtime.threads.loop_thread import LoopThread
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads.native_threads import RLock
 from stepscope.runtime.threads.one_shot import OneShot
 

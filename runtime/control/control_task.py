@@ -12,9 +12,9 @@ from collections.abc import Callable
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.rate import StepRate
-from stepscope.runtime.control.armable import Armable
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.requests.armable import Armable
 
 log = logging.getLogger("stepscope")
 

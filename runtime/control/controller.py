@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stepscope.runtime.control.agreement.agreement import Agreement
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
-from stepscope.runtime.control.armable import Armable
+from stepscope.runtime.control.command_handler import CommandHandler
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points import user_signal
 from stepscope.runtime.control.entry_points.control_file import (
@@ -20,16 +20,16 @@ from stepscope.runtime.control.entry_points.control_file import (
     default_content,
     file_of,
 )
-from stepscope.runtime.control.entry_points.file_requests import FileRequests
 from stepscope.runtime.control.entry_points.local_socket import LocalSocket
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from stepscope.runtime.control.requests.command import Answer, Command
-from stepscope.runtime.control.requests.command_handler import CommandHandler
-from stepscope.runtime.control.requests.request_history import TakenRequests
-from stepscope.runtime.control.requests.request_router import RequestRouter
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.control.file_requests import FileRequests
+from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
-from stepscope.runtime.export.run import is_child, job_from_environment, rank_from_environment
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.session.job import is_child, job_from_environment, rank_from_environment
 
 log = logging.getLogger("stepscope")
 

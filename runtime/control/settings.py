@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from stepscope.runtime.control.requests.window_request import RunId
+from stepscope.runtime.requests.window_request import RunId
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
 

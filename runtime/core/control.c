@@ -122,7 +122,7 @@ void control_refuse(void) { count_one(&g_control.refused[(unsigned)getpid() % RE
 
 /* On the main thread, between two byte codes: who has called ring_new() may hold locks, or not hold the GIL. */
 static int say_denied(void *error) {
-    PyObject *module = PyImport_ImportModule("stepscope.runtime.recording.join");
+    PyObject *module = PyImport_ImportModule("stepscope.runtime.lifecycle.join");
     PyObject *said = module ? PyObject_CallMethod(module, "say_denied", "i", (int)(intptr_t)error) : NULL;
     if (!said) PyErr_WriteUnraisable(module);
     Py_XDECREF(said);

@@ -28,9 +28,9 @@ from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS, Accounts
 from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
+from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.condition import LoopCondition
-from stepscope.runtime.threads.loop_thread import LoopThread
 from stepscope.runtime.threads.user_code import is_programs, run_async
 from stepscope.runtime.windows.window import Window
 

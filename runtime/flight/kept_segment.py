@@ -8,9 +8,6 @@ from pathlib import Path
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.append_file import AppendFile
 
-PREFIX = "kept-"
-"""Begins the names of the files; the number of the profiler and of the segment follow."""
-
 
 class Segment:
     """Frames of events, written one after the other and let go together.

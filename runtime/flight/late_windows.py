@@ -15,7 +15,7 @@ from stepscope.runtime.flight.retention import KeptBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.triggers.trigger import StepTimes
-from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER, WindowRouter, WindowsStatistics
 from stepscope.runtime.windows.step_marks import StepMark

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.flight.kept_segment import PREFIX, Segment
+from stepscope.runtime.flight.kept_segment import Segment
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.session.directory import KEPT_PREFIX
 
 OVERHEAD = 512
 """Bytes that the account of a block is taken to need."""
@@ -166,7 +167,7 @@ class Retention:
     def _begin(self, in_file: bool) -> None:
         path = None
         if in_file and self._directory is not None:
-            path = self._directory / f"{PREFIX}{self._profiler}-{self._number:08}"
+            path = self._directory / f"{KEPT_PREFIX}{self._profiler}-{self._number:08}"
             self._number += 1
         try:
             segment = Segment(path)

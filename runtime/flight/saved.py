@@ -8,9 +8,6 @@ import msgspec
 
 from stepscope.runtime.windows.window import Window
 
-WINDOWS = "windows"
-"""Directory of the saved windows' journals, in that of the run."""
-
 
 class SavedWindow(msgspec.Struct, frozen=True):
     """A window that was saved."""

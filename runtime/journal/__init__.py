@@ -1,1 +1,4 @@
-"""The journal: an append-only, framed, checksummed file of everything that a run recorded."""
+"""The journal: an append-only, framed, checksummed file of everything that a run recorded.
+
+Read first: `format` and `records`, then `writer`, then `reader` and `replay`.
+"""

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.control.ranks import valid_rank, valid_world_size
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.export.run import Run
@@ -18,6 +17,7 @@ from stepscope.runtime.journal.columns import Id as Id
 from stepscope.runtime.journal.columns import Int64 as Int64
 from stepscope.runtime.journal.columns import TrackRecord as TrackRecord
 from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.session.ranks import valid_rank, valid_world_size
 from stepscope.runtime.windows.window import Step, Window
 
 _STEP_BYTES = 24

@@ -1,4 +1,4 @@
-"""How profilers start and end: together, at the interpreter's exit, and by signals.
+"""How a run begins and ends: its directory, profilers that start and close, processes that join, the interpreter's exit.
 
-Read first: `starting`, `closing`, then `signals` and `interpreter_exit`.
+Read first: `output_directory`, `starting`, `closing`, then `interpreter_exit` and `join`.
 """

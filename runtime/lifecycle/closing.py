@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
-from stepscope.runtime.export.output_directory import Output
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.options import Options

@@ -12,13 +12,13 @@ import atexit
 import concurrent.futures.thread as _workers  # registers its own exit hook: ours must run before it
 import logging
 import threading
+from collections.abc import Callable, Collection
 
-from stepscope.runtime import profiler
-from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.lifecycle.closing import wait_for_late_closings
-from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit
-from stepscope.runtime.profiler import close_all
+from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
 from stepscope.runtime.recording.recorder import close_recorder
+from stepscope.runtime.steps.step_controller import StepController
+from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 
@@ -27,9 +27,23 @@ log = logging.getLogger("stepscope")
 LOOK = 0.05
 """Seconds between two looks at whether the interpreter still waits."""
 
+_open: Collection[StepController] = ()
+"""Profilers that are to be closed."""
+_close_all: Callable[[], None] = call_before_close
 _last: Thread | None = None
 """Closes when the program's threads have ended."""
 _at_once = Event()
+
+
+def close_at_exit(profilers: Collection[StepController], close_all: Callable[[], None]) -> None:
+    """Has profilers closed when the interpreter exits; what does that was registered when this module was imported.
+
+    Args:
+        profilers: those that are open then.
+        close_all: closes them, within their deadlines.
+    """
+    global _open, _close_all
+    _open, _close_all = profilers, close_all
 
 
 def _close() -> None:
@@ -43,7 +57,7 @@ def _close() -> None:
             start(last)
             _last = last
             return
-        if others and profiler._alive:  # pyright: ignore[reportPrivateUsage]
+        if others and _open:
             log.warning(
                 "the main thread has ended, and the profiler that it stepped is closed: what the threads that go on (%s) record from now "
                 "on is in no trace. Join them before the program ends, or step in one of them",
@@ -54,9 +68,9 @@ def _close() -> None:
     except BaseException:
         # Ctrl-C, as a thread may press it that saw the main thread end: the interpreter waits for no thread any more.
         _at_once.set()
-        close_all()
+        _close_all()
         raise
-    close_all()
+    _close_all()
     wait_for_late_closings()
 
 
@@ -65,7 +79,7 @@ def _used_here() -> bool:
     return any(
         each._stepper == get_ident()  # pyright: ignore[reportPrivateUsage]
         or any(source.open and source.here for source in each._bound())  # pyright: ignore[reportPrivateUsage]
-        for each in list(profiler._alive)  # pyright: ignore[reportPrivateUsage]
+        for each in list(_open)
     )
 
 
@@ -79,7 +93,7 @@ def _at_work() -> list[threading.Thread]:
 def _close_last() -> None:
     while not _at_once.is_set() and (others := _at_work()):
         others[0].join(LOOK)
-    close_all()
+    _close_all()
     wait_for_late_closings()
 
 
@@ -92,9 +106,9 @@ def _give_up_waiting() -> None:
 
 def _close_what_is_open() -> None:
     """eventlet replaces what the interpreter calls first at its exit by a function that does not call ours."""
-    if profiler._alive:  # pyright: ignore[reportPrivateUsage]
+    if _open:
         start_also_at_exit()
-        close_all()
+        _close_all()
 
 
 # Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The

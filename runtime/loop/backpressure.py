@@ -14,9 +14,9 @@ import anyio.lowlevel
 from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, split_block
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.options import Options
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
-from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1

@@ -16,16 +16,15 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.events.survey import of_kind, survey
 from stepscope.runtime.export.exporter_worker import PATIENCE
-from stepscope.runtime.lifecycle import signals
 from stepscope.runtime.loop.backpressure import BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread, loop_name
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
-from stepscope.runtime.threads import background_call
+from stepscope.runtime.threads import background_call, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.condition import LoopCondition
 from stepscope.runtime.threads.export_context import deliver_for
-from stepscope.runtime.threads.loop_thread import JOIN_S, LoopThread, loop_name
 from stepscope.runtime.threads.native_threads import RLock, get_ident
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.router import RECORDER

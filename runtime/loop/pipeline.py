@@ -15,8 +15,6 @@ from stepscope.runtime import _core
 from stepscope.runtime.accounting.internal_errors import InternalErrors, contained
 from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
 from stepscope.runtime.accounting.part_errors import GRACE
-from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics
-from stepscope.runtime.control.requests.armed_facts import add_recorded
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
@@ -26,9 +24,8 @@ from stepscope.runtime.export.fanout import Fanout
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.recorder import Flight
 from stepscope.runtime.flight.settings import FlightRecorder
-from stepscope.runtime.loop.backpressure import DrainedTurn
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import (
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import (
     ActionChanged,
     Advancing,
     Delivery,
@@ -42,19 +39,21 @@ from stepscope.runtime.loop.messages import (
     SourceEnded,
     Spawn,
     Watermark,
-    WindowBegins,
-    WindowEnds,
 )
+from stepscope.runtime.loop.backpressure import DrainedTurn
+from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
-from stepscope.runtime.recording.detail import FULL, Detail
+from stepscope.runtime.requests.armed_facts import add_recorded
+from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
 from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END

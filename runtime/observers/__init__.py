@@ -1,4 +1,4 @@
-"""What is recorded besides the program's own events (`Options.signals`): stacks, waits, queues, processor time.
+"""What is recorded besides the program's own events (`Options.signals`): stacks, waits, tasks, queues, processor time.
 
-Read first: `observing`, then `stack_sampler`.
+Read first: `observing`, then `stack_sampler` and `task_runs`.
 """

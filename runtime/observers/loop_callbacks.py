@@ -11,8 +11,8 @@ from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.events import strings
+from stepscope.runtime.loop_threads.lasting_loop import is_lasting
 from stepscope.runtime.observers.code_places import place_of
-from stepscope.runtime.threads.lasting_loop import is_lasting
 
 CATEGORY = "loop callback"
 LONG_NS = 50_000_000

@@ -18,7 +18,7 @@ from stepscope.runtime.options import Signal
 from stepscope.runtime.threads import locks
 
 if TYPE_CHECKING:
-    from stepscope.runtime.recording.step_controller import StepController
+    from stepscope.runtime.steps.step_controller import StepController
 
 _READ_OF_STEPS = {
     "run_queue_ns": "/proc/thread-self/schedstat",

@@ -11,13 +11,13 @@ from typing import NamedTuple
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.annotations import asyncio_tasks
-from stepscope.runtime.annotations.task_runs import TASKS
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.processor_demand import ProcessorDemand
-from stepscope.runtime.recording.step_controller import StepController
+from stepscope.runtime.observers.task_runs import TASKS
+from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Thread
 

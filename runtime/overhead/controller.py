@@ -18,7 +18,7 @@ from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.budget import OverheadBudget, OverheadStatistics
 from stepscope.runtime.overhead.governor import Governor
 from stepscope.runtime.overhead.meter import EventCosts, EventCounts, RuntimeCpuClock, event_costs
-from stepscope.runtime.recording.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
+from stepscope.runtime.schedule.detail import FULL, LEVELS, MARKS_ONLY, Detail, DetailFilter
 from stepscope.runtime.threads import locks
 
 OVERHEAD = "overhead"

@@ -5,7 +5,7 @@ A pure state machine: it is told what was measured and what the next higher leve
 
 from __future__ import annotations
 
-from stepscope.runtime.recording.detail import LEVELS
+from stepscope.runtime.schedule.detail import LEVELS
 
 SMOOTHING = 0.5
 """Weight of the latest reading."""

@@ -6,14 +6,13 @@ import contextlib
 import functools
 import threading
 import time
-import weakref
-from asyncio import AbstractEventLoop
 
 import msgspec
 
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.survey import survey
+from stepscope.runtime.loop_threads.own_threads import is_ours
 
 OPERATOR_SPANS = 6.5
 """An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with
@@ -44,19 +43,6 @@ def event_costs() -> EventCosts:
     return EventCosts(span, instant, OPERATOR_SPANS * span, (_core.now() - start) / 64)
 
 
-_loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
-
-
-def register_loop(loop: AbstractEventLoop) -> None:
-    """Says that a loop is the runtime's own, so that its worker threads are ours as well."""
-    _loops.add(loop)
-
-
-def own_threads() -> list[threading.Thread]:
-    """The threads that the runtime runs now."""
-    return [thread for thread in threading.enumerate() if _is_ours(thread)]
-
-
 class RuntimeCpuClock:
     """Processor time of the threads that the runtime runs."""
 
@@ -72,7 +58,7 @@ class RuntimeCpuClock:
             threads: those that are alive, `threading.enumerate()`. That waits for a lock of Python's.
         """
         # eventlet's stand-in for the main thread has no number.
-        numbers = (getattr(thread, "native_id", None) for thread in threads if _is_ours(thread))
+        numbers = (getattr(thread, "native_id", None) for thread in threads if is_ours(thread))
         alive = {number for number in numbers if number}
         first = not self._seen
         for native in alive:
@@ -85,11 +71,6 @@ class RuntimeCpuClock:
         for native in self._seen.keys() - alive:
             self._seen.pop(native, None)  # a signal handler that reads as well may have been here
         return self._total
-
-
-def _is_ours(thread: threading.Thread) -> bool:
-    # anyio's worker threads have the loop that they work for.
-    return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops
 
 
 class EventCounts(msgspec.Struct):

@@ -1,4 +1,4 @@
-"""The side of the program's threads: the one recorder, steps, windows that are armed, processes that join.
+"""The one recorder of the process: it drains the rings, frees their slots, and takes in processes that join.
 
-Read first: `recorder`, then `step_controller` and `arming`, then `joined_processes`.
+Read first: `recorder`, then `late_release`, then `joined_processes`.
 """

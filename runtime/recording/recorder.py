@@ -15,18 +15,18 @@ import msgspec
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.annotations import asyncio_tasks, greenlets
+from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import temporary_directory
 from stepscope.runtime.files.private_files import is_gone
 from stepscope.runtime.options import Options
-from stepscope.runtime.recording.detail import EVERYTHING
 from stepscope.runtime.recording.joined_processes import Workers
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.recovery.sweep import sweep_beside
+from stepscope.runtime.schedule.detail import EVERYTHING
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
     end_session,
@@ -37,6 +37,7 @@ from stepscope.runtime.session.directory import (
     unmark_delivered,
 )
 from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.threads import greenlets
 from stepscope.runtime.threads.native_threads import Lock
 
 log = logging.getLogger("stepscope")

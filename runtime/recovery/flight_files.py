@@ -8,13 +8,12 @@ from pathlib import Path
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.flight.kept_segment import PREFIX
-from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.recovery.ring_file import RingContent
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.session.note import SessionNote
+from stepscope.runtime.session.directory import KEPT_PREFIX
+from stepscope.runtime.session.note import WINDOWS, SessionNote
 
 MAX_FILES = 1 << 14
 MAX_BYTES = 64 << 20
@@ -28,7 +27,7 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
 
     Frames that are damaged are passed over, and said in the session's notes.
     """
-    wanted = f"{PREFIX}{profiler}-" if profiler else PREFIX
+    wanted = f"{KEPT_PREFIX}{profiler}-" if profiler else KEPT_PREFIX
     for name in sorted(os.listdir(session.directory))[:MAX_FILES]:
         if not name.startswith(wanted):
             continue

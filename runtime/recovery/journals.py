@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.session.note import WINDOWS
 
 _MAX_NAMED = 8
 

@@ -17,14 +17,14 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
-from stepscope.runtime.export.formats import run_of
-from stepscope.runtime.export.run import Run, this_host
+from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import temporary_name
 from stepscope.runtime.journal.format import EventsHeader
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord, RecoveredRecord
+from stepscope.runtime.journal.replay import run_of
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.journals import below
@@ -33,6 +33,7 @@ from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindow
 from stepscope.runtime.session.file_lock import lock
+from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
 from stepscope.runtime.session.processes import is_running
 from stepscope.runtime.windows.router import divide

@@ -1,4 +1,4 @@
-"""The session directory, where the processes that take part keep their rings, and what it says of processes.
+"""The session directory, where the processes that take part keep their rings, and what it says of processes and their job.
 
-Read first: `directory`, then `note`.
+Read first: `directory`, then `note`, then `job` with `launch`.
 """

@@ -30,7 +30,6 @@ import msgspec
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
-from stepscope.runtime.flight.kept_segment import PREFIX as KEPT
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.file_lock import hold, lock, release
 from stepscope.runtime.session.processes import is_running, process_identity
@@ -59,6 +58,8 @@ _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
 """Nothing is recorded, and closed: fields of the control page (`Control` in core/core.h)."""
 PREFIX = "stepscope-"
+KEPT_PREFIX = "kept-"
+"""Begins the names of the flight recorder's files; the number of the profiler and of the segment follow."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -285,7 +286,7 @@ def places(wanted: str | None) -> Iterator[str]:
 
 def is_session_file(name: str) -> bool:
     """Whether a file of this name may be one that a session makes."""
-    return name in _FILES or name.startswith(KEPT) or _NUMBERED.fullmatch(name) is not None
+    return name in _FILES or name.startswith(KEPT_PREFIX) or _NUMBERED.fullmatch(name) is not None
 
 
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.runtime.events.clock import identity
-from stepscope.runtime.export.run import job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.session.job import job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.session.processes import birth_of
 
 _JOB = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")

@@ -16,14 +16,16 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.private_files import replace_private
 from stepscope.runtime.session.directory import in_use
 from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.trace_note import TraceNote
 
 SESSION_FILE = "session"
 JOURNAL = "journal"
+WINDOWS = "windows"
+"""Directory of the journals of the windows that a flight recorder saved, in that of the run."""
 
 MAX_OUTPUTS = 256
 """Files that a note names."""

@@ -6,8 +6,8 @@ from collections import deque
 from typing import Any
 
 from stepscope.runtime.events import clock
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import Delivery, Message
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Delivery, Message
 
 
 class PendingDeliveries:

@@ -13,15 +13,15 @@ from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.part_errors import contain, from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.numbers import whole
 from stepscope.runtime.events.record import Block, EventBatch, check_block, cut_block
 from stepscope.runtime.files.paths import readable
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
 from stepscope.runtime.options import Options
-from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.numbers import whole
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.user_code import is_programs, run, run_async
 

@@ -12,11 +12,11 @@ from functools import partial
 from stepscope.runtime.errors import BackendError, ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.intervals import Interval
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import Message
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.options import Options
-from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.recording_intervals import RecordingIntervals
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.threads.one_shot import OneShot

@@ -10,7 +10,7 @@ from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.events.tracks import Track, TrackKind
-from stepscope.runtime.recording.detail import are_operators
+from stepscope.runtime.schedule.detail import are_operators
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.windows.open_window import OpenWindow

@@ -1,4 +1,4 @@
-"""Threads of the runtime with and without an event loop, and what they wait for.
+"""Threads of the runtime, what they wait for, and the signals that end the process.
 
-Read first: `loop_thread`, then `background_call`, `one_shot` and `condition`.
+Read first: `native_threads` and `locks`, then `background_call` and `one_shot`, then `signals`.
 """

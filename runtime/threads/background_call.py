@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.annotations.greenlets import threads_replaced_by
 from stepscope.runtime.threads import native_threads
+from stepscope.runtime.threads.greenlets import threads_replaced_by
 from stepscope.runtime.threads.native_threads import Lock, Thread, get_ident, on_main_thread
 from stepscope.runtime.threads.one_shot import OneShot
 

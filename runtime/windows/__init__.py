@@ -1,4 +1,4 @@
 """Windows: which window and step an event belongs to, and what is summed up of each.
 
-Read first: `router`, then `open_window` and `step_marks`, then `step_facts` and `summary`.
+Read first: `router`, then `open_window` with `borders` and `step_marks`, then `step_facts` and `summary`.
 """

@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import SourceLedger, events_in, losses
-from stepscope.runtime.control.requests.armed_facts import ARMED
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
-from stepscope.runtime.loop.messages import WindowEnds
-from stepscope.runtime.recording.detail import DetailFilter
+from stepscope.runtime.schedule.detail import DetailFilter
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER as RECORDER
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.step_marks import StepMark
+from stepscope.runtime.windows.window import ARMED
 from stepscope.runtime.windows.window_tables import WindowTable
 
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"

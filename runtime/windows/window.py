@@ -15,6 +15,9 @@ from stepscope.runtime.settings.documented import Documented
 if TYPE_CHECKING:
     from stepscope.runtime.windows.summary import Summary
 
+ARMED = "armed"
+"""Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
+
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """One recorded step."""

@@ -9,12 +9,12 @@ from typing import Any
 
 from stepscope.runtime.control.entry_points.client import ask_process
 from stepscope.runtime.control.entry_points.controllable import takers
-from stepscope.runtime.control.ranks import ranks_from
-from stepscope.runtime.control.requests.command import Answer, Command
-from stepscope.runtime.control.requests.window_detail import detail_from
-from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.requests.window_detail import detail_from
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.session.ranks import ranks_from
 
 DESCRIPTION = """\
 Asks running processes to record a window, that is, some steps in one piece, and shows the answer of each: one process of

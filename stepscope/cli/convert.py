@@ -17,10 +17,11 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
-from stepscope.runtime.export.formats import Replayed, replay_into, run_of, writing
+from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, below
 from stepscope.runtime.recovery.target import choose
 from stepscope.runtime.session.note import can_recover

@@ -8,8 +8,8 @@ from stepscope.backends.torch import TorchBackend
 from stepscope.backends.torch_import import TorchImport
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch
-from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.native_threads import get_ident
 

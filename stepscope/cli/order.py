@@ -16,8 +16,8 @@ import msgspec
 from stepscope.exporters.collector.address import Address
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
-from stepscope.runtime.control.requests.armed import ArmedStatus
 from stepscope.runtime.errors import ControlError
+from stepscope.runtime.requests.armed import ArmedStatus
 
 PATH = "/v1/windows"
 MOST_BYTES = 64 << 20

@@ -31,11 +31,11 @@ from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import ScheduleError
-from stepscope.runtime.export.output_directory import Output
-from stepscope.runtime.export.run import local_world_size, rank_from_environment
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import Schedule, schedule
+from stepscope.runtime.session.job import local_world_size, rank_from_environment
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 
 PATIENT = Options(linger=60, close_timeout=120, signals=SIGNALS)

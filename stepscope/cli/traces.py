@@ -12,10 +12,10 @@ from stepscope.cli import opening
 from stepscope.exporters.rewriting import rewrite_trace
 from stepscope.exporters.rotation import PART
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
-from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.recovery.recover import Recovery
 from stepscope.runtime.session.directory import PREFIX, places, runs_of
 from stepscope.runtime.session.note import SessionNote, notes_in, read_note
+from stepscope.runtime.session.trace_note import TraceNote
 
 TARGETS = ("trace.json", "recovered.json", *(f"recovered-{number}.json" for number in range(2, 100)))
 """Names for what a recovered journal is converted to."""

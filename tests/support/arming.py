@@ -11,8 +11,8 @@ import pytest
 import stepscope as sc
 from stepscope.runtime.control.entry_points.client import ask_process
 from stepscope.runtime.control.entry_points.environment import VARIABLE
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.command import Command
 
 SOCKET = sc.Control(socket=True)
 """By which the operator reaches a door."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 T = TypeVar("T")
 

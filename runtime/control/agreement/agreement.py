@@ -18,12 +18,12 @@ from stepscope.runtime.control.agreement.coordinator import Coordinator
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.agreement.participant import Participant
 from stepscope.runtime.control.agreement.plans import Asked, Plan, Plans, Request
-from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.end_change import EndRequest
-from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndRequest
+from stepscope.runtime.requests.window_request import WindowRequest
 
 log = logging.getLogger("stepscope")
 

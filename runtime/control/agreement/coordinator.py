@@ -12,11 +12,11 @@ from stepscope.runtime.control.agreement.participant import PlannedGate
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
 from stepscope.runtime.control.agreement.rate import Pace
 from stepscope.runtime.control.agreement.step_choice import choose_steps, may_move, nearest_of, why_not
-from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.ranks import ranks_text
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.end_change import EndChange, EndRequest, choose_end
-from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndChange, EndRequest, choose_end
+from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.session.ranks import ranks_text
 
 ATTEMPTS = 8
 """Choices of steps for one request: each after the window that was in the way of the last."""

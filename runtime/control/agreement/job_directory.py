@@ -19,9 +19,9 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from stepscope.runtime.control.agreement.peer import Peer
-from stepscope.runtime.control.entry_points.file_reading import create_once, read_bounded
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.file_reading import create_once, read_bounded
 from stepscope.runtime.files.private_files import replace_private
 
 T = TypeVar("T", bound=msgspec.Struct)

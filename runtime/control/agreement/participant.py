@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable
 
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Unable
-from stepscope.runtime.control.armable import Armable
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.end_change import NOTHING_WAITS, EndChange
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import NOTHING_WAITS, EndChange
+from stepscope.runtime.requests.window_request import WindowRequest
 
 log = logging.getLogger("stepscope")
 

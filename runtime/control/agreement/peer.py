@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 
 from stepscope.runtime.events.clock import identity
-from stepscope.runtime.export.run import this_host
+from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.processes import is_running, process_identity
 
 

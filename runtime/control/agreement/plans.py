@@ -14,12 +14,12 @@ from typing import Annotated
 import msgspec
 
 from stepscope.runtime.control.agreement.job_directory import read_record
-from stepscope.runtime.control.entry_points.file_reading import create_once
-from stepscope.runtime.control.ranks import ranks_text
-from stepscope.runtime.control.requests.armed import Armed
-from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
-from stepscope.runtime.control.requests.window_request import Rank, WindowRequest
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.files.file_reading import create_once
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.end_change import EndChange, EndRequest
+from stepscope.runtime.requests.window_request import Rank, WindowRequest
+from stepscope.runtime.session.ranks import ranks_text
 
 Asked = WindowRequest | EndRequest
 """A window, or another end of windows that there are."""

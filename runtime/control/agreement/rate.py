@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Annotated
 
-import msgspec
+from stepscope.runtime.requests.command import MAX_RATE
 
-MAX_RATE = 1e9
-"""Steps per second: one takes a nanosecond at least. After the number of the step was set, readings may say more."""
 SPAN = 2.0
 """Seconds that are looked back at most."""
 SPACING_S = 0.25
 """Between two readings of a pace, at least."""
-
-StepsPerSecond = Annotated[float, msgspec.Meta(ge=0, le=MAX_RATE)]
 
 
 class StepRate:

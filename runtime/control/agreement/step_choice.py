@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from stepscope.runtime.control.requests.placement import ASK_TO_WAIT
-from stepscope.runtime.control.requests.window_request import MAX_STEP, WindowRequest
+from stepscope.runtime.requests.placement import ASK_TO_WAIT
+from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
 
 OF_CLOCK = "behind a window that ends by the clock no steps can be chosen for several ranks; ask again when it is over"

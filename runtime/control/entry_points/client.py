@@ -10,9 +10,9 @@ import msgspec
 
 from stepscope.runtime.control.entry_points.controllable import takers_near
 from stepscope.runtime.control.entry_points.local_socket import NAME, peer_user
-from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.directory import session_of
 from stepscope.runtime.session.processes import exists
 

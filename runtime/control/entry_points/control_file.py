@@ -8,10 +8,9 @@ from typing import Literal
 import msgspec
 
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.ranks import ranks_from
-from stepscope.runtime.control.requests.end_change import EndRequest
-from stepscope.runtime.control.requests.window_detail import WindowDetail, detail_from
-from stepscope.runtime.control.requests.window_request import (
+from stepscope.runtime.requests.end_change import EndRequest
+from stepscope.runtime.requests.window_detail import WindowDetail, detail_from
+from stepscope.runtime.requests.window_request import (
     Count,
     Rank,
     RunId,
@@ -20,6 +19,7 @@ from stepscope.runtime.control.requests.window_request import (
     StepNumber,
     WindowRequest,
 )
+from stepscope.runtime.session.ranks import ranks_from
 from stepscope.runtime.settings.checked import Checked
 
 NAME = "stepscope.json"

@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.options import SIGNALS, Options
+from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import Schedule
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.decoding import decode_json
-from stepscope.runtime.control.requests.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
+from stepscope.runtime.requests.command import MAX_BYTES, Answer, Command
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.one_shot import OneShot
 

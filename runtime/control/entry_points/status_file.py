@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from stepscope.runtime.control.requests.armed import ArmedStatus
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.private_files import replace_private
+from stepscope.runtime.requests.armed import ArmedStatus
 
 log = logging.getLogger("stepscope")
 

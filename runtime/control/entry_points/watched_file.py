@@ -13,8 +13,8 @@ from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.file_events import FileEvents
-from stepscope.runtime.control.entry_points.file_reading import Reading, create_once, read_bounded
 from stepscope.runtime.control.entry_points.status_file import StatusFile
+from stepscope.runtime.files.file_reading import Reading, create_once, read_bounded
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.settings.arguments import got
 

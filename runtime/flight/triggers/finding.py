@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stepscope.runtime.events.json_values import plain
-from stepscope.runtime.events.numbers import real, whole
 from stepscope.runtime.flight.triggers.trigger import Finding
 from stepscope.runtime.settings.arguments import got
+from stepscope.runtime.settings.numbers import real, whole
 
 MAX_TEXT = 1000
 """Characters kept of what a trigger says, and of its value."""

@@ -20,7 +20,7 @@ from stepscope.backends import torch_arm
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind
-from stepscope.runtime.recording.detail import EVERYTHING
+from stepscope.runtime.schedule.detail import EVERYTHING
 from tests.support.basics import ROOT, missing
 from tests.support.operators import ARMED, environment, record, torch
 from tests.support.readings import texts

@@ -8,8 +8,8 @@ from stepscope.backends.collecting import CollectingSink
 from stepscope.backends.torch import TorchBackend
 from stepscope.cli.late_torch import LateTorch
 from stepscope.runtime.events import clock
-from stepscope.runtime.recording.detail import FULL, Detail
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, Detail
 from tests.support.operators import torch
 from tests.support.readings import texts
 

@@ -21,7 +21,7 @@ from stepscope.collector.intake import FREE, Grant, Intake
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.announced import Announced
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused

@@ -28,7 +28,6 @@ from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime.control.ranks import MAX_RANKS, missing_ranges, ranges_text
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.clock import ClockAnchor
@@ -36,6 +35,7 @@ from stepscope.runtime.events.record import EVENT_DTYPE, Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord
+from stepscope.runtime.session.ranks import MAX_RANKS, missing_ranges, ranges_text
 from tests.support.basics import ROOT, require
 from tests.support.clocks import START as CLOCK_START
 from tests.support.clocks import Network, TrueClock, round_trips

@@ -17,12 +17,12 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.control import ranks
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
-from stepscope.runtime.control.ranks import MAX_RANKS, ranks_from, ranks_text
 from stepscope.runtime.errors import ControlError
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.journal.records import ClockSync, RunRecord
+from stepscope.runtime.session import ranks
+from stepscope.runtime.session.job import rank_from_environment
+from stepscope.runtime.session.ranks import MAX_RANKS, ranks_from, ranks_text
 from tests.support.basics import ROOT
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
@@ -37,7 +37,7 @@ MANY = ",".join(f"{million}000000-{million}999999" for million in range(1, 57))
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (600 << 20,) * 2)
-from stepscope.runtime.control.ranks import ranks_from
+from stepscope.runtime.session.ranks import ranks_from
 try:
     ranks_from({text!r})
 except ValueError as error:

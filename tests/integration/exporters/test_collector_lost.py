@@ -28,7 +28,7 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.integration.exporters.test_collector_exporter import connecting
 from tests.integration.exporters.test_collector_faults import websocket
 from tests.support.basics import poll

@@ -17,8 +17,8 @@ from stepscope.exporters.collector.protocol import Hello
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.errors import OutputError
+from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import poll, require
 from tests.support.collectors import free_port
 

@@ -19,9 +19,9 @@ from stepscope.exporters.specimens import run_in
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.export.exporter import SupportsDeferredAck
-from stepscope.runtime.export.formats import replay_into, run_of
-from stepscope.runtime.export.run import this_host
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
+from stepscope.runtime.session.job import this_host
 from tests.support.basics import ROOT
 from tests.support.commands import python
 from tests.support.messages import refused
@@ -104,7 +104,7 @@ for number in range(100):  # names and tracks get other numbers than in the proc
     tracks.new(tracks.TrackKind.THREAD, 1, number, "of this process")
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.runtime.export.formats import replay_into, run_of
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.journal.reader import JournalReader
 with JournalReader(Path(sys.argv[1])) as reader:
     options = OtlpOptions(spans_per_second=None, leave_out=())

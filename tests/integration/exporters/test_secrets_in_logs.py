@@ -18,7 +18,7 @@ from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import BrokenError
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import until
 from tests.support.collectors import Process, collecting, free_port, journals

@@ -19,12 +19,12 @@ from stepscope.runtime.accounting.internal_errors import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
 from stepscope.runtime.loop.backpressure import JUDGED, MOST, BackpressureQueue, DrainedTurn
-from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
-from stepscope.runtime.threads.condition import LoopCondition
 from tests.support.basics import poll
 
 SMALL = 64 << 10

@@ -25,11 +25,11 @@ from stepscope.cli.main import main
 from stepscope.control import WindowDetail, WindowRequest
 from stepscope.exporters import Kind
 from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.control.requests.command import Command
-from stepscope.runtime.control.requests.window_detail import detail_from
 from stepscope.runtime.events import strings
-from stepscope.runtime.recording.detail import FULL, MARKS_ONLY, NO_OPERATORS
+from stepscope.runtime.requests.command import Command
+from stepscope.runtime.requests.window_detail import detail_from
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.schedule.detail import FULL, MARKS_ONLY, NO_OPERATORS
 from stepscope.runtime.schedule.schedule import never
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from tests.support.basics import ROOT, require

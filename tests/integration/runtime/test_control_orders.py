@@ -24,9 +24,9 @@ from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.collector import protocol
-from stepscope.runtime.control.requests.command import Command
-from stepscope.runtime.control.requests.end_change import EndChange
-from stepscope.runtime.control.requests.remote_gate import RemoteGate
+from stepscope.runtime.control.remote_gate import RemoteGate
+from stepscope.runtime.requests.command import Command
+from stepscope.runtime.requests.end_change import EndChange
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import collecting
 from tests.support.launch import launched

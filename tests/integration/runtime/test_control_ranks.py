@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.control.requests.command import Command
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.command import Command
+from stepscope.runtime.requests.window_request import WindowRequest
 from tests.support.control_jobs import job, rank_settings, wait
 from tests.support.control_rank import RankSettings
 

@@ -18,7 +18,7 @@ from stepscope.control import WindowRequest
 from stepscope.errors import ControlError
 from stepscope.runtime.control.entry_points.client import ask_process, ask_socket
 from stepscope.runtime.control.entry_points.local_socket import peer_user
-from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.requests.command import Command
 from stepscope.runtime.session.directory import session_of
 from stepscope.runtime.session.processes import parent_of
 from tests.support.basics import ROOT

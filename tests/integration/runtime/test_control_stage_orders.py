@@ -15,7 +15,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.cli.main import main
-from stepscope.runtime.control.requests.window_request import WindowRequest
+from stepscope.runtime.requests.window_request import WindowRequest
 from tests.integration.runtime.test_control_orders import order
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting

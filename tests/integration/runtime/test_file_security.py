@@ -22,8 +22,8 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import OutputError
-from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep

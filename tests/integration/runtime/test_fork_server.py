@@ -172,7 +172,7 @@ def test_a_process_that_fails_to_join_removes_no_session(tmp_path: Path) -> None
 import os, shutil, sys
 from pathlib import Path
 import stepscope as sc
-from stepscope.runtime.recording import join
+from stepscope.runtime.lifecycle import join
 from stepscope.runtime.session.directory import write_identity
 
 def remove_and_make_again(part):

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from stepscope.runtime._core import span
-from stepscope.runtime.annotations import greenlets, tasks
+from stepscope.runtime.annotations import tasks
 from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.threads import greenlets
 from tests.support.basics import ROOT, missing, require
 from tests.support.launch import launched, run_to_end
 from tests.support.messages import said

@@ -20,9 +20,9 @@ from stepscope.compat.mindspore.mstx import mstx
 from stepscope.compat.torch.callbacks import Callbacks
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Kind
+from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.recording.join import leave
+from stepscope.runtime.lifecycle.join import leave
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from tests.support.crashes import names

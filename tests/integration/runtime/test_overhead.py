@@ -15,7 +15,7 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.overhead.controller import OverheadController
 from stepscope.runtime.overhead.meter import event_costs
-from stepscope.runtime.recording.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
+from stepscope.runtime.schedule.detail import EVENTS, EVERYTHING, FULL, MARKS_ONLY, OPERATORS, Detail, DetailFilter
 from tests.support.blocking import BlockingBackend
 from tests.support.messages import refused
 from tests.support.readings import texts

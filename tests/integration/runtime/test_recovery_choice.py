@@ -11,9 +11,9 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.left_session import LeftSession
 from stepscope.runtime.recovery.recover import recover

@@ -9,10 +9,10 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.recovery.flight_files import complete_windows
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.note import SessionNote, read_note
 from tests.support.messages import refused
 

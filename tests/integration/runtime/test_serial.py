@@ -14,7 +14,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import KEPT
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.threads.call_serializer import CallSerializer
+from stepscope.runtime.steps.call_serializer import CallSerializer
 from tests.support.crashes import names
 
 LONG = 30.0

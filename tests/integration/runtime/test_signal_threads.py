@@ -52,7 +52,7 @@ def test_what_the_program_does_with_it_counts(order: str, tmp_path: Path) -> Non
     """It ignores the signal, or handles it, before a profiler starts or later: that stays so."""
     sets = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = f"""
-from stepscope.runtime.lifecycle import signals
+from stepscope.runtime.threads import signals
 def stays():
     its = holder()
     term()

@@ -34,7 +34,7 @@ from tests.support.messages import refused, said
 _CREATE = """
 import sys
 from pathlib import Path
-from stepscope.runtime.control.entry_points.file_reading import create_once
+from stepscope.runtime.files.file_reading import create_once
 path = Path(sys.argv[1])
 while not path.with_name("go").exists():
     pass

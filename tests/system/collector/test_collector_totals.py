@@ -23,7 +23,7 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.runtime.control.entry_points.file_requests import ASKING
+from stepscope.runtime.control.file_requests import ASKING
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
 from tests.support.control_jobs import wait

@@ -18,7 +18,7 @@ from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.specimens import batch_of, run_in, spans
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import missing, poll, require
 from tests.support.collecting import collecting, until
 from tests.support.collectors import COMMAND, journals

@@ -25,7 +25,7 @@ from stepscope.exporters.specimens import spans as named
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.threads.ending_tasks import end_tasks
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collectors import spans
 from tests.support.jetstreams import jetstream

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.runtime.export.output_directory import Output
-from stepscope.runtime.export.run import JOB_VARIABLES, job_from_environment
+from stepscope.runtime.lifecycle.output_directory import Output
+from stepscope.runtime.session.job import JOB_VARIABLES, job_from_environment
 from stepscope.runtime.session.launch import launch_name
 from tests.support.basics import ROOT, require
 from tests.support.collectors import spans

@@ -12,8 +12,9 @@ from stepscope.exporters.memory import MemoryExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.record import Kind, empty_block, join_blocks
-from stepscope.runtime.export.formats import exporter_for, known, register, replay_into, run_of
+from stepscope.runtime.export.formats import exporter_for, known, register
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.journals import described, events_of, write_journal
 from tests.support.messages import refused

@@ -13,7 +13,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.nesting import FRAMES, MOST_CUT_NS, cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
-from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
 from stepscope.runtime.windows.step_marks import StepMark
 from tests.support.nesting import overlaps

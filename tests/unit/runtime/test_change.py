@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from stepscope.runtime.threads.condition import LoopCondition
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from tests.support.basics import poll
 
 

@@ -21,7 +21,7 @@ from stepscope.runtime.control.agreement.job_directory import MAX_RECORD_BYTES, 
 from stepscope.runtime.control.agreement.peer import Peer
 from stepscope.runtime.control.agreement.plans import Plan, Plans, Request
 from stepscope.runtime.control.agreement.rate import Pace, StepRate
-from stepscope.runtime.control.requests.end_change import EndChange, EndRequest
+from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from tests.support.agreeing import Rank, finish, job
 
 encode = msgspec.json.encode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.threads.ending_tasks import end_tasks, finish
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 from tests.support.messages import refused
 
 

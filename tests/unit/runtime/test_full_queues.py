@@ -14,8 +14,8 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import clock, strings
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, cut_block, empty_block
 from stepscope.runtime.export.exporter_worker import ExporterWorker
-from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import Delivery, Dropped, Message
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.sources.source import InboxSink
 from tests.support.exporter_workers import closed, run_facts

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.overhead.governor import LONGEST_PATIENCE, MARGIN, PATIENCE, Governor
-from stepscope.runtime.recording.detail import EVERYTHING, FULL, LEVELS
+from stepscope.runtime.schedule.detail import EVERYTHING, FULL, LEVELS
 
 costs = st.lists(st.floats(0, 50), min_size=len(LEVELS), max_size=len(LEVELS)).map(lambda some: sorted(some)[::-1])
 """What each level costs, as a share of the time; above 1 where several threads record."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.errors import ClosedError
-from stepscope.runtime.loop.inbox import Inbox
+from stepscope.runtime.inbox.inbox import Inbox
 from tests.support.messages import refused
 
 

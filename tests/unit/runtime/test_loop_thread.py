@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from stepscope.runtime.threads.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
+from stepscope.runtime.loop_threads.loop_thread import MAX_WORKERS, DaemonExecutor, LoopThread
 from stepscope.runtime.threads.native_threads import Thread
 from tests.support.basics import ROOT, poll
 from tests.support.launch import run_to_end
@@ -73,7 +73,7 @@ def test_the_interpreter_does_not_wait(how: str) -> None:
     """Whatever the work does when the program ends."""
     program = f"""
 import anyio, asyncio, threading, time
-from stepscope.runtime.threads.loop_thread import LoopThread
+from stepscope.runtime.loop_threads.loop_thread import LoopThread
 begun = threading.Event()
 async def work():
     begun.set()

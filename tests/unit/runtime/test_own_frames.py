@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stepscope.runtime.display.own_frames import is_ours, of_the_program
 from stepscope.runtime.display.warning import warn
-from stepscope.runtime.observers.own_frames import is_ours, of_the_program
 
 
 class Looking:

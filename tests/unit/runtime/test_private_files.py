@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runtime.control.entry_points.file_reading import create_once
+from stepscope.runtime.files.file_reading import create_once
 from stepscope.runtime.files.private_files import replace_private
 
 

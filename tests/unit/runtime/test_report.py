@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import stepscope as sc
-from stepscope.runtime.accounting import run_report
+from stepscope.runtime.report import run_report
 from tests.support.basics import ROOT
 
 PAGE = (ROOT / "docs" / "report.md").read_text(encoding="utf-8")

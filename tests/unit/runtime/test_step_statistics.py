@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
-from stepscope.runtime.loop.messages import WindowEnds
 from stepscope.runtime.windows import step_facts, window_tables
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER
 from stepscope.runtime.windows.router import WindowRouter
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNAL, SIGNALS, Phase, StepFactsBuilder

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_blocks
-from stepscope.runtime.loop.messages import WindowEnds
+from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
 from stepscope.runtime.windows.step_marks import StepMark, StepMarks

@@ -25,10 +25,10 @@ from stepscope.runtime.errors import StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.flight.recorder import FlightStatistics
-from stepscope.runtime.flight.saved import WINDOWS
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recording.recorder import recorder
 from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session.note import WINDOWS
 from tests.stress.torture.fault import Fault, Outcome
 from tests.support.basics import ROOT
 from tests.support.launch import launched

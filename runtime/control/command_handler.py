@@ -1,0 +1,119 @@
+"""Obeys commands from outside of the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
+
+from stepscope.runtime.control.control_task import ControlTask
+from stepscope.runtime.control.remote_gate import RemoteGate
+from stepscope.runtime.control.request_router import RequestRouter
+from stepscope.runtime.requests.armable import Armable
+from stepscope.runtime.requests.armed import Armed
+from stepscope.runtime.requests.command import VERSION, Answer, Command
+from stepscope.runtime.requests.end_change import NOTHING_WAITS
+from stepscope.runtime.session.job import this_host
+
+MOST_PROPOSALS = 64
+
+
+class CommandHandler:
+    """That of one profiler: commands of its socket and of the collector are carried out on the control thread."""
+
+    def __init__(self, profiler: Armable, rank: int | None, asking: RequestRouter, task: ControlTask) -> None:
+        """Args: whose windows; which rank it is; whom it asks; where that is done."""
+        self._profiler, self._rank, self._asking, self._task = profiler, rank, asking, task
+        self._gates: dict[str, RemoteGate] = {}
+
+    def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
+        """Obeys a command; from any thread. The answer may take until rank 0 has decided.
+
+        Args:
+            trigger: where it comes from, for the windows' metadata.
+        """
+        answered: Future[Answer] = Future()
+
+        def answer(**said: Any) -> None:
+            if not answered.done():
+                answered.set_result(self._answer(**said))
+
+        if command.version != VERSION:
+            answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
+        elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
+            answer(error=f"{command.command} lacks a request")
+        else:
+            self._task.soon(partial(self._obey, command, trigger, answer))
+        return answered
+
+    def _obey(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+        request = command.request
+        match command.command:
+            case "arm":
+                assert request is not None
+                self._asking.window(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
+            case "propose":
+                answer(armed=self._propose(command, trigger))
+            case "decide":
+                answer(**self._decide(command))
+            case "extend" | "abort" if self._asking.agreement is not None:
+                self._end_on_all_ranks(command, trigger, answer)
+            case "extend":
+                answer(armed=self._profiler.extend(command.steps, seconds=command.seconds))
+            case "abort":
+                reason = command.reason or "a command"
+                answer(windows=self._profiler.abort(command.run_id, reason=reason))
+            case "status":
+                answer(windows=self._profiler.armed())
+
+    def _end_on_all_ranks(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+        asked = command.end_request()
+        if asked.command == "extend" and bool(asked.steps) == bool(asked.seconds):
+            answer(error="extend takes a number of steps or seconds")
+            return
+
+        def told(armed: Armed) -> None:
+            nothing = asked.command == "abort" and armed.reason == NOTHING_WAITS
+            answer(windows=()) if nothing else answer(armed=armed)
+
+        self._asking.all_ranks(asked, trigger, told, key=os.urandom(16).hex())
+
+    def _propose(self, command: Command, trigger: str) -> Armed:
+        gate = RemoteGate()
+        if command.request is not None:
+            armed = self._profiler.arm(command.request, trigger=trigger, gate=gate)
+        else:
+            assert command.end is not None
+            armed = self._profiler.change_end(command.end, gate=gate)
+        if armed:
+            self._gates[command.proposal] = gate
+            while len(self._gates) > MOST_PROPOSALS:
+                self._gates.pop(next(iter(self._gates)))
+        return armed
+
+    def _decide(self, command: Command) -> dict[str, Any]:
+        gate = self._gates.pop(command.proposal, None)
+        if gate is None:
+            return {"error": "nothing of that name was proposed"}
+        if gate.committed is not None:
+            return {"error": gate.reason}
+        gate.committed, gate.reason = command.committed, command.reason
+        if command.committed:
+            self._profiler.confirm(gate)
+        else:
+            self._profiler.withdraw(gate, command.reason or "it was decided against")
+        return {}
+
+    def _answer(self, **said: Any) -> Answer:
+        return Answer(
+            profiler=self._profiler.name,
+            rank=self._rank,
+            stage=self._profiler.stage,
+            host=this_host(),
+            pid=os.getpid(),
+            step=self._profiler.step_num,
+            rate=self._task.rate.per_second,
+            **said,
+        )

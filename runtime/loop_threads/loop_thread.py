@@ -1,0 +1,238 @@
+"""A thread with an event loop of its own, which nothing has to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import importlib
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from stepscope.runtime import _core
+from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.loop_threads.lasting_loop import lasting_loop
+from stepscope.runtime.loop_threads.own_threads import register_loop
+from stepscope.runtime.threads import background_call
+from stepscope.runtime.threads.native_threads import Condition, Lock, SimpleQueue, Thread
+from stepscope.runtime.threads.one_shot import OneShot
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+MAX_WORKERS = 8
+JOIN_S = 1.0
+"""Seconds in which the thread of a loop that has done its work ends, at most."""
+
+
+def loop_name() -> str:
+    """`uvloop` where it can be imported, else `asyncio`."""
+    try:
+        importlib.import_module("uvloop")
+    except ImportError:
+        return "asyncio"
+    return "uvloop"
+
+
+class LoopThread:
+    """Runs a coroutine function to its end on a loop in a daemon thread, also if it blocks the loop for ever.
+
+    What it hands to `asyncio.to_thread` runs on daemon threads as well, so that nothing of it holds up the exit of
+    the interpreter.
+
+    Args:
+        name: of the thread.
+        work: the coroutine function.
+        failed: called on the thread with what the work raised, or what kept its loop from being made.
+
+    Raises:
+        RuntimeError: if the system gives no further thread.
+    """
+
+    def __init__(
+        self, name: str, work: Callable[[], Awaitable[None]], failed: Callable[[BaseException], object]
+    ) -> None:
+        self.ended = False
+        self.change = LoopCondition()
+        """Told of when it has ended."""
+        self._work = work
+        self._failed = failed
+        self._scope: anyio.CancelScope | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._cancelled = False
+        self._calls: list[Callable[[], object]] = []
+        """What is to be called when the loop is there."""
+        self._lock = Lock()
+        self._executor = DaemonExecutor()
+        self._context = contextvars.copy_context()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        background_call.start(self._thread)
+
+    def join(self, seconds: float) -> None:
+        """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""
+        deadline = time.monotonic() + seconds
+        for thread in (self._thread, *self._executor.threads):
+            background_call.join(thread, max(deadline - time.monotonic(), 0))
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Calls it on the loop, as soon as there is one; from any thread. It is not called if the work has ended."""
+        with self._lock:
+            if self._loop is None:
+                self._calls.append(what)
+            else:
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    # In a context of the loop's: libraries look there for what runs them.
+                    self._loop.call_soon_threadsafe(what, context=self._context.copy())
+
+    def cancel(self) -> None:
+        """Cancels the work; from any thread. Work that blocks the loop does not notice."""
+        with self._lock:
+            self._cancelled = True
+            if self._loop is not None and self._scope is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended meanwhile
+                    self._loop.call_soon_threadsafe(self._scope.cancel)
+
+    def _run(self) -> None:
+        try:
+            anyio.run(self._main, backend="asyncio", backend_options={"loop_factory": lasting_loop})
+        except BaseException as error:
+            self._failed(error)
+        finally:
+            self.ended = True
+            self.change.notify_all()
+
+    async def _main(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(self._executor)
+        register_loop(loop)
+        with anyio.CancelScope() as scope:
+            with self._lock:
+                self._loop, self._scope, self._context = loop, scope, contextvars.copy_context()
+                for call in self._calls:
+                    loop.call_soon(call)
+                if self._cancelled:
+                    scope.cancel()
+            await self._work()
+
+
+def run_on_own_loop(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs a coroutine function to its end on a thread of its own and returns its result; also where a loop runs already,
+    as in callbacks."""
+    done: OneShot[T] = OneShot()
+
+    async def main() -> None:
+        try:
+            done.set_result(await work())
+        except BaseException as error:
+            done.set_exception(error)
+            raise
+
+    thread = LoopThread("stepscope export", main, done.set_exception)
+    try:
+        return done.result()
+    except BaseException:
+        thread.cancel()  # without effect unless a signal handler raised here
+        raise
+    finally:
+        done.wait()
+        thread.join(JOIN_S)
+
+
+async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls a function on a worker thread of the running loop. When cancelled it waits for the end of the call.
+
+    As `anyio.to_thread.run_sync`, which starts its threads by `threading`: where that is patched they would be greenlets.
+    """
+    result: list[T] = []
+    stopped: list[StopIteration] = []
+
+    def run() -> None:
+        try:
+            result.append(call(*args, **kwargs))
+        except StopIteration as error:  # asyncio takes it for no result of a future
+            stopped.append(error)
+
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    with anyio.CancelScope(shield=True):
+        await asyncio.to_thread(run)
+    if stopped:
+        raise RuntimeError("the call raised StopIteration") from stopped[0]
+    return result[0]
+
+
+class NativeFuture(Future[T]):
+    """A future whose lock is a native one, also where a greenlet library has replaced the threads of the standard library."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = Condition()
+
+
+class DaemonExecutor(ThreadPoolExecutor):
+    """A pool of daemon threads, which the interpreter does not wait for at its exit.
+
+    It is one of `ThreadPoolExecutor`'s kind because loops accept no other as their default.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(max_workers=1)
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._workers = self._idle = 0
+        self.threads: list[Thread] = []
+        """Those that were started."""
+        self._guard = Lock()
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Runs the call on a thread of the pool; with the program's signal mask, if code of the program submits it.
+
+        Raises:
+            RuntimeError: if there is none, and the system gives none; then it is not run later, either.
+        """
+        future: Future[T] = NativeFuture()
+        of_program = _core.runs_programs_code()
+
+        def job() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = _core.with_programs_mask(fn, *args, **kwargs) if of_program else fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        with self._guard:
+            spare = self._idle > 0 or self._workers >= MAX_WORKERS
+            self._idle -= spare
+            self._workers += not spare
+        if not spare:
+            thread = Thread(target=self._run, name="stepscope worker", daemon=True)
+            try:
+                background_call.start(thread)
+            except RuntimeError:
+                with self._guard:
+                    self._workers -= 1
+                    self._idle -= 1
+                    if not self._workers:
+                        self._idle = 0
+                        raise
+            else:
+                self.threads.append(thread)
+        self._jobs.put(job)
+        return future
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            with self._guard:
+                self._idle += 1
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Lets the threads end when they have done what they were given; never waits."""
+        for _ in range(self._workers):
+            self._jobs.put(None)

@@ -1,0 +1,104 @@
+"""One window that was asked for while the program runs: where it stands, and what is to be said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.schedule.schedule import NEVER
+
+Gate = Callable[[int], str]
+"""Asked on the thread that steps when the window is to begin, once; it returns why it must not, or nothing."""
+
+
+class ArmedWindow:
+    """Belongs to one profiler, whose lock guards it."""
+
+    def __init__(self, request: WindowRequest, trigger: str, first: int, last: int, gate: Gate | None = None) -> None:
+        """Args: the request; what asked for it; first and last step, `NEVER` if not known; what is asked at its begin."""
+        self.request = request
+        self.trigger = trigger
+        self.first = first
+        self.last = last
+        self.gate = gate
+        self.state: ArmedState = "queued"
+        self.reason = ""
+        self.admitted = gate is None
+        """Whether the gate has let it pass."""
+        self.looked_at = False
+        """Whether backends, as they are open, were asked for its detail."""
+        self.begun_at = 0
+        """When it began, in ns."""
+        self.deadline = 0
+        """When it ends, in ns; 0: with its last step."""
+        self.longer = 0
+        """ns that it was extended by before it began."""
+        self.abort_reason: str | None = None
+        """Why it is to end with its last step, which was a later one before."""
+
+    @property
+    def begin(self) -> int:
+        """The step from which on backends are to do something for it."""
+        return self.first if self.first == NEVER else max(self.first - self.request.warmup, 0)
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is measured in seconds."""
+        return self.request.seconds is not None
+
+    def is_over(self, step: int, now: int) -> bool:
+        """Whether the window that runs does not have this step any more.
+
+        Args:
+            step: the step that begins.
+            now: when, in ns.
+        """
+        return step > self.last or (0 < self.deadline <= now)
+
+    def move(self, step: int) -> None:
+        """Gives it as many steps from this one on, or from the next that begins a group."""
+        length = self.last - self.first
+        self.first = -(-step // self.request.granularity) * self.request.granularity
+        self.last = NEVER if self.last == NEVER else self.first + length
+
+    def note(self, text: str) -> None:
+        """Adds to what is said of it."""
+        self.reason = f"{self.reason}; {text}" if self.reason else text
+
+    def end(self, state: ArmedState, reason: str = "") -> None:
+        """It is over."""
+        self.state = state
+        if reason:
+            self.note(reason)
+
+    def status(self) -> ArmedStatus:
+        """How it stands."""
+        return ArmedStatus(
+            run_id=self.request.run_id,
+            trigger=self.trigger,
+            requested=self.request.text(),
+            state=self.state,
+            first=None if self.first == NEVER else self.first,
+            last=None if self.last == NEVER else self.last,
+            reason=self.reason,
+            granularity=self.request.granularity,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What the window's metadata say of it, as known at its begin."""
+        request = self.request
+        facts = {
+            "trigger": self.trigger,
+            "run_id": request.run_id,
+            "requested": request.text(),
+            "start_step": request.start_step,
+            "stop_step": request.stop_step,
+            "steps": request.steps,
+            "seconds": request.seconds,
+            "granularity": request.granularity if request.granularity > 1 else None,
+            "stage": request.stage,
+            "detail": None if request.detail is None else request.detail.text(),
+        }
+        return {name: value for name, value in facts.items() if value not in (None, "")}

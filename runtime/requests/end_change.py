@@ -1,0 +1,173 @@
+"""A change of when armed windows end: they go on for longer, or end early, with the same step on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.requests.armed import Armed, ArmedStatus
+from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
+from stepscope.runtime.requests.window_request import MAX_STEP, RunId, Seconds, StepNumber
+from stepscope.runtime.schedule.schedule import NEVER
+
+NOTHING = "no armed window runs"
+NOTHING_WAITS = "no armed window runs or waits"
+BEYOND = f"the window would end with step {{:,}}, and {MAX_STEP:,} is the last number that a step can have"
+OTHER_UNIT = "the window is one of {}: say how many more"
+
+
+class EndRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is asked for, of whatever window runs."""
+
+    command: Literal["extend", "abort"]
+    steps: StepNumber = 0
+    """`extend`: so many steps more, rounded up to whole groups of the window."""
+    seconds: Seconds = 0.0
+    """`extend`: or so much longer."""
+    run_id: RunId = ""
+    """`abort`: only windows of this run id; empty for all."""
+    reason: str = ""
+    """`abort`: why."""
+
+    def text(self) -> str:
+        """In a few words: `extend by 5 steps`."""
+        if self.command == "abort":
+            return f"abort of {self.run_id!r}" if self.run_id else "abort"
+        return f"extend by {self.seconds:g} s" if self.seconds else f"extend by {self.steps} steps"
+
+
+class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What becomes of which windows. What it does depends on the windows only, not on when it is carried out."""
+
+    command: Literal["extend", "abort"]
+    """`abort`: windows end with `last`; those that would begin later are forgotten. `extend`: one goes on until `last`."""
+    last: StepNumber = 0
+    first: StepNumber = 0
+    """`extend`: the first step of the window that is meant."""
+    until: StepNumber = 0
+    """`extend`: its last step so far."""
+    seconds: Seconds = 0.0
+    """`extend`: so much longer, for a window that ends by the clock."""
+    run_id: RunId = ""
+    """`abort`: only windows of this run id; empty for all."""
+    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+    """`abort`: why."""
+
+    @property
+    def decided_by(self) -> int:
+        """The first step at which it makes a difference; `NEVER` for a window that ends by the clock."""
+        if self.seconds:
+            return NEVER
+        return (self.last if self.command == "abort" else self.until) + 1
+
+    def concerns(self, window: ArmedWindow) -> bool:
+        """Whether it is about this one."""
+        if self.command == "extend":
+            return window.first == self.first
+        return not self.run_id or window.request.run_id == self.run_id
+
+    def answer(self, windows: Sequence[ArmedWindow]) -> Armed:
+        """What becomes of these windows, which it concerns, by their first steps; or why they stay as they are."""
+        return self._abort(windows) if self.command == "abort" else self._extend(windows)
+
+    def _abort(self, windows: Sequence[ArmedWindow]) -> Armed:
+        cut = [window for window in windows if window.first <= self.last < window.last]
+        forgotten = sum(window.first > self.last for window in windows)
+        if cut:
+            return Armed(True, cut[0].first, self.last, cut[0].request.run_id, self.text())
+        if forgotten:
+            return Armed(True, None, self.last, self.run_id, f"{human_count(forgotten, 'window')} forgotten")
+        if windows:
+            return Armed(True, None, self.last, self.run_id, f"the window ends with step {windows[-1].last} by itself")
+        return Armed(True, None, self.last, self.run_id, NOTHING_WAITS)
+
+    def _extend(self, windows: Sequence[ArmedWindow]) -> Armed:
+        if not windows:
+            return Armed(False, reason=f"the window that began with step {self.first} is not recorded any more")
+        window = windows[0]
+        wrong = ""
+        if window.timed != bool(self.seconds):
+            wrong = OTHER_UNIT.format("seconds" if window.timed else "steps")
+        elif window.abort_reason is not None:
+            wrong = f"it is aborted: {window.abort_reason}"
+        elif not self.seconds and window.last != self.until:
+            wrong = f"the window ends with step {window.last}, not with {self.until}"
+        if wrong:
+            return Armed(False, run_id=window.request.run_id, reason=wrong)
+        return Armed(True, window.first, self.last or None, window.request.run_id, self.text())
+
+    def text(self) -> str:
+        """In a few words: `extended to step 12`."""
+        if self.command == "abort":
+            return f"aborted with step {self.last}: {self.reason}" if self.reason else f"aborted with step {self.last}"
+        return f"extended by {self.seconds:g} s" if self.seconds else f"extended to step {self.last}"
+
+
+class PendingEnd(NamedTuple):
+    """A change that waits for its gate."""
+
+    change: EndChange
+    gate: Gate
+
+
+class ChosenEnd(NamedTuple):
+    """What all ranks are asked to agree to; without a change, why nothing can be done."""
+
+    change: EndChange | None
+    ranks: tuple[int, ...] = ()
+    """Those whose windows it is about."""
+    reason: str = ""
+
+
+def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], ahead: int) -> ChosenEnd:
+    """Chooses how the windows of several ranks end.
+
+    Args:
+        asked: what is wanted.
+        windows: what is armed on each rank, and what was.
+        ahead: the first step that all of them have ahead of them, with time to agree on it.
+
+    Returns:
+        The same change for all, or why there is none.
+    """
+    if asked.command == "abort":
+        meant = {
+            rank: [window for window in held if window.open and asked.run_id in ("", window.run_id)]
+            for rank, held in windows.items()
+        }
+        ranks = tuple(sorted(rank for rank, held in meant.items() if held))
+        if not ranks:
+            return ChosenEnd(None, reason=NOTHING_WAITS)
+        last = max(ahead - 1, 0)
+        if last > MAX_STEP:
+            return ChosenEnd(None, reason=BEYOND.format(last))
+        change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
+        return ChosenEnd(change, ranks)
+    running = [window for held in windows.values() for window in held if window.state == "running"]
+    if not running:
+        return ChosenEnd(None, reason=NOTHING)
+    # Where some ranks are in another window already, the earlier one is meant; it is over there, and so refused.
+    window = min(running, key=lambda each: each.first or 0)
+    same = {
+        rank: next(
+            (each for each in held if each.first == window.first and each.state not in ("missed", "withdrawn")), None
+        )
+        for rank, held in windows.items()
+    }
+    for rank, each in sorted(same.items()):
+        if each is not None and not each.open:
+            return ChosenEnd(None, reason=f"rank {rank} has the window behind it: it ended there with step {each.last}")
+    ranks = tuple(sorted(rank for rank, each in same.items() if each is not None))
+    first = window.first or 0
+    if (window.last is None) != bool(asked.seconds):
+        return ChosenEnd(None, reason=OTHER_UNIT.format("seconds" if window.last is None else "steps"))
+    if window.last is None:
+        return ChosenEnd(EndChange(command="extend", first=first, seconds=asked.seconds), ranks)
+    more = -(-asked.steps // window.granularity) * window.granularity
+    last = window.last + more
+    if max(first, last) > MAX_STEP:
+        return ChosenEnd(None, reason=BEYOND.format(last))
+    return ChosenEnd(EndChange(command="extend", first=first, until=window.last, last=last), ranks)

@@ -1,0 +1,123 @@
+"""Where a requested window goes: which steps it gets beside the schedule's windows and those that are armed already.
+
+Pure functions over step numbers: no clock, no thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from stepscope.runtime.requests.armed_window import ArmedWindow
+from stepscope.runtime.requests.window_request import WindowRequest
+from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
+
+MOST_CHANGES = 1000
+"""Changes of the schedule that are looked at; a window that collides with all of them is refused."""
+
+ASK_TO_WAIT = "ask with overlap='queue' to wait"
+
+
+class Placement(NamedTuple):
+    """Which steps the window gets; without a first step it is refused."""
+
+    first: int | None
+    last: int = NEVER
+    reason: str = ""
+    nearest: int | None = None
+    """Of one that is refused: the first step that it could have."""
+
+
+class _Taken(NamedTuple):
+    first: int
+    last: int
+    what: str
+
+
+def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> Placement:
+    """Finds the steps of a window.
+
+    Args:
+        request: what was asked for.
+        ahead: the first step that still can be recorded.
+        armed: windows that run or are to come.
+        schedule: the profiler's own. Of one that does not know its future nothing is taken into account.
+
+    Returns:
+        First and last step, and in what they differ from what was asked for, or why the window is refused. The first
+        step is `NEVER` if it depends on a window that ends by the clock.
+    """
+    if isinstance(schedule, Always):
+        return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
+    first, last = request.rounded(ahead)
+    notes: list[str] = []
+    if first < ahead:
+        clipped = -(-ahead // request.granularity) * request.granularity
+        if request.past == "refuse":
+            return Placement(None, reason=_past(request, first, ahead), nearest=clipped)
+        if clipped > last:
+            return Placement(None, reason=f"{_past(request, first, ahead)}; nothing of the window is left")
+        notes.append(f"clipped: the loop is at step {ahead - 1} already, step {first} is past")
+        first = clipped
+    if request.granularity > 1 and request.start_step not in ("next", first):
+        notes.append(f"rounded to groups of {request.granularity} steps")
+    what = ""
+    for _ in range(MOST_CHANGES):
+        taken = _collision(first, last, armed, schedule)
+        if taken is None:
+            return Placement(first, last, "; ".join(notes))
+        what = taken.what
+        moved = NEVER if taken.last == NEVER else -(-(taken.last + 1) // request.granularity) * request.granularity
+        if request.overlap == "refuse":
+            why = f"{_steps(first, last)} overlap {taken.what}; {ASK_TO_WAIT}"
+            return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
+        if taken.last == NEVER:
+            return Placement(NEVER, NEVER, f"begins when {taken.what} has ended")
+        note = f"queued behind {taken.what}"
+        if note not in notes:
+            notes.append(note)
+        first, last = moved, NEVER if last == NEVER else last + moved - first
+    return Placement(None, reason=f"{_steps(first, last)} overlap {what}, and so do all later ones")
+
+
+def _past(request: WindowRequest, first: int, ahead: int) -> str:
+    name = "start_step" if first == request.start_step else f"start_step (rounded to groups of {request.granularity})"
+    nearest = -(-ahead // request.granularity) * request.granularity
+    return (
+        f"{name} {first} is in the past: the loop is at step {ahead - 1}; the nearest that can be recorded is {nearest}"
+    )
+
+
+def _steps(first: int, last: int) -> str:
+    if last == NEVER:
+        return f"the steps from {first} on"
+    return f"step {first}" if first == last else f"steps {first}-{last}"
+
+
+def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Taken | None:
+    for window in armed:
+        if window.first == NEVER:  # it waits for another one, and takes its place then
+            continue
+        if window.first <= last and first <= window.last:
+            name = f" {window.request.run_id!r}" if window.request.run_id else ""
+            what = f"the window{name} of {_steps(window.first, window.last)}"
+            return _Taken(window.first, window.last, what)
+    if not isinstance(schedule, PlannedSchedule):
+        return None
+    # What the clock ends goes before the schedule's windows that begin meanwhile.
+    return _of_schedule(first, first if last == NEVER else last, schedule)
+
+
+def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Taken | None:
+    """The first window of the schedule's own that has a step from `first` to `last`."""
+    step = first
+    for _ in range(MOST_CHANGES):
+        if step > last or step == NEVER:
+            return None
+        if schedule(step).records:
+            begun, end = step, step
+            while end < NEVER and schedule(end) is ProfilerAction.RECORD:
+                end = schedule.next_change(end)
+            return _Taken(begun, end, f"the schedule's window with step {begun}")
+        step = schedule.next_change(step)
+    return None

@@ -1,0 +1,158 @@
+"""How much a window has: what is recorded in it that the profiler can record, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, ClassVar, Protocol, runtime_checkable
+
+import msgspec
+
+from stepscope.runtime.schedule.detail import FULL, Detail
+from stepscope.runtime.settings.checked import Checked
+from stepscope.runtime.settings.validation import did_you_mean
+
+MOST_STEPS = 1 << 20
+
+_REMEDIES = {
+    "stacks": "add PythonStacksBackend() or TorchBackend(mode='kineto')",
+    "shapes": "add TorchBackend(mode='kineto')",
+    "memory": "add ProcessMemoryBackend() or TorchBackend(mode='kineto')",
+    "flops": "add TorchBackend(mode='kineto')",
+    "modules": "add TorchBackend(mode='kineto')",
+}
+
+
+@runtime_checkable
+class _Adjustable(Protocol):
+    """What is needed of a backend here; `backends/base.py` has the contract."""
+
+    def can_choose(self, what: str, on: bool) -> str | None: ...
+
+
+class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How much a window has. What is left out here is as the program has set it, and so is everything after the window.
+
+    An overhead budget goes first: what it leaves out, no window has.
+
+    Raises:
+        ValueError: naming the field, the value and what it should be.
+    """
+
+    __fixed__: ClassVar[dict[str, str]] = {
+        "activities": "torch is told of its activities when the backend is made",
+        "backends": "backends are opened when the profiler starts",
+        "exporters": "exporters are opened when the profiler starts",
+        "interval": "a backend takes its interval when it is made",
+        "mode": "a backend chooses how it records when it is opened",
+        "options": "rings are made by the first profiler of the process",
+        "overhead_budget": "there is one for the run, and it lowers the detail of windows as well",
+    }
+    """What people may look for here, and why it is not."""
+
+    every: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 1
+    """Events of the program, and operators that arrive live, are recorded in one step of so many: those whose number it
+    divides; 0: in none, so that the window has the marks of its steps, and what other backends deliver."""
+    shortest_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
+    """Operators that arrive live and took less time, in µs, are left out."""
+    operators: bool | None = None
+    """Operators of frameworks."""
+    stacks: bool | None = None
+    """Stacks of Python functions."""
+    shapes: bool | None = None
+    """Shapes of operators' inputs."""
+    memory: bool | None = None
+    """Memory: allocations, or the process's, as the backends have it."""
+    flops: bool | None = None
+    """Floating-point operations of operators, as estimated by torch."""
+    modules: bool | None = None
+    """The hierarchy of modules, as torch has it."""
+
+    @property
+    def chosen(self) -> tuple[tuple[str, bool], ...]:
+        """What backends are to switch on or off."""
+        switches = ((name, getattr(self, name)) for name in SWITCHES)
+        return tuple((name, on) for name, on in switches if on is not None)
+
+    def within(self, level: Detail) -> Detail:
+        """What is recorded in such a window at a level of the overhead budget."""
+        return Detail(
+            self.text() if level == FULL else f"{level.name}, {self.text()}",
+            operators=level.operators and self.operators is not False,
+            every=level.every * self.every,
+            chosen=self.chosen,
+            shortest=round(self.shortest_us * 1000),
+            asked=level == FULL,
+        )
+
+    def refusal(self, backends: Iterable[object]) -> str:
+        """Why the backends of a profiler cannot do this; empty if they can."""
+        adjustable = [backend for backend in backends if isinstance(backend, _Adjustable)]
+        if self.shortest_us:
+            refused = next((why for each in adjustable if (why := each.can_choose(SHORTEST, True))), "")
+            if refused:
+                return f"detail {SHORTEST}={self.shortest_us:g}: {refused}"
+        for what, on in self.chosen:
+            said = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
+            refused = next(filter(None, said), "")
+            if on and what in _REMEDIES and (not said or all(said)):
+                return f"detail {what}: {refused or f'no backend of this profiler records that; {_REMEDIES[what]}'}"
+            if not on and refused:
+                return f"detail {what}=off: {refused}"
+        return ""
+
+    def text(self) -> str:
+        """In a few words, which `detail_from` reads back: `stacks,operators=off`; empty for nothing."""
+        parts = [name if on else f"{name}=off" for name, on in self.chosen]
+        if self.shortest_us:
+            parts.append(f"{SHORTEST}={self.shortest_us:.12g}")
+        return ",".join([*parts, *([f"every={self.every}"] if self.every != 1 else [])])
+
+
+SHORTEST = "shortest_us"
+SWITCHES = ("operators", "stacks", "shapes", "memory", "flops", "modules")
+_MOST = {"every": MOST_STEPS, SHORTEST: 1_000_000_000}
+_WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
+
+
+def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
+    """The detail that a text means; `None` for what the program has set.
+
+    Args:
+        said: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
+
+    Raises:
+        ValueError: naming the part that is wrong.
+    """
+    if said is None or isinstance(said, WindowDetail):
+        return said
+    fields: dict[str, bool | float] = {}
+    for part in said.split(","):
+        name, _, value = (text.strip() for text in part.partition("="))
+        if name in WindowDetail.__fixed__:
+            raise ValueError(
+                f"detail is {said!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
+            )
+        if name not in (*_MOST, *SWITCHES):
+            known = did_you_mean(name, (*_MOST, *SWITCHES))
+            raise ValueError(f"detail is {said!r}: {part.strip()!r} is nothing that a window can have{known}")
+        if name in fields:
+            raise ValueError(f"detail is {said!r}: it says {name} twice")
+        fields[name] = _number(said, name, value) if name in _MOST else _switch(said, name, value)
+    return msgspec.convert(fields, WindowDetail)
+
+
+def _switch(said: str, name: str, value: str) -> bool:
+    word = value.lower() or "on"
+    if word not in _WORDS:
+        raise ValueError(f"detail is {said!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
+    return _WORDS[word]
+
+
+def _number(said: str, name: str, value: str) -> float:
+    try:
+        number = int(value) if name == "every" else float(value)
+    except ValueError as error:
+        raise ValueError(f"detail is {said!r}: {name} is {value!r}; write a number, such as {name}=10") from error
+    if not 0 <= number <= _MOST[name]:
+        raise ValueError(f"detail is {said!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
+    return number

@@ -1,0 +1,496 @@
+"""Stepping: what happens on the caller's thread when a step, a pause or an end changes what is recorded."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from stepscope.runtime import _core
+from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.errors import ClosedError
+from stepscope.runtime.events import clock
+from stepscope.runtime.inbox.messages import ActionChanged, DetailChanged, Paused, Resumed
+from stepscope.runtime.loop.pipeline import Pipeline
+from stepscope.runtime.recording.recorder import Recorder
+from stepscope.runtime.requests.window_detail import WindowDetail
+from stepscope.runtime.schedule.action import ProfilerAction, checked_action
+from stepscope.runtime.schedule.detail import FULL, Detail
+from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.steps.transitions import Transitions
+from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
+from stepscope.runtime.windows.step_marks import StepMark
+
+log = logging.getLogger("stepscope")
+
+LARGEST_STEP = (1 << 31) - 1
+"""Number of a step that an event can carry."""
+
+_serials = itertools.count(1)
+_untouched: list[object] = []
+"""What inert profilers had used."""
+
+
+def keep_untouched(*used: object) -> None:
+    """Keeps what an inert profiler had used from being freed, which would do something to it."""
+    _untouched.extend(used)
+
+
+def step_number(value: object) -> int | None:
+    """The number of a step that a program gives, as an int, a number of NumPy or a tensor; `None` if it is none."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    except Exception:
+        return None
+    return number if 0 <= number <= LARGEST_STEP and not isinstance(value, bool) else None
+
+
+class StepController(_core.StepCounter):
+    """Follows a schedule: the half of a profiler that lives on the training thread.
+
+    `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
+    `_core.changing` is raised (`_hold`), so that the loop does not decide on events whose window it has not been told of.
+    `_let_go` may be called any number of times, so it belongs to a `finally` whose `try` begins before `_hold`: then it
+    is called whatever a signal handler raises.
+
+    Every method may be called from any thread, also by a signal handler that interrupts another one. What only the
+    thread can do that a backend is bound to waits for its next `step()`.
+    """
+
+    def __init__(self, name: str, schedule: ScheduleFunction) -> None:
+        self.name = name
+        self.schedule: ScheduleFunction = schedule
+        self.schedule_error: BaseException | None = None
+        """What the schedule raised first; nothing was recorded from then on."""
+        self._serial = next(_serials)
+        self._step = 0
+        self._next_change = 0
+        self._live = False
+        self._calls = CallSerializer()
+        self._state = "new"
+        self._detail: Detail = FULL
+        """What is recorded now: the level that the overhead budget allows, and less where a window was asked for with less."""
+        self._level: Detail = FULL
+        self._level_wanted: Detail = FULL
+        self._chosen: WindowDetail | None = None
+        """What the window that runs, or that backends warm up for, was asked for with."""
+        self._action = self._planned = ProfilerAction.NONE
+        self._leaves_out = False
+        """Whether nothing is recorded although the schedule wants it, until its next window."""
+        self._first_step = self._steps_before = 0
+        self._window_first: int | None = None
+        self._pauses = self._pauses_untold = 0
+        self._paused = False
+        """Whether recorder and loop know of a pause."""
+        self._pause_told = False
+        """Whether the loop is to draw it."""
+        self._windows_left_out = self._left_out_told = 0
+        self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
+        self._inert_because = ""
+        self._took = Transitions()
+        self._look_every = 0
+        """ns between two looks at the cost where `step()` is called; 0: none."""
+        self._budget_at = 0
+        """When the next of these looks is due, in ns; 0: never."""
+        self._pipeline: Pipeline | None = None
+        self._recorder: Recorder | None = None
+
+    @property
+    def current_action(self) -> ProfilerAction:
+        """What the current step does."""
+        return self._action
+
+    @property
+    def recording_now(self) -> bool:
+        """Whether the current step is recorded, and not paused."""
+        return self._live and self._action.records and not self._pauses
+
+    @property
+    def step_num(self) -> int:
+        """Number of the current step, from 0. Set it on resume, to go on where a run ended.
+
+        While the profiler runs the schedule is asked again at the next `step()`, with the new number plus 1, as torch has
+        it; the current step keeps what it does. A value that is no step number is logged then, and ignored.
+
+        Raises:
+            ValueError: if it is no whole number from 0 and the profiler does not run.
+        """
+        return self._step
+
+    @step_num.setter
+    def step_num(self, step: int) -> None:
+        number = step_number(step)
+        if number is None:
+            wrong = f"step_num must be a whole number from 0, got {step!r}"
+            if not self._live:
+                raise ValueError(wrong)
+            log.error("profiler %r goes on from step %d: %s", self.name, self._step, wrong)
+            return
+        by = number - self._step
+        self._step = number
+        if self._live:
+            self._first_step += by
+            if self._window_first is not None:
+                self._window_first += by
+            self._ask_anew()
+        self._step_was_set(by)
+
+    def _step_was_set(self, by: int) -> None:
+        """The count goes on elsewhere than was known so far, so many steps later, or earlier if that is negative."""
+
+    def _ask_anew(self) -> None:
+        """Has the next `step()` ask the schedule, whatever it said before."""
+        self._next_change = self._step
+
+    def replace_schedule(self, schedule: ScheduleFunction) -> None:
+        """Has another schedule decide from the next step on."""
+        self.schedule, self.schedule_error = schedule, None
+        self._ask_anew()
+
+    def pause(self) -> None:
+        """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
+        self._call(self._pause)
+
+    def resume(self) -> None:
+        """Ends the latest `pause()`; without one it changes nothing."""
+        self._call(self._resume)
+
+    def _call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
+        """Makes a call that must not interleave with others; as `CallSerializer.run`.
+
+        Where it took so long that the profiler was closed meanwhile, what it had yet to tell is not wanted any more.
+        """
+        try:
+            return self._calls.run(call, patience=patience)
+        except ClosedError:
+            if self._state != "closed":
+                raise
+            return True
+
+    def _pause(self) -> None:
+        if self._live and self._pipeline is not None:
+            self._set_pauses(self._pauses + 1)
+            self._carry_out()
+
+    def _resume(self) -> None:
+        if self._live and self._pipeline is not None and self._pauses:
+            self._set_pauses(self._pauses - 1)
+            self._carry_out()
+
+    def _set_pauses(self, pauses: int) -> None:
+        """Has the recorder and the loop follow the number of pauses. What a signal handler interrupts is done again: a pause
+        that is noted twice does no harm."""
+        self._pauses = pauses
+        try:
+            self._follow_pauses()
+        except BaseException:
+            self._follow_pauses()
+            raise
+
+    def _follow_pauses(self) -> None:
+        paused = self._pauses > 0
+        if paused is self._paused:
+            return
+        try:
+            self._hold()
+            if paused:
+                self._want(False)
+                self._tell_pause(clock.now())
+            else:
+                if self._pause_told and self._pipeline is not None:
+                    self._pipeline.inbox.put(Resumed(clock.now()), later=True)
+                self._want(self._action.records)
+                self._pause_told = False
+            self._paused = paused
+        finally:
+            self._let_go()
+
+    def _tell_pause(self, at: int) -> None:
+        """Has the loop note the pause, unless it is too far behind: then the gap is not drawn, and counted."""
+        assert self._pipeline is not None
+        self._pause_told = self._pause_told or not self._pipeline.crowded
+        if self._pause_told:
+            self._pipeline.inbox.put(Paused(at), later=True)
+        else:
+            self._pauses_untold += 1
+
+    def _become_inert(self, reason: str) -> None:
+        """Neither records nor writes any more: every call returns at once and does nothing.
+
+        What it used is neither touched nor freed: in a forked child its locks may be held by threads that do not
+        exist there, and its files are the parent's.
+        """
+        self._live = False
+        self._calls = CallSerializer()
+        self._state = "inert"
+        self._inert_because = reason
+        keep_untouched(self._pipeline, self._recorder)
+        self._pipeline = self._recorder = None
+
+    def _begin_steps(self) -> None:
+        self._state = "running"
+        self._first_step = self._step
+        self._live = True
+        try:
+            self._hold()
+            self._planned = ProfilerAction.NONE
+            self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
+            self._budget_at = clock.now() + self._look_every if self._look_every else 0
+            self._set_look()
+            self._want(False)
+            planned, at = self._plan(self._step), clock.now()
+            if self._live:
+                self._take_detail(self._step, at)
+                self._change(planned, at)
+        except BaseException:
+            self._look_again()
+            raise
+        finally:
+            self._let_go()
+
+    def _look_again(self) -> None:
+        """A signal handler raised: what was to be done at this step is done at the next."""
+        self._asked, self._next_change = True, self._step
+
+    def _end_steps(self, reason: str) -> None:
+        """Ends the window that is open."""
+        try:
+            self._set_pauses(0)
+            if self._live:
+                self._live = False
+                self._steps_before += self._step - self._first_step
+            if self._window_first is not None and self._action is ProfilerAction.RECORD:
+                self._open_steps = self._step - self._window_first
+            whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
+            stepped = self._step > self._first_step
+            self._hold()
+            self._change(
+                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
+            )
+            self._want(False)
+        finally:
+            self._live = False
+            self._let_go()
+            if self._state != "closed":
+                self._state = "stopped"
+
+    def _transition(self, step: int, at: int) -> None:
+        """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
+        self._call(lambda: self._follow(step, at))
+
+    def _follow(self, step: int, at: int) -> None:
+        try:
+            self._decide(step, at)
+            self._carry_out(stepping=True)
+        except BaseException:
+            self._look_again()
+            raise
+        self._took.changed(clock.now() - at)
+
+    def _decide(self, step: int, at: int) -> None:
+        self._asked = False
+        if self._live:
+            self._look_ahead(at)
+            if step >= self._next_change or self._is_due(at):
+                planned = self._plan(step)
+                if self._live:  # else it was closed while the schedule was asked
+                    self._take_detail(step, at)
+                    self._change(planned, at)
+            else:
+                self._take_detail(step, at)
+        self._let_go()
+
+    def _step_ignored(self) -> None:
+        """`step()` while not running: counted, and said once. Training is not disturbed."""
+        self._ignored += 1
+        if self._asked:
+            self._step_asked()
+        if self._ignored == 1:
+            because = f" ({self._inert_because})" if self._inert_because else ""
+            if self._state == "new":
+                when, hint = "before start()", "; use `with trace() as profiler`, or call profiler.start()"
+            else:
+                when, hint = f"while it is {self._state}{because}", ""
+            log.warning("step() of profiler %r %s: ignored, and counted%s", self.name, when, hint)
+
+    def _step_asked(self) -> None:
+        self._call(lambda: self._carry_out(stepping=True))
+
+    def _carry_out(self, *, stepping: bool = False) -> None:
+        """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
+        waiting = False
+        for source in self._bound():
+            source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
+            waiting |= source.pending
+        self._asked = waiting or self._level is not self._level_wanted
+
+    def _bound(self) -> list[BoundSource]:
+        sources = self._pipeline.sources if self._pipeline is not None else []
+        return [source for source in sources if isinstance(source, BoundSource)]
+
+    # level of detail
+
+    def _ask_detail(self, detail: Detail) -> None:
+        """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
+        self._level_wanted = detail
+        self._asked = True
+
+    def _look_ahead(self, at: int) -> None:
+        """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
+        if self._budget_at and at >= self._budget_at and self._pipeline is not None:
+            self._budget_at = at + self._look_every
+            self._set_look()
+            self._level_wanted = self._pipeline.look_ahead(at) or self._level_wanted
+
+    def _set_look(self) -> None:
+        """Has the counter look at the clock in the steps from `_look_at` on."""
+        self._look_at = self._budget_at
+
+    def _is_due(self, at: int) -> bool:
+        """Whether something is to change now although the step's number does not say so."""
+        return False
+
+    def _take_detail(self, step: int, at: int) -> None:
+        """Goes to the level that was asked for, and to the detail of the window that begins or ends, at the begin of a step.
+        The loop waits for the message."""
+        level = self._level_wanted
+        detail = level if self._chosen is None else self._chosen.within(level)
+        if (level is self._level and detail == self._detail) or self._pipeline is None:
+            return
+        self._level, self._detail = level, detail
+        self._pipeline.inbox.put(DetailChanged(at, step, detail, level))
+        for source in self._bound():
+            source.set_detail(detail)
+        self._want(self._action.records and not self._pauses)
+
+    def _want(self, on: bool) -> None:
+        """Says what is to be recorded now. Between the steps that are recorded `step()` itself switches."""
+        if self._recorder is None:
+            return
+        on = on and self._state != "closed"
+        self._every = 0
+        self._recorder.want(self._serial, on, self._detail.wanted(self._step), waits=self._live)
+        if on and self._detail.every > 1:
+            self._kept, self._every = self._detail.kept, self._detail.every
+
+    def _plan(self, step: int) -> ProfilerAction:
+        """What to do from this step on: what the schedule says, but nothing new while the loop is too far behind.
+
+        A window that cannot begin is left out whole, and counted. So a loop whose windows are shorter than the time to
+        write them takes a bounded amount of memory.
+        """
+        assert self._pipeline is not None
+        before, self._planned = self._planned, self._ask(step)
+        begins = self._planned.records and before is not ProfilerAction.RECORD
+        if begins or not self._planned.records:
+            self._leaves_out = self._pipeline.crowded
+        self._windows_left_out += begins and self._leaves_out
+        return ProfilerAction.NONE if self._leaves_out else self._planned
+
+    def _ask(self, step: int) -> ProfilerAction:
+        """What to do at a step; sets when that changes next."""
+        action, self._next_change = self._scheduled(step)
+        return action
+
+    def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
+        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is stored."""
+        schedule = self.schedule
+        if self.schedule_error is not None:
+            return ProfilerAction.NONE, NEVER
+        try:
+            action = checked_action(schedule(step), step)
+            # Ours by their classes: to ask whether an object is of a protocol costs more than the rest of the change.
+            if isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule):
+                return action, schedule.next_change(step)
+            return action, step + 1
+        except BaseException as error:
+            if isinstance(schedule, Schedule | Always | Never) or from_signal_handler(error):
+                raise
+            self.schedule_error = error
+            log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))
+            return ProfilerAction.NONE, NEVER
+
+    def _change(
+        self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
+    ) -> None:
+        """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
+
+        Recording is switched before, and told before, backends do their work: that may take long. What a signal handler
+        interrupts is done again before what it raised goes on; nobody minds being told twice.
+        """
+        before, self._action = self._action, after
+        tell = partial(self._tell_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        try:
+            tell()
+        except BaseException:
+            tell()
+            raise
+
+    def _tell_change(
+        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
+    ) -> None:
+        pipeline = self._pipeline
+        assert pipeline is not None
+        saved = before is ProfilerAction.RECORD_AND_SAVE
+        ends = before.records and (saved or not after.records)
+        begins = after.records and (ends or not before.records)
+        if ends:
+            self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        # A window that follows another begins where that ends: no event of another thread falls between the two. Backends
+        # of this thread take their time between them, and are in neither.
+        follows = ends and begins and not any(source.backend.thread_bound for source in pipeline.sources)
+        if not follows:
+            self._let_go()
+        if before is after and not ends:
+            return
+        for source in pipeline.sources:
+            if source.backend.thread_bound:
+                source.transition(before, after, at)
+        if begins and self._state != "closed":
+            try:
+                self._hold()
+                self._want(not self._pauses)  # before the mark: what is open goes back to the window's begin
+                at, track, parent = self._mark(at if follows else 0)
+                left_out = self._windows_left_out - self._left_out_told
+                mark = StepMark(at, self._step, track, parent)
+                pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()), later=True)
+                self._left_out_told = self._windows_left_out
+                if self._pauses and not self._pause_told:
+                    self._tell_pause(at)
+                self._windows += 1
+                self._window_first = self._step
+            finally:
+                self._let_go()
+        if pipeline.sources:
+            follows = any(not source.backend.thread_bound for source in pipeline.sources)
+            pipeline.inbox.put(ActionChanged(before, after, at), later=not follows)
+
+    def _end_window(
+        self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
+    ) -> None:
+        assert self._pipeline is not None
+        if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
+            complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
+        self._want(after.records and not self._pauses)
+        needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
+        ended = WindowEnds(at, complete, reason, cut_short, needs_last)
+        self._pipeline.inbox.put(self._window_ends(ended), later=True)
+        if self._window_first is not None:
+            self._recorded_steps += self._step - self._window_first
+            self._window_first = None
+
+    def _window_begins(self) -> dict[str, Any] | None:
+        """What the metadata of the window that begins say of the request for it; `None` if the schedule begins it."""
+        return None
+
+    def _window_ends(self, end: WindowEnds) -> WindowEnds:
+        """What there is to say of the window's end."""
+        return end
