@@ -156,7 +156,9 @@ def test_small_windows_are_counted_together_as_each_alone(
     windows: list[tuple[tuple[list[int], list[Block], int], int, int, bool]],
 ) -> None:
     """Windows may follow one another at once; the run may go on after the last step of one."""
-    small, total, wanted, at, first = [], WindowTable(), [], 0, 0
+    small: list[WindowTable] = []
+    wanted: list[WindowTable] = []
+    total, at, first = WindowTable(), 0, 0
     for (begins, events, end), before, after, has_steps in windows:
         shifted = [each.copy() for each in events if has_steps or each["kind"][0] != Kind.STEP]
         for each in shifted:
