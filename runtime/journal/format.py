@@ -80,6 +80,7 @@ class FrameType(IntEnum):
     DISCARDED = 13
     GIVEN_UP = 14
     RECOVERED = 15
+    INDEX = 16
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):

@@ -17,6 +17,8 @@ from stepscope.runtime.journal import given_up
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
 
+LAST_BYTES = 1024
+"""The frame that ends a journal is smaller."""
 _SCAN_BYTES = 1 << 20
 _MOST_SEARCHES = 8
 """Times that a reader looks in vain for what was given up under its hands: damage looks alike."""
@@ -111,6 +113,21 @@ class FrameReader:
         """The frame here, if there is a whole one; it is given again by `next`."""
         found = self._frame_at(self._at)
         return found[0] if found else None
+
+    def frame_at(self, at: int) -> tuple[Frame, int, int] | None:
+        """The whole frame that begins at a byte, its number and where it ends; `None` if there is none. Reading goes on where it
+        was."""
+        found = self._frame_at(at) if self._sync is not None else None
+        return None if found is None or found[0] is None else (found[0], found[1], found[2])
+
+    def last(self) -> Frame | None:
+        """The frame that ends the file; `None` if it ends otherwise, or with a frame of more than `LAST_BYTES`."""
+        size = os.fstat(self._fd).st_size
+        begin = max(size - LAST_BYTES, fmt.FILE_HEADER.size)
+        tail = os.pread(self._fd, LAST_BYTES, begin)
+        at = -1 if self._sync is None else tail.rfind(self._sync)
+        found = self.frame_at(begin + at) if at >= 0 else None
+        return found[0] if found is not None and found[2] == size else None
 
     def next(self, passed: Callable[[bytes], bool] | None = None) -> Frame | None:
         """The next whole frame, `None` at the end. More may follow later, if the file grows.

@@ -20,6 +20,7 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.index import JournalIndex
 from stepscope.runtime.windows.window import Window
 
 JournalItem = (
@@ -118,13 +119,44 @@ class JournalReader:
         """The same of the frame that ends what the run itself wrote, or of the one that would."""
         return self.position if self.end is None and self.recovered is None else self._end_position
 
+    def index(self) -> JournalIndex | None:
+        """The index of a journal that was closed in order; `None` if it has none."""
+        last = self._frames.last()
+        end = None if last is None or last[0] != fmt.FrameType.END else records.decode_record(last[0], last[2])
+        if not isinstance(end, records.EndRecord) or end.index <= 0:
+            return None
+        record = self._record_at(end.index, fmt.FrameType.INDEX)
+        return JournalIndex(record) if isinstance(record, records.IndexRecord) else None
+
+    def _record_at(self, at: int, kind: fmt.FrameType) -> Any:
+        """The record of a frame of a type that begins at a byte; `None` if there is none."""
+        found = self._frames.frame_at(at) if at > 0 else None
+        return None if found is None or found[0][0] != kind else records.decode_record(kind, found[0][2])
+
+    def _seek(self, window: int, index: JournalIndex) -> int | None:
+        """Goes to the first frame of a window. Returns where its last one ends; 0: there is no such window; `None`: the frame is
+        not there."""
+        metadata = self._record_at(index.metadata, fmt.FrameType.METADATA)
+        self.metadata = metadata.values if isinstance(metadata, records.MetadataRecord) else self.metadata
+        ledger = self._record_at(index.ledger, fmt.FrameType.LEDGER)
+        self.ledger = ledger if isinstance(ledger, Ledger) else self.ledger
+        row = index.find(window)
+        if row is None:
+            return 0
+        found = self._frames.frame_at(row.begin)
+        if found is None:
+            return None
+        self._frames.resume(found[1], row.begin)
+        return row.end
+
     def items(
         self, window: int | None = None, wanted: Callable[[fmt.EventsHeader], bool] | None = None
     ) -> Iterator[JournalItem]:
         """Goes on through the journal.
 
         Args:
-            window: events, beginnings and ends of other windows are skipped without being read.
+            window: events, beginnings and ends of other windows are skipped without being read. At the beginning of a journal
+                that has an index, only the frames of the window are looked at, and the last metadata and accounts.
             wanted: is shown what each frame of events says of itself; the frame is skipped, unread, unless it says so.
         """
 
@@ -136,7 +168,18 @@ class JournalReader:
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
         every = window is None and wanted is None
-        while (frame := self._frames.next(None if every else skipped)) is not None:
+        stop: int | None = None
+        if (
+            window is not None
+            and self._frames.position == (0, fmt.FILE_HEADER.size)
+            and (index := self.index()) is not None
+        ):
+            stop = self._seek(window, index)
+            if stop == 0:
+                return
+        while (stop is None or self._frames.position[1] < stop) and (
+            frame := self._frames.next(None if every else skipped)
+        ) is not None:
             item = self._decode(*frame)
             if item is not None and not (window is not None and _other_window(item, window)):
                 yield item
@@ -164,7 +207,7 @@ class JournalReader:
             return self._note(record)
         return None
 
-    def _note(self, record: Any) -> JournalItem:
+    def _note(self, record: Any) -> JournalItem | None:
         if isinstance(record, records.WindowRecord):
             return record.window()
         if isinstance(record, records.RunRecord):
@@ -173,6 +216,8 @@ class JournalReader:
             self.metadata = record.values
         elif isinstance(record, Ledger):
             self.ledger = record
+        elif isinstance(record, records.IndexRecord):
+            return None
         elif isinstance(record, records.EndRecord | records.RecoveredRecord):
             at, number, _ = self._frames.head
             if self.recovered is None:

@@ -143,6 +143,8 @@ class EndRecord(msgspec.Struct, frozen=True):
     """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
     records_left_out: Int64 = 0
     """Frames other than events that did not fit the size limit."""
+    index: Int64 = 0
+    """Where the frame of the index begins; 0: there is none."""
 
 
 def run_record(run: Run, created_ns: int) -> RunRecord:
@@ -177,6 +179,17 @@ def window_record(window: Window) -> WindowRecord:
     )
 
 
+class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the frames of each window are."""
+
+    rows: bytes = b""
+    """Closed windows, in their order: see `index.py`."""
+    metadata: Int64 = 0
+    """Where the last frame with the run's metadata begins; 0: there is none."""
+    ledger: Int64 = 0
+    """Where the frame with the accounts of the run begins; 0: there is none."""
+
+
 encode_record = msgpack_bytes
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
@@ -192,6 +205,7 @@ _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     FrameType.END: msgspec.msgpack.Decoder(EndRecord),
     FrameType.CLOCK_SYNC: msgspec.msgpack.Decoder(ClockSync),
     FrameType.RECOVERED: msgspec.msgpack.Decoder(RecoveredRecord),
+    FrameType.INDEX: msgspec.msgpack.Decoder(IndexRecord),
 }
 
 

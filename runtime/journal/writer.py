@@ -27,6 +27,7 @@ from stepscope.runtime.files.private_files import (
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
+from stepscope.runtime.journal.index import IndexBuilder
 from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
@@ -126,6 +127,7 @@ class JournalWriter:
         self._records_left_out = 0
         self._marked = 0
         self._metadata: bytes = b""
+        self._index: IndexBuilder | None = None
 
     @property
     def sync_word(self) -> bytes:
@@ -149,6 +151,8 @@ class JournalWriter:
             self._pending.append(fmt.encode_file_header(self._sync))
             self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._commit(self._fsync != "never")
+            if self._compression == "columns":  # frames that can be read alone
+                self._index = IndexBuilder()
 
     def append_to(self, sync: bytes, number: int, size: int, *, events: int, windows: int) -> None:
         """Opens a journal whose process died, cuts it where its whole frames end, and marks that recovery appends the rest.
@@ -212,6 +216,7 @@ class JournalWriter:
                     self.dropped += count
                     self._mark_cap()
                     continue
+                self._note_events(batch.window, count)
                 self._commit(self._fsync == "always")
                 self._tables.settle()
                 said = True
@@ -234,6 +239,7 @@ class JournalWriter:
         if not self._has_room(self._reserve):
             self._discard()
             return False
+        self._note_events(batch.window, len(batch))
         self._commit(self._fsync == "always")
         self._open_windows.add(batch.window)
         self.written += len(batch)
@@ -251,6 +257,7 @@ class JournalWriter:
             self._check_deleted(WINDOW_CHECK_INTERVAL_S)
             self._mark_cap(exactly=True)
             record = records.window_record(window)
+            begin = self._open_file().size
             if anchor is not None:
                 self._control(fmt.FrameType.CLOCK, anchor)
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
@@ -261,6 +268,9 @@ class JournalWriter:
                 )
                 if not self._record(fmt.FrameType.WINDOW_CLOSED, less, self._fsync != "never"):
                     self._records_left_out += 1
+                    self._index = None
+            if self._index is not None:
+                self._index.close_window(record, begin, self._open_file().size)
             self._open_windows.discard(window.index)
             self._windows += 1
 
@@ -276,6 +286,8 @@ class JournalWriter:
             record = records.MetadataRecord(plain(dict(values)))
             encoded = records.encode_record(record)
             if encoded != self._metadata and (values or self._metadata):
+                if self._index is not None:
+                    self._index.metadata = self._open_file().size
                 self._records_left_out += not self._record(fmt.FrameType.METADATA, record)
                 self._metadata = encoded
 
@@ -298,7 +310,8 @@ class JournalWriter:
             ClosedError: after `close`.
         """
         with self._lock:
-            self._open_file()
+            if self._index is not None:
+                self._index.ledger = self._open_file().size
             self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
 
     def write_sync(self, sync: records.ClockSync) -> None:
@@ -371,7 +384,12 @@ class JournalWriter:
                 return
             try:
                 end = records.EndRecord(
-                    self.written, self._windows, self.dropped, self.arguments_cut, self._records_left_out
+                    self.written,
+                    self._windows,
+                    self.dropped,
+                    self.arguments_cut,
+                    self._records_left_out,
+                    self._write_index(),
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
@@ -398,6 +416,16 @@ class JournalWriter:
             return False
         self._commit(sync or self._fsync == "always")
         return True
+
+    def _note_events(self, window: int, count: int) -> None:
+        if self._index is not None:
+            self._index.add_events(window, self._open_file().size, count)
+
+    def _write_index(self) -> int:
+        """Appends the index. Returns where it begins; 0 if there is none."""
+        index = None if self._index is None or self._records_left_out else self._index.record()
+        begin = self._open_file().size
+        return begin if index is not None and self._record(fmt.FrameType.INDEX, index) else 0
 
     def _mark_cap(self, exactly: bool = False) -> None:
         """Says how much is missing: when the limit is met, whenever it has doubled, and exactly with each window."""

@@ -1,0 +1,125 @@
+"""The index of a journal: where the frames of each window are, and what `stepscope windows` says of it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.journal.records import IndexRecord, WindowRecord
+
+MAX_INDEXED = 1 << 19
+"""A journal with more windows has no index: it would take more than a frame."""
+
+_ROW = struct.Struct("<11qB7x")
+ROW_DTYPE = np.dtype(
+    [
+        *(
+            (name, "<i8")
+            for name in (
+                "window",
+                "begin",
+                "end",
+                "events",
+                "dropped",
+                "start_ns",
+                "end_ns",
+                "wall_start_ns",
+                "steps",
+                "first_step",
+                "last_step",
+            )
+        ),
+        ("complete", "?"),
+        ("", "V7"),
+    ]
+)
+"""A closed window: `begin` and `end` are the bytes between which all of its frames lie."""
+
+
+class WindowRow(msgspec.Struct, frozen=True):
+    """What the index says of a window."""
+
+    window: int
+    begin: int
+    end: int
+    events: int
+    dropped: int
+    start_ns: int
+    end_ns: int
+    wall_start_ns: int
+    steps: int
+    first_step: int
+    last_step: int
+    complete: bool
+
+
+class JournalIndex:
+    """The index of a journal that was closed in order."""
+
+    def __init__(self, record: IndexRecord) -> None:
+        self.metadata = record.metadata
+        self.ledger = record.ledger
+        self._rows = record.rows[: len(record.rows) // _ROW.size * _ROW.size]
+
+    def windows(self) -> Iterator[WindowRow]:
+        """All windows, in the order in which they were closed."""
+        for values in _ROW.iter_unpack(self._rows):
+            yield WindowRow(*values[:-1], complete=bool(values[-1]))
+
+    def find(self, window: int) -> WindowRow | None:
+        """One window; `None` if the journal has no such window."""
+        rows = np.frombuffer(self._rows, ROW_DTYPE)
+        found = np.flatnonzero(rows["window"] == window)
+        if not len(found):
+            return None
+        values = _ROW.unpack_from(self._rows, int(found[-1]) * _ROW.size)
+        return WindowRow(*values[:-1], complete=bool(values[-1]))
+
+
+class IndexBuilder:
+    """Collects the index while a journal is written: 96 bytes a window."""
+
+    def __init__(self) -> None:
+        self.metadata = 0
+        """Where the last frame with the run's metadata begins."""
+        self.ledger = 0
+        """Where the frame with the accounts of the run begins."""
+        self._rows = bytearray()
+        self._open: dict[int, tuple[int, int]] = {}
+        """Where the first frame of each open window begins, and how many events it has so far."""
+
+    def add_events(self, window: int, begin: int, events: int) -> None:
+        """Notes frames of a window that begin at a byte."""
+        first, before = self._open.get(window, (begin, 0))
+        self._open[window] = first, before + events
+
+    def close_window(self, record: WindowRecord, begin: int, end: int) -> None:
+        """Notes the end of a window, whose frame reaches from `begin` to `end`."""
+        first, events = self._open.pop(record.index, (begin, 0))
+        dropped = sum(sum(source.dropped.values()) for source in record.ledger.sources.values())
+        steps = np.frombuffer(record.steps, "<i8", record.step_count * 3)
+        first_step, last_step = (int(steps[0]), int(steps[-3])) if len(steps) else (0, -1)
+        if len(self._rows) < MAX_INDEXED * _ROW.size:
+            self._rows += _ROW.pack(
+                record.index,
+                first,
+                end,
+                events,
+                dropped,
+                record.start_ns,
+                record.end_ns,
+                record.wall_start_ns,
+                record.step_count,
+                first_step,
+                last_step,
+                record.complete,
+            )
+
+    def record(self) -> IndexRecord | None:
+        """The index; `None` if it does not name every window."""
+        if self._open or len(self._rows) >= MAX_INDEXED * _ROW.size:
+            return None
+        return IndexRecord(rows=bytes(self._rows), metadata=self.metadata, ledger=self.ledger)
