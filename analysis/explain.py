@@ -43,7 +43,7 @@ def explain(run: str | os.PathLike[str] | Recording, window: int | None = None) 
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
-    recording = run if isinstance(run, Recording) else load(run)
+    recording = run if isinstance(run, Recording) else load(run, None if window is None else (window,))
     if window is not None:
         recording.select(window)
     return judge(recording, [RankSummary(rank) for rank in recording.ranks])

@@ -6,7 +6,7 @@ import os
 import shlex
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
+from stepscope.runtime.journal.index import JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
@@ -51,6 +52,8 @@ class Rank:
     notes: tuple[str, ...] = ()
     foreign = False
     """Whether another program than stepscope recorded it."""
+    indexes: Sequence[JournalIndex | None] = ()
+    """Of each of `paths`; `None` = it has none."""
     startup_ns = shutdown_ns = 0
     """Time that was recorded before the first step and after the last. It is known once the events were read."""
 
@@ -61,6 +64,7 @@ class Rank:
         self.pid = found.run.pid
         self.path = found.path
         self.windows: dict[int, Window] = {}
+        self.indexes = [each.index for each in (found, *others)]
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
@@ -206,13 +210,14 @@ def _which(numbers: list[int]) -> str:
     return f"it has {human_count(len(numbers), 'window')}, from {numbers[0]} to {numbers[-1]}"
 
 
-def load(path: str | os.PathLike[str]) -> Recording:
+def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> Recording:
     """Opens what was recorded.
 
     Args:
         path: a journal, a run's directory, one with several runs of a job below, a collector's directory, or a trace that
             torch.profiler has saved, or a directory of those. Of several runs that were written to one directory, the newest
             is taken.
+        only: numbers of the windows that are wanted; default: all. Of a run that was closed in order no others are read.
 
     Raises:
         FileNotFoundError: if there is nothing of that name.
@@ -233,7 +238,7 @@ def load(path: str | os.PathLike[str]) -> Recording:
         newest += by_age[:1] if len(by_age) > 1 else []
         older += by_age[1:]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        found, said = gather([place, *newest], lambda: Path(room))
+        found, said = gather([place, *newest], lambda: Path(room), only)
     found = [one for one in found if one.path not in older]
     said = [text.removeprefix(NOT_MERGED) for text in said] + [
         f"{path} is of an earlier run: name it to read it" for path in older

@@ -39,7 +39,7 @@ def report_html(path: str | os.PathLike[str], window: int | None = None) -> str:
         FileNotFoundError: if there is nothing of that name.
         FormatError: if there is no recording, or no such window (`NoWindowError`).
     """
-    recording = load(path)
+    recording = load(path, None if window is None else (window,))
     if window is not None:
         recording.select(window)
     summaries = [RankSummary(rank) for rank in recording.ranks]

@@ -21,6 +21,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.index import JournalIndex, read_index
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import (
     ClockSync,
@@ -76,6 +77,8 @@ class Recording(msgspec.Struct, kw_only=True):
     """Id of the stream, where it lies as a collector keeps it; else empty."""
     superseded: str
     """Id of the stream that had all of it as well when the collector marked it; else empty."""
+    index: JournalIndex | None
+    """Its windows, if its run was closed in order."""
 
     @property
     def directory(self) -> Path:
@@ -93,7 +96,7 @@ class Recording(msgspec.Struct, kw_only=True):
         return sum(self.counts.values())
 
     @classmethod
-    def of(cls, path: Path, id: str) -> Recording:
+    def of(cls, path: Path, id: str, only: Collection[int] | None = None) -> Recording:
         """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
 
         Memory does not depend on the file's size, but for windows and round trips.
@@ -101,6 +104,8 @@ class Recording(msgspec.Struct, kw_only=True):
         Args:
             path: the journal.
             id: of the recording.
+            only: numbers of the windows that are wanted; default: all. A journal that has an index is read there only, and its
+                round trips are not.
 
         Raises:
             OSError: if it cannot be opened.
@@ -109,8 +114,10 @@ class Recording(msgspec.Struct, kw_only=True):
         scan = _Scan()
         reader = FrameReader(path, follow=False)
         try:
-            while (frame := reader.next(scan.passes)) is not None:
-                scan.take(frame[0], frame[2])
+            index = None if stream_of(path) else read_index(reader)
+            if only is None or index is None or not scan.take_indexed(reader, index, only):
+                while (frame := reader.next(scan.passes)) is not None:
+                    scan.take(frame[0], frame[2])
             damage = reader.damage
         finally:
             reader.close()
@@ -140,6 +147,7 @@ class Recording(msgspec.Struct, kw_only=True):
             discarded=scan.discarded,
             stream=stream_of(path),
             superseded=mark_of(path),
+            index=index,
         )
 
 
@@ -267,6 +275,24 @@ class _Scan:
         elif kind == fmt.FrameType.RECOVERED:
             self.recovered = True
 
+    def take_indexed(self, reader: FrameReader, index: JournalIndex, only: Collection[int]) -> bool:
+        """Notes what the index leads to: the run, its last metadata and accounts, and these windows. False, and nothing is noted:
+        the index leads elsewhere, or names no such window."""
+        rows = [index.find(window) for window in only]
+        ends = [None if row is None else reader.frame_at(row.closed) for row in rows]
+        first = reader.peek()
+        if first is None or any(end is None or end[0][0] != fmt.FrameType.WINDOW_CLOSED for end in ends):
+            return False
+        others = [reader.frame_at(at) for at in (index.metadata, index.ledger) if at]
+        for frame in (first, *(found[0] for found in (*others, *ends) if found is not None)):
+            self.take(frame[0], frame[2])
+        for row in rows:
+            if row is not None and row.events:
+                self.counts[row.window] = row.events
+                self.spans.append((row.start_ns, row.end_ns))
+        self.ended = True
+        return True
+
     def _given_up(self, kind: int, payload: bytes) -> None:
         try:
             gone = given_up.decode(kind, payload)
@@ -292,7 +318,9 @@ def stream_of(path: Path) -> str:
     return path.parent.name if path.name == "journal" and _STREAM.fullmatch(path.parent.name) else ""
 
 
-def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tuple[list[Recording], list[str]]:
+def recordings_in(
+    sources: Sequence[Path], without: Collection[Path] = (), only: Collection[int] | None = None
+) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
     Links below directories are not followed. A file that cannot be used, whatever is in it, costs the others nothing.
@@ -300,6 +328,7 @@ def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tu
     Args:
         sources: journals and directories.
         without: journals that are left out.
+        only: as for `Recording.of`.
 
     Raises:
         OSError: if a directory cannot be read.
@@ -313,7 +342,7 @@ def recordings_in(sources: Sequence[Path], without: Collection[Path] = ()) -> tu
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, stream_of(path) or id))
+                found.append(Recording.of(path, stream_of(path) or id, only))
             except OSError as error:
                 unusable.append(f"{error.strerror or error}: {error.filename or path}")
             except FormatError as error:

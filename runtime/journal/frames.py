@@ -117,7 +117,8 @@ class FrameReader:
     def frame_at(self, at: int) -> tuple[Frame, int, int] | None:
         """The whole frame that begins at a byte, its number and where it ends; `None` if there is none. Reading goes on where it
         was."""
-        found = self._frame_at(at) if self._sync is not None else None
+        whole = self._sync is not None and fmt.FILE_HEADER.size <= at < os.fstat(self._fd).st_size
+        found = self._frame_at(at) if whole else None
         return None if found is None or found[0] is None else (found[0], found[1], found[2])
 
     def last(self) -> Frame | None:

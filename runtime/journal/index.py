@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.runtime.journal.records import IndexRecord, WindowRecord
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.records import EndRecord, IndexRecord, WindowRecord, decode_record
 
 MAX_INDEXED = 1 << 19
 """A journal with more windows has no index: it would take more than a frame."""
 
-_ROW = struct.Struct("<11qB7x")
-ROW_DTYPE = np.dtype(
-    [
-        *(
-            (name, "<i8")
-            for name in (
-                "window",
-                "begin",
-                "end",
-                "events",
-                "dropped",
-                "start_ns",
-                "end_ns",
-                "wall_start_ns",
-                "steps",
-                "first_step",
-                "last_step",
-            )
-        ),
-        ("complete", "?"),
-        ("", "V7"),
-    ]
-)
-"""A closed window: `begin` and `end` are the bytes between which all of its frames lie."""
+ROW = struct.Struct("<12qB7x")
+"""A closed window, the fields of `WindowRow`."""
 
 
 class WindowRow(msgspec.Struct, frozen=True):
@@ -44,7 +25,11 @@ class WindowRow(msgspec.Struct, frozen=True):
 
     window: int
     begin: int
+    """All of its frames lie from this byte on."""
     end: int
+    """… up to this one."""
+    closed: int
+    """Where the frame begins that closes it."""
     events: int
     dropped: int
     start_ns: int
@@ -62,25 +47,39 @@ class JournalIndex:
     def __init__(self, record: IndexRecord) -> None:
         self.metadata = record.metadata
         self.ledger = record.ledger
-        self._rows = record.rows[: len(record.rows) // _ROW.size * _ROW.size]
+        self._rows = record.rows[: len(record.rows) // ROW.size * ROW.size]
 
     def windows(self) -> Iterator[WindowRow]:
         """All windows, in the order in which they were closed."""
-        for values in _ROW.iter_unpack(self._rows):
-            yield WindowRow(*values[:-1], complete=bool(values[-1]))
+        for values in ROW.iter_unpack(self._rows):
+            yield WindowRow(*values[:-1], bool(values[-1]))
 
     def find(self, window: int) -> WindowRow | None:
         """One window; `None` if the journal has no such window."""
-        rows = np.frombuffer(self._rows, ROW_DTYPE)
-        found = np.flatnonzero(rows["window"] == window)
+        numbers = np.frombuffer(self._rows, "<i8")[:: ROW.size // 8]
+        found = np.flatnonzero(numbers == window)
         if not len(found):
             return None
-        values = _ROW.unpack_from(self._rows, int(found[-1]) * _ROW.size)
-        return WindowRow(*values[:-1], complete=bool(values[-1]))
+        values = ROW.unpack_from(self._rows, int(found[-1]) * ROW.size)
+        return WindowRow(*values[:-1], bool(values[-1]))
+
+
+def read_index(frames: FrameReader) -> JournalIndex | None:
+    """The index of a journal that was closed in order; `None` if it has none. Reading goes on where it was."""
+    last = frames.last()
+    end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
+    record = record_at(frames, end.index, FrameType.INDEX) if isinstance(end, EndRecord) else None
+    return JournalIndex(record) if isinstance(record, IndexRecord) else None
+
+
+def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:
+    """The record of a frame of a type that begins at a byte; `None` if there is none."""
+    found = frames.frame_at(at) if at > 0 else None
+    return None if found is None or found[0][0] != kind else decode_record(kind, found[0][2])
 
 
 class IndexBuilder:
-    """Collects the index while a journal is written: 96 bytes a window."""
+    """Collects the index while a journal is written: 104 bytes a window."""
 
     def __init__(self) -> None:
         self.metadata = 0
@@ -97,16 +96,17 @@ class IndexBuilder:
         self._open[window] = first, before + events
 
     def close_window(self, record: WindowRecord, begin: int, end: int) -> None:
-        """Notes the end of a window, whose frame reaches from `begin` to `end`."""
+        """Notes the end of a window, whose frame reaches from the byte `begin` to `end`."""
         first, events = self._open.pop(record.index, (begin, 0))
         dropped = sum(sum(source.dropped.values()) for source in record.ledger.sources.values())
         steps = np.frombuffer(record.steps, "<i8", record.step_count * 3)
         first_step, last_step = (int(steps[0]), int(steps[-3])) if len(steps) else (0, -1)
-        if len(self._rows) < MAX_INDEXED * _ROW.size:
-            self._rows += _ROW.pack(
+        if len(self._rows) < MAX_INDEXED * ROW.size:
+            self._rows += ROW.pack(
                 record.index,
                 first,
                 end,
+                begin,
                 events,
                 dropped,
                 record.start_ns,
@@ -120,6 +120,6 @@ class IndexBuilder:
 
     def record(self) -> IndexRecord | None:
         """The index; `None` if it does not name every window."""
-        if self._open or len(self._rows) >= MAX_INDEXED * _ROW.size:
+        if self._open or len(self._rows) >= MAX_INDEXED * ROW.size:
             return None
         return IndexRecord(rows=bytes(self._rows), metadata=self.metadata, ledger=self.ledger)

@@ -20,8 +20,11 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.journal.index import JournalIndex
+from stepscope.runtime.journal.index import JournalIndex, read_index, record_at
 from stepscope.runtime.windows.window import Window
+
+OF_WINDOWS = (fmt.FrameType.EVENTS, fmt.FrameType.WINDOW_OPENED, fmt.FrameType.WINDOW_CLOSED)
+"""Frames that belong to a window."""
 
 JournalItem = (
     records.RunRecord
@@ -121,24 +124,14 @@ class JournalReader:
 
     def index(self) -> JournalIndex | None:
         """The index of a journal that was closed in order; `None` if it has none."""
-        last = self._frames.last()
-        end = None if last is None or last[0] != fmt.FrameType.END else records.decode_record(last[0], last[2])
-        if not isinstance(end, records.EndRecord) or end.index <= 0:
-            return None
-        record = self._record_at(end.index, fmt.FrameType.INDEX)
-        return JournalIndex(record) if isinstance(record, records.IndexRecord) else None
-
-    def _record_at(self, at: int, kind: fmt.FrameType) -> Any:
-        """The record of a frame of a type that begins at a byte; `None` if there is none."""
-        found = self._frames.frame_at(at) if at > 0 else None
-        return None if found is None or found[0][0] != kind else records.decode_record(kind, found[0][2])
+        return read_index(self._frames)
 
     def _seek(self, window: int, index: JournalIndex) -> int | None:
         """Goes to the first frame of a window. Returns where its last one ends; 0: there is no such window; `None`: the frame is
         not there."""
-        metadata = self._record_at(index.metadata, fmt.FrameType.METADATA)
+        metadata = record_at(self._frames, index.metadata, fmt.FrameType.METADATA)
         self.metadata = metadata.values if isinstance(metadata, records.MetadataRecord) else self.metadata
-        ledger = self._record_at(index.ledger, fmt.FrameType.LEDGER)
+        ledger = record_at(self._frames, index.ledger, fmt.FrameType.LEDGER)
         self.ledger = ledger if isinstance(ledger, Ledger) else self.ledger
         row = index.find(window)
         if row is None:
@@ -167,19 +160,16 @@ class JournalReader:
             header = found[0]
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
-        every = window is None and wanted is None
-        stop: int | None = None
-        if (
-            window is not None
-            and self._frames.position == (0, fmt.FILE_HEADER.size)
-            and (index := self.index()) is not None
-        ):
-            stop = self._seek(window, index)
-            if stop == 0:
-                return
-        while (stop is None or self._frames.position[1] < stop) and (
-            frame := self._frames.next(None if every else skipped)
-        ) is not None:
+        at_beginning = self._frames.position == (0, fmt.FILE_HEADER.size)
+        index = self.index() if window is not None and at_beginning else None
+        stop = None if window is None or index is None else self._seek(window, index)
+        passed = None if window is None and wanted is None else skipped
+        while stop is None or self._frames.position[1] < stop:
+            frame = self._frames.next(passed)
+            if frame is None:
+                break
+            if stop is not None and frame[0] not in OF_WINDOWS:
+                continue  # later metadata were read already
             item = self._decode(*frame)
             if item is not None and not (window is not None and _other_window(item, window)):
                 yield item

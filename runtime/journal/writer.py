@@ -257,9 +257,11 @@ class JournalWriter:
             self._check_deleted(WINDOW_CHECK_INTERVAL_S)
             self._mark_cap(exactly=True)
             record = records.window_record(window)
-            begin = self._open_file().size
+            anchored = 0
             if anchor is not None:
                 self._control(fmt.FrameType.CLOCK, anchor)
+                anchored = sum(map(len, self._pending))
+            begin = self._open_file().size + anchored
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
                 self._records_left_out += anchor is not None
                 note = f"{record.step_count} steps and the metadata did not fit the journal"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stepscope.runtime.journal.index import WindowRow
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
@@ -67,13 +68,16 @@ def windows(arguments: argparse.Namespace) -> int:
     """
     from stepscope.analysis.recording import load
 
-    recording = load(arguments.path)
+    recording = load(arguments.path, only=())
     lines: list[Line] = []
     for rank in recording.ranks:
         counts = Counter[int]()
         for batch in rank.batches() if rank.foreign else ():  # only the events of such a trace say when it was
             counts[batch.window] += len(batch)
-        lines += [_line(rank, rank.windows[number], counts[number]) for number in sorted(rank.windows)]
+        rows = [row for index in rank.indexes if index is not None for row in index.windows()]
+        indexed = {row.window: _indexed(rank, row) for row in rows}
+        read = {number: _line(rank, window, counts[number]) for number, window in rank.windows.items()}
+        lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(lines)).decode())
         return 0
@@ -85,14 +89,36 @@ def windows(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _process(rank: Rank) -> str:
+    return rank.name if rank.rank is None else f"rank {rank.rank}"
+
+
+def _local_time(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns / 1e9).isoformat(" ", "milliseconds")
+
+
+def _indexed(rank: Rank, row: WindowRow) -> Line:
+    return Line(
+        process=_process(rank),
+        window=row.window,
+        begins=_local_time(row.wall_start_ns),
+        seconds=(row.end_ns - row.start_ns) / 1e9,
+        first_step=row.first_step if row.steps else None,
+        last_step=row.last_step if row.steps else None,
+        events=row.events,
+        dropped=row.dropped,
+        complete=row.complete,
+    )
+
+
 def _line(rank: Rank, window: Window, counted: int) -> Line:
     ledgers = window.ledger.sources.values()
     steps = window.steps
     wall_ns = window.start_ns if rank.foreign else window.wall_start_ns
     return Line(
-        process=rank.name if rank.rank is None else f"rank {rank.rank}",
+        process=_process(rank),
         window=window.index,
-        begins=datetime.fromtimestamp(wall_ns / 1e9).isoformat(" ", "milliseconds"),
+        begins=_local_time(wall_ns),
         seconds=(window.end_ns - window.start_ns) / 1e9,
         first_step=steps[0].number if steps else None,
         last_step=steps[-1].number if steps else None,

@@ -1,0 +1,208 @@
+"""The index of a journal leads to the frames of each window, and is believed no further than these bear it out."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analysis.recording import load
+from stepscope.cli.main import main
+from stepscope.exporters.specimens import run_in, window_of
+from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import index as journal_index
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import EndRecord, IndexRecord, MetadataRecord, encode_record
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.windows.window import Window
+from tests.support.journals import batch_with_arguments, described
+
+
+def window(number: int) -> Window:
+    """One with accounts and a note of its own."""
+    made = window_of(number, batch_with_arguments(["x"], [{}], window=number, start_ns=number))
+    ledger = Ledger({"recorder": SourceLedger(produced=3 + number, accepted=3, dropped={"overflow": number})})
+    return msgspec.structs.replace(made, ledger=ledger, diagnostics=(f"note {number}",))
+
+
+def written(directory: Path, acts: list[tuple[int, bool]], *, compression: fmt.Compression = "columns") -> Path:
+    """A journal: for each act a batch of a window, or its end. Windows that are left open are closed at the end."""
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = JournalWriter(directory / "journal", compression=compression)
+    writer.open(run_in(directory))
+    closed: set[int] = set()
+    for number, (index, ends) in enumerate(acts):
+        if index in closed:
+            continue
+        if ends:
+            writer.write_window(window(index))
+            closed.add(index)
+        else:
+            writer.write_metadata({"acts": number})
+            writer.write_batch(batch_with_arguments(["x", "y"], [{"act": number}, {}], window=index, start_ns=number))
+    for index in sorted({index for index, _ in acts} - closed):
+        writer.write_window(window(index))
+    writer.write_ledger(Ledger({"recorder": SourceLedger(produced=len(acts))}))
+    writer.close()
+    return writer.path
+
+
+def read(path: Path, only: int | None) -> tuple[list[Any], Any, Any]:
+    """What belongs to a window, and the run's metadata and accounts."""
+    with JournalReader(path) as reader:
+        items = list(reader.items(only))
+        assert not reader.damage.harm()
+        batches = [described(item) for item in items if isinstance(item, EventBatch) and only in (None, item.window)]
+        windows = [item for item in items if isinstance(item, Window) and only in (None, item.index)]
+        return [batches, windows], reader.metadata, reader.ledger
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), min_size=1, max_size=40))
+def test_a_window_is_read_alone(tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[int, bool]]) -> None:
+    """However windows overlap, it gives what reading all gives of it; so do the facts of the list."""
+    path = written(tmp_path_factory.mktemp("journal"), acts)
+    (batches, windows), metadata, ledger = read(path, None)
+    with JournalReader(path) as reader:
+        index = reader.index()
+    assert index is not None
+    rows = {row.window: row for row in index.windows()}
+    assert rows.keys() == {one.index for one in windows}
+    for one in windows:
+        expected = [[each for each in batches if each[0][1] == one.index], [one]]
+        assert read(path, one.index) == (expected, metadata, ledger)
+        row = rows[one.index]
+        assert index.find(one.index) == row
+        assert row.events == sum(map(len, expected[0])) and row.dropped == one.index and row.complete == one.complete
+        assert (row.start_ns, row.end_ns, row.wall_start_ns) == (one.start_ns, one.end_ns, one.wall_start_ns)
+        assert row.steps == len(one.steps)
+        assert not one.steps or (row.first_step, row.last_step) == (one.steps[0].number, one.steps[-1].number)
+    assert read(path, 99)[0] == [[], []]
+
+
+ACTS = [(number // 4, number % 4 == 3) for number in range(40)]
+"""Ten windows of three batches each."""
+
+
+def test_other_windows_are_not_looked_at(tmp_path: Path) -> None:
+    """Damage to one costs the others nothing, not even a note."""
+    path = written(tmp_path, ACTS)
+    with JournalReader(path) as reader:
+        index = reader.index()
+    assert index is not None and (row := index.find(3)) is not None
+    data = bytearray(path.read_bytes())
+    data[row.begin + 8 : row.end] = bytes(row.end - row.begin - 8)
+    whole = read(path, 5)
+    path.write_bytes(data)
+    assert read(path, 5) == whole
+    with JournalReader(path) as reader:
+        assert not list(reader.items(3)) or reader.damage
+
+
+@pytest.mark.parametrize("cut", [1, 30, 2000])
+def test_a_journal_that_was_cut_has_none(cut: int, tmp_path: Path) -> None:
+    """Nor has one that recovery completed, or one whose frames cannot be read alone: all of it is read then."""
+    path = written(tmp_path / "cut", ACTS)
+    whole = read(path, 4)[0]
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read(path, 4)[0] == whole
+    recovered = recover(path).journal
+    plain = written(tmp_path / "plain", ACTS, compression="")
+    for journal in (path, recovered, plain):
+        with JournalReader(journal) as reader:
+            assert reader.index() is None
+        assert len(read(journal, 4)[0][0]) == 3
+
+
+def forged(path: Path, index: object, at: int = 0) -> None:
+    """Replaces the index of a journal by another, of which the end says that it begins at a byte; default: where it does."""
+    with JournalReader(path) as reader:
+        found = [*reader]
+        assert found and reader.sync_word is not None
+        number, begin = reader.end_position
+        sync = reader.sync_word
+    with JournalReader(path) as reader:
+        end = reader._frames.last()  # pyright: ignore[reportPrivateUsage]
+    assert end is not None
+    decoded = msgspec.msgpack.decode(end[2], type=EndRecord)
+    data = path.read_bytes()[: decoded.index]
+    data += b"".join(fmt.encode_frame(sync, fmt.FrameType.INDEX, number - 1, [encode_record(index)]))
+    last = msgspec.structs.replace(decoded, index=at or decoded.index)
+    data += b"".join(fmt.encode_frame(sync, fmt.FrameType.END, number, [encode_record(last)]))
+    assert begin
+    path.write_bytes(data)
+
+
+def rows_at(path: Path, offset: int) -> IndexRecord:
+    """The index of a journal, its places moved by some bytes."""
+    with JournalReader(path) as reader:
+        index = reader.index()
+    assert index is not None
+    moved = [
+        msgspec.structs.replace(row, begin=row.begin + offset, closed=row.closed + offset) for row in index.windows()
+    ]
+    packed = map(msgspec.structs.astuple, moved)
+    rows = b"".join(journal_index.ROW.pack(*values) for values in packed)
+    return IndexRecord(rows=rows, metadata=index.metadata + offset, ledger=index.ledger + offset)
+
+
+@pytest.mark.parametrize("offset", [1, -7, 1 << 40, -(1 << 40)])
+def test_an_index_that_leads_elsewhere(offset: int, tmp_path: Path) -> None:
+    """All of the journal is read then."""
+    path = written(tmp_path, ACTS)
+    whole = read(path, 5)[0]
+    forged(path, rows_at(path, offset))
+    assert read(path, 5)[0] == whole
+    assert load(path, only=(5,)).ranks[0].windows[5].diagnostics == ("note 5",)
+
+
+@pytest.mark.parametrize(
+    ("index", "at"),
+    [
+        (IndexRecord(rows=b"x" * 50), 0),
+        (MetadataRecord({}), 0),
+        ("text", 0),
+        (IndexRecord(), 21),
+        (IndexRecord(), 1 << 60),
+        (IndexRecord(), -1),
+    ],
+)
+def test_an_index_that_makes_no_sense(index: object, at: int, tmp_path: Path) -> None:
+    """It is no error."""
+    path = written(tmp_path, ACTS)
+    forged(path, index, at)
+    with JournalReader(path) as reader:
+        assert sum(isinstance(item, Window) for item in reader) == 10
+    assert load(path).ranks[0].windows.keys() == set(range(10))
+
+
+def test_more_windows_than_an_index_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal has none then."""
+    monkeypatch.setattr(journal_index, "MAX_INDEXED", 5)
+    path = written(tmp_path, ACTS)
+    with JournalReader(path) as reader:
+        assert reader.index() is None
+    assert len(read(path, 9)[0][0]) == 3
+
+
+def test_windows_are_listed_without_their_frames(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list is the same with and without an index, and with it no window is read."""
+    path = written(tmp_path / "run", ACTS)
+    shutil.copytree(tmp_path / "run", tmp_path / "cut")
+    (tmp_path / "cut" / "journal").write_bytes(path.read_bytes()[:-1])
+    listed: list[Any] = []
+    for name in ("run", "cut"):
+        assert main(["windows", str(tmp_path / name), "--json"]) == 0
+        listed.append(msgspec.json.decode(capsys.readouterr().out))
+    for line in listed[0]:
+        line["events"] = 3
+    assert listed[0] == listed[1] and len(listed[0]) == 10
+    assert load(path, only=()).ranks[0].windows == {}
+    assert load(path, only=(3,)).ranks[0].windows.keys() == {3}
