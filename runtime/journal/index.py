@@ -16,7 +16,7 @@ from stepscope.runtime.journal.records import EndRecord, IndexRecord, WindowReco
 MAX_INDEXED = 1 << 19
 """A journal with more windows has no index: it would take more than a frame."""
 
-ROW = struct.Struct("<12qB7x")
+ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
 
 
@@ -52,7 +52,7 @@ class JournalIndex:
     def windows(self) -> Iterator[WindowRow]:
         """All windows, in the order in which they were closed."""
         for values in ROW.iter_unpack(self._rows):
-            yield WindowRow(*values[:-1], bool(values[-1]))
+            yield WindowRow(*values)
 
     def find(self, window: int) -> WindowRow | None:
         """One window; `None` if the journal has no such window."""
@@ -61,7 +61,7 @@ class JournalIndex:
         if not len(found):
             return None
         values = ROW.unpack_from(self._rows, int(found[-1]) * ROW.size)
-        return WindowRow(*values[:-1], bool(values[-1]))
+        return WindowRow(*values)
 
 
 def read_index(frames: FrameReader) -> JournalIndex | None:
