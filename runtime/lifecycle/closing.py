@@ -93,8 +93,9 @@ class CloseProcedure:
         self._end(removal)
         now = clock.now()
         until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
-        for worker in self._pipeline.workers:  # one end for all: each may have handed something to a thread that hangs
-            worker.join(max(until - clock.now(), 0) / 1e9)
+        # One end for all: each may have handed something to a thread that hangs.
+        for part in (*self._pipeline.workers, *self._pipeline.sources):
+            part.join(max(until - clock.now(), 0) / 1e9)
 
     def _late(self, removal: OneShot[None], closed: int) -> str:
         """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
