@@ -22,7 +22,7 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
     )  # fmt: skip
     with profiler:
         profiler.step()
-        assert backend.blocks.wait(30)
+        backend.block()
         waiting = 0
         for _ in range(STEPS):
             with sc.span("work"):
@@ -56,7 +56,7 @@ def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Pa
     with sc.trace(
         backends=[backend], exporters=[exporter], output_dir=output_dir, options=sc.Options(journal=journal)
     ) as profiler:
-        assert backend.blocks.wait(30)
+        backend.block()
         for _ in range(STEPS):
             profiler.pause()
             with sc.span("not seen"):
