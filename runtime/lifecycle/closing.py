@@ -36,7 +36,7 @@ LOOK_S = 0.02
 """Between two looks at whether a late closing has ended."""
 
 _unfinished: set[CloseProcedure] = set()
-"""Closings that have begun and not ended, without those whose loop is blocked by a backend."""
+"""Closings that have begun and not ended, without those whose loop is blocked by a `derive` of a backend."""
 
 
 class CloseProcedure:
@@ -162,7 +162,7 @@ def wait_for_late_closings() -> None:
     """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded, for
     `LATE_CLOSING_S` at most: a process that ends sooner leaves its session directory behind.
 
-    There is no wait for a closing whose loop is blocked inside of a backend.
+    There is no wait for a closing whose loop is blocked.
     """
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:

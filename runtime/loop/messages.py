@@ -91,7 +91,7 @@ class WindowEnds(msgspec.Struct, frozen=True):
 
 
 class ActionChanged(msgspec.Struct, frozen=True):
-    """The profiler's action has changed; for the backends that live on the loop."""
+    """The profiler's action has changed; for the backends that are not bound to a thread."""
 
     before: ProfilerAction
     after: ProfilerAction
@@ -128,7 +128,7 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """A backend's coroutine function is to run on the loop."""
+    """A backend's coroutine function is to run on its loop."""
 
     source: str
     work: Callable[[], Awaitable[None]]

@@ -195,7 +195,8 @@ class Source:
             self._guard("choose", lambda: choose(dict(detail.chosen)))
 
     def derive(self, batch: EventBatch) -> Block | None:
-        """What the backend makes of a batch of the recorder, such as links between its events."""
+        """What the backend makes of a batch of the recorder, such as links between its events. Called on the drain loop: it is a
+        function of the batch and nothing else."""
         block: Block | None = None
         derive = self._derive
         if derive is None:
