@@ -33,5 +33,7 @@ def wait_for_start(begun: Waitable[T], profiler: str, seconds: float, backend: s
         return begun.result(seconds)
     text = f"start() of profiler {profiler!r} gave up after {seconds:g} s (Options.start_timeout): "
     if backend:
-        raise BackendError(f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long")
+        raise BackendError(
+            f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long"
+        )
     raise ProfilerStateError(f"{text}the runtime's loop, or the directory of the output, does not answer")

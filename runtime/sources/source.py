@@ -18,7 +18,16 @@ from stepscope.runtime.events.numbers import whole
 from stepscope.runtime.events.record import Block, EventBatch, check_block, cut_block
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop.inbox import Inbox
-from stepscope.runtime.loop.messages import Advancing, Delivery, Dropped, Message, Missing, SourceEnded, Spawn, Watermark
+from stepscope.runtime.loop.messages import (
+    Advancing,
+    Delivery,
+    Dropped,
+    Message,
+    Missing,
+    SourceEnded,
+    Spawn,
+    Watermark,
+)
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
@@ -115,9 +124,7 @@ class Source:
     cancellation of who awaits `aclose`.
     """
 
-    def __init__(
-        self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]
-    ) -> None:
+    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
         """
         Args:
             enter: called on the backend's thread before each call; context variables that it sets are those of the backend.

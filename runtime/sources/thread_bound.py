@@ -48,9 +48,7 @@ class BoundSource(Source):
     records nothing or crashes when it is stopped by another thread than the one that started it.
     """
 
-    def __init__(
-        self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]
-    ) -> None:
+    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
         super().__init__(backend, inbox, options, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
