@@ -94,8 +94,9 @@ class CloseProcedure:
         now = clock.now()
         until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
         # One end for all: each may have handed something to a thread that hangs.
-        for part in (*self._pipeline.workers, *self._pipeline.sources):
-            part.join(max(until - clock.now(), 0) / 1e9)
+        joins = [worker.join for worker in self._pipeline.workers] + [source.join for source in self._pipeline.sources]
+        for join in joins:
+            join(max(until - clock.now(), 0) / 1e9)
 
     def _late(self, removal: OneShot[None], closed: int) -> str:
         """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
