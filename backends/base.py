@@ -19,6 +19,11 @@ class Backend(Protocol):
     started again opens its backends again. Events go to the sink as blocks, from any thread, at any time, in any
     order of their timestamps; which step and window they belong to is decided by the timestamp.
     A backend states its progress by watermarks: a window closes when every backend has passed its end.
+    The runtime gives each backend a thread with an event loop, so one that blocks there costs its own events only. `aclose` and the
+    coroutines that go to `Sink.run_soon` run there, and everything else unless it is bound to a thread.
+    One that derives events from those of the recorder, such as links between them, has a method `derive(batch)`, which returns a
+    block or `None`. It is called on the loop that all profilers share, also while the backend's thread calls it: it is to be a pure
+    function of the batch, and to return at once.
     One that is bound to a thread may have a method `orphaned()`: that thread has ended without switching it off. It may have
     an attribute `one_thread`, true while it records what that thread does and nothing of others: a window in which it met
     with nothing while others recorded names the threads.
@@ -31,7 +36,7 @@ class Backend(Protocol):
     """Names the source in ledgers and traces; unique in a profiler."""
     thread_bound: bool
     """True: `open` and `transition` are called on the training thread, and `transition` only on the thread of `open`: at
-    once if the change is made there, else at that thread's next `step()`. False: on the runtime's loop."""
+    once if the change is made there, else at that thread's next `step()`. False: on the thread that the runtime gives it."""
 
     def open(self, sink: Sink) -> None:
         """Takes the sink that events are delivered to.
@@ -51,7 +56,8 @@ class Backend(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Delivers what is left and lets go of everything. Runs on the loop, under the profiler's deadline."""
+        """Delivers what is left and lets go of everything. Runs on the backend's thread and loop, which end afterwards, under
+        the profiler's deadline."""
         ...
 
     def report(self) -> BackendReport:

@@ -162,7 +162,7 @@ class SimulatedDevice:
         self._device_clock = DeviceClock(self._clock, self._skew, self._drift, self._clock_error, self._seed)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        """Starts and stops recording; runs by itself on the loop meanwhile. Between two windows it just goes on."""
+        """Starts and stops recording; runs by itself on its loop meanwhile. Between two windows it just goes on."""
         if self._sink is None:
             return
         if after.records and self._current is None:
@@ -235,7 +235,7 @@ class SimulatedDevice:
         return kernels
 
     def poll(self) -> None:
-        """Does what is due now. Called by the device itself on the loop; by hand only under a manual clock."""
+        """Does what is due now. Called by the device itself on its loop; by hand only under a manual clock."""
         while self._poll(self._clock()):
             pass
 

@@ -206,7 +206,7 @@ class TorchBackend:
             self._mode.orphaned()
 
     def derive(self, batch: EventBatch) -> Block | None:
-        """Links of autograd between the operators in a batch of the recorder's events; called on the loop."""
+        """Links of autograd between the operators in a batch of the recorder's events; called on the drain loop."""
         return self._mode.derive(batch) if isinstance(self._mode, StreamMode) else None
 
     async def aclose(self) -> None:

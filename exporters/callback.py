@@ -16,7 +16,7 @@ from stepscope.runtime.windows.window import Window, WindowCallback
 class CallbackExporter:
     """Calls a function with each finished window, once the window can be exported.
 
-    A coroutine function runs on the runtime's loop, anything else on a worker thread. Calls do not overlap.
+    A coroutine function runs on the exporter's own loop, anything else on a worker thread. Calls do not overlap.
     What it raises is kept by the profiler, as for every exporter.
     """
 

@@ -53,7 +53,7 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     queue_bytes: Annotated[int, msgspec.Meta(ge=1)] = 64 << 20
     """What may wait for one exporter; more is dropped for that exporter, and counted."""
     start_timeout: PositiveFloat = 30.0
-    """How long `start()` waits for the runtime's loop, and for each backend that opens there, before it raises."""
+    """How long `start()` waits for the runtime's loop, and for each backend that opens on its own thread, before it raises."""
     close_timeout: PositiveFloat = 5.0
     """Deadline for flushing and closing everything at the end. What a backend that is bound to the thread that closes needs
     there to end its recording comes on top of it, and has no bound: nobody else can make that call, or end it."""

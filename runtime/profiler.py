@@ -211,7 +211,7 @@ class Profiler(Reporting):
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
         opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
-            return wait_for_start(opening.start(), self.name, self.options.start_timeout, drain_loop.opening)
+            return wait_for_start(opening.start(), self.name, self.options.start_timeout)
         finally:
             if opening.finished:
                 self._opening = None
@@ -311,7 +311,7 @@ class Profiler(Reporting):
                 continue
             if not isinstance(source, BoundSource):
                 opened = self._hub.open(source)
-                wait_for_start(opened, self.name, self.options.start_timeout, drain_loop.opening)
+                wait_for_start(opened, self.name, self.options.start_timeout, source.name)
             elif elsewhere:
                 source.wanted = True
             else:

@@ -67,7 +67,7 @@ class SourceEnded(msgspec.Struct, frozen=True):
 
 
 class ActionChanged(msgspec.Struct, frozen=True):
-    """The profiler's action has changed; for the backends that live on the loop."""
+    """The profiler's action has changed; for the backends that are not bound to a thread."""
 
     before: ProfilerAction
     after: ProfilerAction
@@ -104,7 +104,7 @@ class Flush(msgspec.Struct, frozen=True):
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """A backend's coroutine function is to run on the loop."""
+    """A backend's coroutine function is to run on its loop."""
 
     source: str
     work: Callable[[], Awaitable[None]]

@@ -36,7 +36,7 @@ LOOK_S = 0.02
 """Between two looks at whether a late closing has ended."""
 
 _unfinished: set[CloseProcedure] = set()
-"""Closings that have begun and not ended, without those whose loop is blocked by a backend."""
+"""Closings that have begun and not ended, without those whose loop is blocked by a `derive` of a backend."""
 
 
 class CloseProcedure:
@@ -93,8 +93,10 @@ class CloseProcedure:
         self._end(removal)
         now = clock.now()
         until = min(now + round(OVERRUN * 1e9), max(now, deadline) + round(JOINING * 1e9))
-        for worker in self._pipeline.workers:  # one end for all: each may have handed something to a thread that hangs
-            worker.join(max(until - clock.now(), 0) / 1e9)
+        # One end for all: each may have handed something to a thread that hangs.
+        joins = [worker.join for worker in self._pipeline.workers] + [source.join for source in self._pipeline.sources]
+        for join in joins:
+            join(max(until - clock.now(), 0) / 1e9)
 
     def _late(self, removal: OneShot[None], closed: int) -> str:
         """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
@@ -161,7 +163,7 @@ def wait_for_late_closings() -> None:
     """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded, for
     `LATE_CLOSING_S` at most: a process that ends sooner leaves its session directory behind.
 
-    There is no wait for a closing whose loop is blocked inside of a backend.
+    There is no wait for a closing whose loop is blocked.
     """
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 from stepscope.runtime.errors import BackendError, ProfilerStateError
@@ -17,25 +16,24 @@ class Waitable(Protocol[T]):
     def wait(self, timeout: float) -> bool: ...
 
 
-def wait_for_start(begun: Waitable[T], profiler: str, seconds: float, blocked_by: Callable[[], str]) -> T:
+def wait_for_start(begun: Waitable[T], profiler: str, seconds: float, backend: str = "") -> T:
     """Waits for something that `start()` needs, and returns its result.
 
     Args:
         begun: the thing; what it raises is raised here.
         profiler: name of the profiler.
         seconds: to wait at most.
-        blocked_by: names the backend whose `open` blocks the loop, if one does.
+        backend: the one that is being opened, if one is.
 
     Raises:
-        BackendError: if it takes longer; it names the backend that did not open.
-        ProfilerStateError: if it takes longer, and no backend is the reason.
+        BackendError: if a backend takes longer to open.
+        ProfilerStateError: if something else takes longer.
     """
     if begun.wait(seconds):
         return begun.result(seconds)
     text = f"start() of profiler {profiler!r} gave up after {seconds:g} s (Options.start_timeout): "
-    backend = blocked_by()
     if backend:
         raise BackendError(
-            f"{text}open() of backend {backend!r} has not returned; it blocks the loop that all profilers share"
+            f"{text}open() of backend {backend!r} has not returned; have it do on a thread what takes long"
         )
     raise ProfilerStateError(f"{text}the runtime's loop, or the directory of the output, does not answer")

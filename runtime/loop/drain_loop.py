@@ -22,17 +22,15 @@ from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.loop_thread import JOIN_S, LoopThread, loop_name
 from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
-from stepscope.runtime.threads import background_call, signals
+from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.export_context import deliver_for
-from stepscope.runtime.threads.native_threads import RLock, get_ident
+from stepscope.runtime.threads.native_threads import RLock
 from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.windows.router import RECORDER
 
 T = TypeVar("T")
 
-LOOP_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
-"""Modules whose functions call those of backends on the loop."""
 SETTLE = 0.001
 """Seconds until the drain loop looks again while a change of action is on its way to it."""
 CROWDED_S = 0.01
@@ -74,9 +72,6 @@ class DrainLoop:
         self._removing = 0
         """Profilers that begin to close: drains wait for no exporter then."""
         self._stopping = False
-        self.opening = ""
-        """The backend whose `open` the loop is inside of."""
-        self._thread_ns = 0
         self.loop_name = loop_name()
         self._begun: OneShot[None] = OneShot()
         self._ended: OneShot[None] = OneShot()
@@ -85,7 +80,6 @@ class DrainLoop:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread_id = get_ident()
         self._wake, self._draining = asyncio.Event(), anyio.Lock()
         self._look()
         self._loop.add_reader(self._recorder.wake_fd, self._called)
@@ -190,42 +184,24 @@ class DrainLoop:
         work() if self.on_loop() else self.start(call).result()
 
     def open(self, source: Source) -> OneShot[None]:
-        """Opens the backend of a source on the loop, if that is not open; from anywhere, and without waiting."""
+        """Has the backend of a source opened on its thread, if that is not open; from anywhere, and without waiting."""
         opened: OneShot[None] = OneShot()
-
-        def start() -> None:
-            self.opening = source.name
-            try:
-                if not source.open:
-                    source.start()
-            except BaseException as error:
-                opened.set_exception(error)
-            else:
-                opened.set_result(None)
-            finally:
-                self.opening = ""
-
         if self.on_loop():
-            start()
+            source.open_on_thread(opened)
         else:
-            self._loop.call_soon_threadsafe(start)
+            self._loop.call_soon_threadsafe(source.open_on_thread, opened)
         return opened
 
     def blocked_in(self) -> str:
-        """The function of a backend that the loop is inside of and does not return from, with its file and line; else empty.
+        """The function of a part, such as a backend's `derive`, that the loop is inside of and does not return from, with its
+        file and line; else empty.
 
         Takes `ANSWER_S` seconds.
         """
         answered: OneShot[None] = OneShot()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(answered.set_result, None)
-        if answered.wait(ANSWER_S):
-            return ""
-        frame = background_call.frames().get(self._thread_id)
-        called = None
-        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(LOOP_MODULES):
-            called, frame = frame, frame.f_back
-        return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
+        return "" if answered.wait(ANSWER_S) else self._thread.inside()
 
     def on_loop(self) -> bool:
         """Whether the caller runs on the drain loop's loop."""
@@ -514,12 +490,6 @@ def on_loop() -> bool:
     """Whether the caller runs on the loop of the process's drain loop."""
     making = _hub
     return making is not None and making.succeeded and making.result().on_loop()
-
-
-def opening() -> str:
-    """The backend whose `open` the loop of the process's drain loop is inside of; empty if none."""
-    making = _hub
-    return making.result().opening if making is not None and making.succeeded else ""
 
 
 def _make(before: BackgroundCall[None] | None, recorder: Recorder) -> DrainLoop:

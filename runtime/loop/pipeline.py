@@ -65,7 +65,8 @@ ADVANCING_S = 0.5
 WALL_CHANGE_TOLD_NS = 500_000_000
 """Of less a window says nothing."""
 CROWDED = 1000
-"""Messages that wait to be handled, or windows that wait to be closed, from which on no further window begins."""
+"""Messages that wait to be handled, calls that wait for a backend, or windows that wait to be closed, from which on no further
+window begins."""
 
 HELD_UP_NS = 1_000_000_000
 """Time between two looks at windows that is longer than this does not count as waiting for sources: nobody could deliver."""
@@ -103,7 +104,8 @@ class Pipeline:
         self.options = options
         self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake, wake_later)
         self.delivered = PendingDeliveries(self.inbox)
-        self.sources = [source_of(backend, self.inbox, options) for backend in backends]
+        enter = partial(deliver_for, self)
+        self.sources = [source_of(backend, self.inbox, options, enter) for backend in backends]
         self.fanout = Fanout(exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
@@ -125,7 +127,7 @@ class Pipeline:
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._waiting_work: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """Coroutine functions of backends that came before there were tasks to run them in."""
+        """What came before there were tasks to run it in."""
         self._closing, self._ended = anyio.Event(), anyio.Event()
         self._advancing_until = 0.0
         self._scope = anyio.CancelScope()
@@ -141,7 +143,7 @@ class Pipeline:
         self.fanout.start(partial(deliver_for, self))
 
     async def run(self) -> None:
-        """Runs the backends' coroutines, and keeps to the overhead budget, until `aclose`."""
+        """Answers flushes, and keeps to the overhead budget, until `aclose`."""
         deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
@@ -160,8 +162,9 @@ class Pipeline:
 
     @property
     def crowded(self) -> bool:
-        """Whether the loop is so far behind that no further window is to begin; from any thread."""
-        return self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
+        """Whether the loop, or a backend, is so far behind that no further window is to begin; from any thread."""
+        behind = any(source.waiting >= CROWDED for source in self.sources)
+        return behind or self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
 
     @property
     def look_every(self) -> int:
@@ -349,19 +352,19 @@ class Pipeline:
             case Flush():
                 self._flushes.append(message)
             case Spawn():
-                self._spawn(partial(self._run_work, message))
+                self._run_work(message)
 
     def _change_action(self, message: ActionChanged) -> None:
         for source in self.sources:
             if not source.backend.thread_bound:
-                source.transition(message.before, message.after, message.at)
+                source.call(partial(source.transition, message.before, message.after, message.at))
             if not source.expected:
                 self._windows.remove_source(source.name)
 
     def _change_detail(self, message: DetailChanged) -> None:
         for source in self.sources:
             if not source.backend.thread_bound:
-                source.set_detail(message.detail)
+                source.call(partial(source.set_detail, message.detail))
         if self.overhead.changed(message.at, message.step, message.level, message.detail) is not None:
             self._unsaid = True
             self._note_detail(message.at)
@@ -471,11 +474,10 @@ class Pipeline:
         else:
             self._tasks.start_soon(work)
 
-    async def _run_work(self, message: Spawn) -> None:
-        """A backend's coroutine; what it raises is its own, and no window waits for it then."""
+    def _run_work(self, message: Spawn) -> None:
         for source in self.sources:
-            if source.name == message.source and not await source.run(message.work):
-                self._windows.remove_source(source.name)
+            if source.name == message.source:
+                source.spawn(message.work)
 
     async def _flushed(self, done: OneShot[bool]) -> None:
         await self.fanout.drained()

@@ -26,6 +26,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_WORKERS = 8
+OUR_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
+"""Modules whose functions call those of parts on a loop."""
 JOIN_S = 1.0
 """Seconds in which the thread of a loop that has done its work ends, at most."""
 
@@ -88,6 +90,14 @@ class LoopThread:
                 with contextlib.suppress(RuntimeError):  # it has ended meanwhile
                     # In a context of the loop's: libraries look there for what runs them.
                     self._loop.call_soon_threadsafe(what, context=self._context.copy())
+
+    def inside(self) -> str:
+        """The function of a part that the thread is inside of now, with its file and line; empty if it is in none."""
+        frame = background_call.frames().get(self._thread.ident or 0)
+        called = None
+        while frame is not None and not str(frame.f_globals.get("__name__")).startswith(OUR_MODULES):
+            called, frame = frame, frame.f_back
+        return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
 
     def cancel(self) -> None:
         """Cancels the work; from any thread. Work that blocks the loop does not notice."""

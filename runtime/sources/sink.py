@@ -90,5 +90,6 @@ class Sink(Protocol):
         ...
 
     def run_soon(self, work: object) -> None:
-        """Schedules a coroutine function without arguments on the runtime's loop."""
+        """Schedules a coroutine function without arguments on the backend's loop. One that has not ended when `aclose` has is
+        cancelled."""
         ...

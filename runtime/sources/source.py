@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -16,19 +17,30 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch, check_block, cut_block
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.inbox.inbox import Inbox
-from stepscope.runtime.inbox.messages import Advancing, Delivery, Dropped, Message, Missing, Spawn, Watermark
+from stepscope.runtime.inbox.messages import (
+    Advancing,
+    Delivery,
+    Dropped,
+    Message,
+    Missing,
+    SourceEnded,
+    Spawn,
+    Watermark,
+)
 from stepscope.runtime.options import Options
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.numbers import whole
+from stepscope.runtime.sources.backend_worker import BackendWorker
 from stepscope.runtime.sources.sink import BackendReport, Sink
+from stepscope.runtime.threads.one_shot import OneShot
 from stepscope.runtime.threads.user_code import is_programs, run, run_async
 
 log = logging.getLogger("stepscope")
 
 LOOP_BLOCKED_S = 0.5
-"""Seconds in one call on the runtime's loop, from which on a backend is reported to block it."""
+"""Seconds in one call of `derive`, from which on a backend is reported to block the runtime's loop."""
 
 
 class Producer(Protocol):
@@ -103,20 +115,29 @@ class InboxSink:
 
 
 class Source:
-    """Calls one backend and keeps what it raises: a backend that fails costs its own events only.
+    """Calls one backend and keeps what it raises: a backend that fails or blocks costs its own events only.
+
+    The backend has a thread of its own. `start`, `transition` and `set_detail` call it where they are called: there, by `call`, or
+    on the program's thread if it is bound to that. `derive` and `report` may be called meanwhile on any thread.
 
     What ends the caller passes: what a handler of the program, of a signal, raises in a call on the main thread, and the
-    cancellation of who awaits `aclose` or `run`.
+    cancellation of who awaits `aclose`.
     """
 
-    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
+    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
+        """
+        Args:
+            enter: called on the backend's thread before each call; context variables that it sets are those of the backend.
+        """
         self.backend = backend
         self.name = readable(backend.name)
         self.raised: ErrorLog[BaseException] = ErrorLog()
         self.open = False
         self._closing: anyio.CancelScope | None = None
-        self._blocked: dict[str, int] = {}
-        """The longest time, in ns, for which a call blocked the runtime's loop, by method; only those that are reported."""
+        self._blocked = 0
+        """The longest time, in ns, for which `derive` blocked the runtime's loop; only if that is reported."""
+        self._opened: OneShot[None] = OneShot()
+        self._worker = BackendWorker(self.name, enter, self._lost)
         self._programs = is_programs(backend)
         self._inbox = inbox
         self._told_of: tuple[ProfilerAction, int] | None = None
@@ -135,6 +156,32 @@ class Source:
     def tunable(self) -> bool:
         """Whether the backend is to be told of changes of detail."""
         return self._set_detail is not None or self._choose is not None
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for the backend's thread; from any thread."""
+        return self._worker.waiting
+
+    def call(self, what: Callable[[], object]) -> None:
+        """Calls a function on the thread of a backend that is open, when that has returned from what came before."""
+        if self.open:
+            self._worker.call(what)
+
+    def join(self, seconds: float) -> None:
+        """Waits for the end of the thread of a backend that is closed, `seconds` at most; not from a loop."""
+        self._worker.join(seconds)
+
+    def open_on_thread(self, opened: OneShot[None]) -> None:
+        """Has the backend opened on its thread, if it is not open, and sets `opened` then."""
+        self._opened = opened
+
+        def open_() -> None:
+            if not self.open:
+                self.start()
+            opened.set_result(None)
+
+        if not self._worker.call(open_):
+            opened.set_result(None)
 
     def start(self) -> None:
         """Opens the backend."""
@@ -155,7 +202,8 @@ class Source:
             self._guard("choose", lambda: choose(dict(detail.chosen)))
 
     def derive(self, batch: EventBatch) -> Block | None:
-        """What the backend makes of a batch of the recorder, such as links between its events."""
+        """What the backend makes of a batch of the recorder, such as links between its events. Called on the drain loop: it is a
+        function of the batch and nothing else."""
         block: Block | None = None
         derive = self._derive
         if derive is None:
@@ -168,38 +216,63 @@ class Source:
                 check_block(made, self.name)
             block = made
 
+        began = clock.now()
         self._guard("derive", call)
+        took = clock.now() - began
+        if took >= LOOP_BLOCKED_S * 1e9:
+            known, self._blocked = self._blocked, max(took, self._blocked)
+            if not known:
+                log.warning("%s", self.blocked_notes[0])
         return block
 
     async def aclose(self, deadline: float) -> None:
-        """Closes the backend. One that has not ended by `deadline` (the loop's clock) is cancelled, and has failed."""
-        if not self.open:
+        """Has the backend closed on its thread. One that has not ended by `deadline` (the loop's clock) is cancelled, and has
+        failed; one that blocks its thread is left to itself."""
+        if not self.open and self._worker.closed:
             return
         began = anyio.current_time()
         with anyio.CancelScope(deadline=deadline) as self._closing:
-            try:
-                await self._contain(self.backend.aclose, "aclose")
-            finally:
-                self.open = False  # not before: until then what it delivers is waited for
+            await self._worker.close(self._close)
         if self._closing.cancelled_caught:
             seconds = self._closing.deadline - began
-            late = f"it did not end within {seconds:.1f} s, and was cancelled: events that it had yet to deliver are missing; raise"
+            blocked = await self._worker.cancel()
+            fate = f"is left to itself, as it blocks its thread in {blocked}" if blocked else "was cancelled"
+            late = f"it did not end within {seconds:.1f} s, and {fate}: events that it had yet to deliver are missing; raise"
             self._take("aclose", TimeoutError(f"{late} Options.close_timeout"))
+
+    async def _close(self) -> None:
+        if not self.open:
+            return
+        try:
+            await self._contain(self.backend.aclose, "aclose")
+        finally:
+            self.open = False  # not before: until then what it delivers is waited for
 
     def wait_on(self, until: float) -> None:
         """The backend, if it closes, has time until then (the loop's clock)."""
         if self._closing is not None:
             self._closing.deadline = max(self._closing.deadline, until)
 
-    async def run(self, work: Callable[[], Awaitable[None]]) -> bool:
-        """Runs a coroutine function of the backend; returns whether it came to its end."""
-        return await self._contain(work, "run_soon")
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Runs a coroutine function of the backend on its thread. If it fails, no window waits for the backend any longer."""
+
+        async def run_work() -> None:
+            if not await self._contain(work, "run_soon"):
+                with contextlib.suppress(ClosedError):  # the profiler has ended, and waits for nobody
+                    self._inbox.put(SourceEnded(self.name))
+
+        self._worker.spawn(run_work)
+
+    def _lost(self, error: BaseException) -> None:
+        """There is no thread, or no loop, to call the backend on."""
+        self._take("run" if self.open else "open", error)
+        self.open = False
+        self._opened.set_result(None)
 
     async def _contain(self, call: Callable[[], Awaitable[None]], what: str) -> bool:
         return await contain(partial(run_async, call) if self._programs else call, partial(self._take, what))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
-        began = clock.now()
         try:
             run(call) if self._programs else call()
         except BaseException as error:
@@ -207,29 +280,16 @@ class Source:
                 raise
             self._take(what, error)
             return False
-        finally:
-            took = clock.now() - began
-            if took >= LOOP_BLOCKED_S * 1e9 and self._is_on_loop(what):
-                self._note_blocked(what, took)
         return True
-
-    def _is_on_loop(self, what: str) -> bool:
-        """Whether this method of the backend is called on the runtime's loop."""
-        return what == "derive" or (what != "report" and not self.backend.thread_bound)
-
-    def _note_blocked(self, what: str, took: int) -> None:
-        known = self._blocked
-        self._blocked = {**known, what: max(took, known.get(what, 0))}
-        if not known:
-            log.warning("%s", self.blocked_notes[0])
 
     @property
     def blocked_notes(self) -> tuple[str, ...]:
-        """A sentence for each method of the backend that blocked the runtime's loop; from any thread."""
-        return tuple(
-            f"backend {self.name!r} blocked the runtime's loop for {took / 1e9:.1f} s in {what}(): no profiler of this process "
-            "was drained, flushed or closed in that time; do what takes long on a thread"
-            for what, took in self._blocked.items()
+        """Says that the backend blocked the runtime's loop, if it did; from any thread."""
+        if not self._blocked:
+            return ()
+        return (
+            f"backend {self.name!r} blocked the runtime's loop for {self._blocked / 1e9:.1f} s in derive(): no profiler of this "
+            "process was drained, flushed or closed in that time; derive less, or deliver it later from a thread",
         )
 
     def _take(self, what: str, error: BaseException) -> None:

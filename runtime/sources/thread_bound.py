@@ -48,8 +48,8 @@ class BoundSource(Source):
     records nothing or crashes when it is stopped by another thread than the one that started it.
     """
 
-    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options) -> None:
-        super().__init__(backend, inbox, options)
+    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
+        super().__init__(backend, inbox, options, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
         self._listening = RecordingIntervals(backend)
@@ -247,6 +247,6 @@ class BoundSource(Source):
             return  # The profiler was closed in the meantime: nobody waits any more.
 
 
-def source_of(backend: Producer, inbox: Inbox[Message], options: Options) -> Source:
+def source_of(backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> Source:
     """The source that a backend needs."""
-    return (BoundSource if backend.thread_bound else Source)(backend, inbox, options)
+    return (BoundSource if backend.thread_bound else Source)(backend, inbox, options, enter)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import threading
 
+import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.schedule.action import ProfilerAction
 
 
 class BlockingBackend(ScriptedBackend):
-    """Blocks the loop when a window begins, until it is let go."""
+    """Blocks the loop when a window has its first event, until it is let go."""
 
     def __init__(self) -> None:
         super().__init__(name="blocking")
         self.blocks, self.free = threading.Event(), threading.Event()
 
-    def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        super().transition(before, after, at)
-        if after.records:
-            self.blocks.set()
-            assert self.free.wait(60)
+    def derive(self, batch: sc.exporters.EventBatch) -> None:
+        """Waits."""
+        self.blocks.set()
+        assert self.free.wait(60)
+
+    def block(self) -> None:
+        """Records an event, and returns when the loop is blocked."""
+        sc.instant("blocks")
+        assert self.blocks.wait(30)

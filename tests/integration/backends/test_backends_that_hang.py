@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
 from pathlib import Path
@@ -11,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import stepscope as sc
+from stepscope.control import WindowDetail, WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
+from tests.support.basics import poll
 
 HANGS_S = 60.0
 
@@ -50,18 +51,39 @@ class Closing:
         return sc.backends.BackendReport()
 
 
-class BlockingTransition(Closing):
-    """Blocks the runtime's loop when recording begins, until it is freed."""
+class Blocking(Closing):
+    """Blocks its thread in one of its methods, until it is freed."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, method: str) -> None:
+        super().__init__(f"blocking in {method}")
         self.blocks, self.free = threading.Event(), threading.Event()
+        self._method = method
+
+    def open(self, sink: sc.backends.Sink) -> None:
+        """Blocks, or has a coroutine run that does."""
+        self._block("open")
+        sink.run_soon(self._work)
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
         """Blocks."""
-        if after.records:
+        self._block("transition")
+
+    def set_detail(self, detail: object) -> None:
+        """Blocks."""
+        self._block("set_detail")
+
+    async def aclose(self) -> None:
+        """Blocks, where it should wait."""
+        self._block("aclose")
+        self.closed = True
+
+    async def _work(self) -> None:
+        self._block("run_soon")
+
+    def _block(self, method: str) -> None:
+        if method == self._method:
             self.blocks.set()
-            self.free.wait(HANGS_S)
+            assert self.free.wait(HANGS_S)
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -86,53 +108,62 @@ def test_one_that_hangs_in_aclose_keeps_no_other_open(stubborn: bool, tmp_path: 
     assert not profiler.statistics().given_up and not profiler.audit()
 
 
-def test_backends_are_closed_although_the_time_for_it_was_over(tmp_path: Path) -> None:
-    """One blocks the loop at the end of recording for longer than half of the deadline: both are closed afterwards."""
+async def test_backends_are_closed_although_the_time_for_it_was_over(tmp_path: Path) -> None:
+    """One blocks its thread at the end of recording for longer than it has for closing: it is closed afterwards."""
     late, good = Closing("late", blocks_start=0.8), Closing("good")
     with sc.trace(output_dir=tmp_path, backends=[late, good], options=sc.Options(close_timeout=1.0)) as profiler:
         profiler.step()
-    profiler.flush()
-    assert late.closed and good.closed
-    assert any("blocked the runtime's loop for" in note for note in profiler.diagnostics())
-    assert "'late' blocked the runtime's loop" in str(profiler.report())
+    assert good.closed and not profiler.statistics().given_up
+    assert any("'late'" in note and "blocks its thread in transition() at" in note for note in profiler.diagnostics())
+    await poll(lambda: late.closed)
+    await poll(lambda: not any(thread.name == "stepscope late" for thread in threading.enumerate()))
 
 
-def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The flush of another profiler says where the loop is, and so does its closing that was given up."""
-    blocking = BlockingTransition("blocking")
-    good = sc.trace(name="good", output_dir=tmp_path / "good", options=sc.Options(close_timeout=0.3))
-    bad = sc.trace(name="bad", output_dir=tmp_path / "bad", backends=[blocking], options=sc.Options(close_timeout=5.0))
-    good.start()
-    bad.start()
+@pytest.mark.parametrize("method", ["open", "transition", "set_detail", "run_soon", "aclose"])
+async def test_one_that_blocks_costs_no_other_profiler_a_drain(method: str, tmp_path: Path) -> None:
+    """Meanwhile another profiler opens, delivers its windows, answers and closes; the first one closes in time."""
+    blocking = Blocking(method)
+    memory = sc.exporters.MemoryExporter()
+    options = sc.Options(close_timeout=0.3, start_timeout=0.3)
+    bad = sc.trace(
+        name="bad",
+        output_dir=tmp_path / "bad",
+        backends=[blocking],
+        control=sc.control.Control(),
+        options=options,
+    )
+    good = sc.trace(
+        name="good",
+        schedule=sc.schedule(wait=0, warmup=0, active=1),
+        output_dir=tmp_path / "good",
+        exporters=[memory],
+    )
     try:
+        if method == "open":
+            with pytest.raises(sc.errors.BackendError, match="backend 'blocking in open' has not returned"):
+                bad.start()
+        else:
+            bad.start()
+        if method in ("transition", "set_detail"):
+            assert bad.arm(WindowRequest(start_step=1, steps=1, detail=WindowDetail(every=0)))
+            bad.step()
+        if method == "aclose":
+            bad.close()
         assert blocking.blocks.wait(30)
-        with caplog.at_level(logging.WARNING, logger="stepscope"):
-            assert not good.flush(0.2)
-        assert any("'good' gave up" in text and "transition() at" in text for text in caplog.messages), caplog.messages
-        good.close()
-        assert any("blocked in transition() at" in note for note in good.diagnostics()), good.diagnostics()
+        with good:
+            for _ in range(3):
+                with sc.span("work"):
+                    pass
+                good.step()
+            assert good.flush(10)
+            assert [memory.names(number).count("work") for number in range(3)] == [1, 1, 1]
+        bad.close()
+        assert not blocking.free.is_set() and not blocking.closed
+        assert not bad.statistics().given_up and not good.statistics().given_up
+        called = "_work" if method == "run_soon" else method
+        assert any(f"blocks its thread in {called}() at" in note for note in bad.diagnostics()), bad.diagnostics()
     finally:
         blocking.free.set()
         bad.close()
-
-
-def test_a_blocking_aclose_is_named(tmp_path: Path) -> None:
-    """It blocks the loop at the deadline for closing: that is given up, and the note says where the loop is."""
-    free = threading.Event()
-
-    class Blocking(Closing):
-        async def aclose(self) -> None:
-            """Blocks, where it should wait."""
-            free.wait(HANGS_S)
-
-    with sc.trace(
-        output_dir=tmp_path, backends=[Blocking("blocking")], options=sc.Options(close_timeout=0.3)
-    ) as profiler:
-        profiler.step()
-    try:
-        assert any("blocked in aclose() at" in note for note in profiler.diagnostics()), profiler.diagnostics()
-    finally:
-        free.set()
-    while any(thread.name == "stepscope" for thread in threading.enumerate()):
-        time.sleep(0.01)
-    assert not profiler.statistics().given_up
+    await poll(lambda: not any(thread.name.startswith("stepscope") for thread in threading.enumerate()))
+    good.raise_errors()

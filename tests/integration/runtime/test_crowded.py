@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import stepscope as sc
+from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.loop.pipeline import CROWDED
 from tests.support.blocking import BlockingBackend
 
@@ -22,7 +25,7 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
     )  # fmt: skip
     with profiler:
         profiler.step()
-        assert backend.blocks.wait(30)
+        backend.block()
         waiting = 0
         for _ in range(STEPS):
             with sc.span("work"):
@@ -50,13 +53,53 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
     assert profiler.audit() == ()
 
 
+class BlockingTransition(ScriptedBackend):
+    """Blocks its thread when a window begins, until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.free = threading.Event(), threading.Event()
+
+    def transition(self, before: sc.ProfilerAction, after: sc.ProfilerAction, at: int) -> None:
+        super().transition(before, after, at)
+        self.blocks.set()
+        assert self.free.wait(60)
+
+
+def test_no_more_calls_than_so_many_wait_for_a_backend(output_dir: Path) -> None:
+    """Its profiler leaves windows out, and counts them; when the backend goes on, so do the windows."""
+    backend, exporter = BlockingTransition(), sc.exporters.MemoryExporter()
+    options = sc.Options(journal=False, linger=0.0)  # no window waits for the backend
+    with sc.trace(
+        schedule=sc.schedule(wait=1, warmup=0, active=1), backends=[backend], exporters=[exporter],
+        output_dir=output_dir, options=options,
+    ) as profiler:  # fmt: skip
+        profiler.step()
+        assert backend.blocks.wait(30)
+        while not profiler.statistics().windows_left_out:
+            for _ in range(20):
+                profiler.step()
+            assert profiler.flush(30)
+        begun = profiler.statistics().windows
+        assert 2 * begun - 20 <= CROWDED <= 2 * begun + 20  # a call for each begin and each end
+        backend.free.set()
+        while len(backend.calls) < 2 * begun:
+            time.sleep(0.001)
+        left_out = profiler.statistics().windows_left_out
+        for _ in range(4):
+            profiler.step()
+    profiler.raise_errors()
+    assert profiler.statistics().windows > begun and profiler.statistics().windows_left_out == left_out
+    assert profiler.audit() == ()
+
+
 @pytest.mark.parametrize("journal", [True, False])
 def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Path) -> None:
     backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
     with sc.trace(
         backends=[backend], exporters=[exporter], output_dir=output_dir, options=sc.Options(journal=journal)
     ) as profiler:
-        assert backend.blocks.wait(30)
+        backend.block()
         for _ in range(STEPS):
             profiler.pause()
             with sc.span("not seen"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import threading
@@ -26,7 +27,7 @@ if "LOOP" == "asyncio":
     sys.modules["uvloop"] = None
 inside = threading.Event()
 class Blocking(ScriptedBackend):
-    def transition(self, before, after, at):
+    def derive(self, batch):
         inside.set()
         threading.Event().wait()
 options = sc.Options(close_timeout=0.5)
@@ -36,6 +37,7 @@ bad = sc.trace(output_dir="bad", backends=[Blocking()], options=options)
 with sc.span("before"):
     good.flush()
 bad.start()
+sc.instant("blocks")
 inside.wait()
 for number in range(100):
     with sc.span(f"work {number}"):
@@ -106,8 +108,8 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     options = sc.Options(close_timeout=0.2)
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=tmp_path, options=options)
     profiler.start()
-    assert backend.blocks.wait(30)
-    sc.instant("work")
+    with sc.span("work"):
+        backend.block()
     profiler.step()
     profiler.close()
     try:
@@ -122,6 +124,27 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     assert not (tmp_path / "session").exists() and not profiler.audit()
     report = str(profiler.report())
     assert "work" in memory.names() or "recorder closed" in report
+
+
+def test_who_blocks_the_loop_is_named_to_other_profilers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The flush of another profiler says where the loop is, and so does its closing that was given up."""
+    blocking = BlockingBackend()
+    good = sc.trace(name="good", output_dir=tmp_path / "good", options=sc.Options(close_timeout=0.3))
+    bad = sc.trace(name="bad", output_dir=tmp_path / "bad", backends=[blocking], options=sc.Options(close_timeout=5.0))
+    good.start()
+    bad.start()
+    try:
+        blocking.block()
+        with caplog.at_level(logging.WARNING, logger="stepscope"):
+            assert not good.flush(0.2)
+        assert any("'good' gave up" in text and "derive() at" in text for text in caplog.messages), caplog.messages
+        good.close()
+        assert any("blocked in derive() at" in note for note in good.diagnostics()), good.diagnostics()
+    finally:
+        blocking.free.set()
+        bad.close()
+    assert any("'blocking' blocked the runtime's loop for" in note for note in bad.diagnostics())
+    assert "'blocking' blocked the runtime's loop" in str(bad.report())
 
 
 LATE = """

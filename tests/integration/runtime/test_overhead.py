@@ -117,7 +117,7 @@ def test_detail_is_lowered_while_the_loop_cannot_look(output_dir: Path) -> None:
     """A load that holds the interpreter is what keeps the loop from its own looks: so the thread that steps has one."""
     backend, memory = BlockingBackend(), sc.exporters.MemoryExporter()
     with sc.trace(exporters=[memory], backends=[backend], output_dir=output_dir, overhead_budget=ABSURD) as profiler:
-        assert backend.blocks.wait(30)
+        backend.block()
         deadline = time.monotonic() + 60
         made = 0
         while not overhead(profiler).left_out:
