@@ -14,7 +14,7 @@ from stepscope.backends.sampling import SamplingBackend
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.events.tracks import TrackKind
-from stepscope.runtime.observers.own_frames import of_the_program
+from stepscope.runtime.observers.code_places import of_the_program
 from stepscope.runtime.threads.background_call import frames
 
 CATEGORY = "python_function"

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from stepscope.backends.torch_functions import ReplacesTorch
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.observers import observing
 from stepscope.runtime.observers.code_places import place_of, qualified_name
 from stepscope.runtime.recording import join

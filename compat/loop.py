@@ -13,8 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.export.output_directory import Output

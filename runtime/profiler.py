@@ -18,9 +18,8 @@ from weakref import WeakSet
 import anyio
 
 from stepscope.runtime import analysed
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.accounting.reporting import Reporting
 from stepscope.runtime.annotations import tasks
 from stepscope.runtime.annotations.greenlets import refusal, threads_replaced_before_import
@@ -28,6 +27,7 @@ from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.export.output_directory import Output
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -53,9 +53,9 @@ from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
-from stepscope.runtime.threads.export_context import delivering
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import delivering
 from stepscope.runtime.windows.router import INTERRUPTED
 
 if TYPE_CHECKING:

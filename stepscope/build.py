@@ -15,11 +15,11 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.annotations import task_runs
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.ranks import MAX_RANKS
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.export.output_directory import Output, file_name
 from stepscope.runtime.export.run import rank_from_environment
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from stepscope.analysis.page.render import tables_html
-from stepscope.runtime.accounting.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.accounting.reporting import Reporting
+from stepscope.runtime.accounting.statistics import ProfilerStatistics
 from stepscope.runtime.display.text_table import Column, human_time
 from stepscope.runtime.windows.summary import Summary
 

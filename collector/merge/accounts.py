@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, added_up
 
 
 def together(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:

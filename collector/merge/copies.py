@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.collector.runs.coverage import covers
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import added_up
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 
 

@@ -13,8 +13,7 @@ import msgspec
 
 from stepscope.collector.runs.mark import mark_of
 from stepscope.exporters.collector.protocol import identity
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, added_up
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch

@@ -24,12 +24,12 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.recording.step_controller import step_number

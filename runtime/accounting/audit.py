@@ -9,7 +9,7 @@ from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.windows.router import RECORDER
 
 if TYPE_CHECKING:
-    from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
+    from stepscope.runtime.accounting.statistics import PipelineStatistics, ProfilerStatistics
 
 
 def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:

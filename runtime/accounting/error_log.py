@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
-from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 log = logging.getLogger("stepscope")
 
@@ -121,3 +123,90 @@ def _linked(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
         waiting += (one.__cause__, one.__context__ if contexts else None)
         if isinstance(one, BaseExceptionGroup):
             waiting += cast(BaseExceptionGroup[BaseException], one).exceptions[:LINKED]
+
+
+LONGEST = 4096
+"""Characters of a text; what is longer is cut."""
+
+
+def error_text(error: BaseException) -> str:
+    """Its type and what it says, cut after `LONGEST` characters; the type alone if it says nothing, or cannot be made to."""
+    kind = type(error).__name__
+    try:
+        text = f"{kind}: {said}" if (said := str(error)) else kind
+    except BaseException as failure:  # of its own `__str__`: it is the error that counts
+        if from_signal_handler(failure):
+            raise
+        text = kind
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text):,} characters)"
+
+
+log = logging.getLogger("stepscope")
+
+
+class InternalErrors:
+    """Of one profiler, or of the loop; on the loop, but for reading."""
+
+    def __init__(self, whose: str) -> None:
+        """Args: whose they are, in a message."""
+        self.raised: ErrorLog[Exception] = ErrorLog()
+        self._whose = whose
+        self._said: set[type[Exception]] = set()
+
+    def record(self, where: str, error: Exception) -> None:
+        """Counts and keeps what went wrong; the log has the first of each kind.
+
+        Args:
+            where: the function in which it did.
+            error: what was raised; its frames are cleared, as they may hold many events, or all memory.
+        """
+        self.log(where, error)
+        self.note(where, error)
+
+    def log(self, where: str, error: Exception) -> None:
+        """Has it in the log if it is the first of its kind."""
+        if type(error) not in self._said:
+            self._said.add(type(error))
+            log.error(
+                "%s: a fault of stepscope in %s(): %s; it goes on, but what it had in hand may be missing: please report it",
+                self._whose,
+                where,
+                error_text(error),
+                exc_info=error,
+            )
+
+    def note(self, where: str, error: Exception) -> None:
+        """Counts and keeps it without a word: another has said it."""
+        traceback.clear_frames(error.__traceback__)
+        self.raised.record(where, error)
+
+
+class _Faulty(Protocol):
+    @property
+    def faults(self) -> InternalErrors: ...
+
+
+S = TypeVar("S", bound=_Faulty)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def contained(default: T) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """A decorator of methods of what has `faults`: what goes wrong in them is kept there.
+
+    Args:
+        default: what the method returns then.
+    """
+
+    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        @wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self.faults.record(method.__name__.strip("_"), error)
+                return default
+
+        return call
+
+    return decorate

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import add
 
-from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics, ProfilerStatistics
+from stepscope.runtime.accounting.statistics import PipelineStatistics, ProfilerStatistics
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.events.clock import ClockAnchor

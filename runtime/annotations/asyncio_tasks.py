@@ -11,8 +11,8 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 MAX_KINDS = 16
 """Types of tasks that are told apart in `unwatched`."""

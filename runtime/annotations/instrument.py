@@ -6,9 +6,7 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
-from stepscope.runtime.annotations.forward_wrapper import is_layer
-from stepscope.runtime.annotations.patterns import Patterns
-from stepscope.runtime.annotations.target_scanner import Replacement, TargetScanner, immutable
+from stepscope.runtime.annotations.target_scanner import Patterns, Replacement, TargetScanner, immutable, is_layer
 from stepscope.runtime.settings.arguments import got
 
 CATEGORY = "function"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import msgspec
 
 from stepscope.runtime import _core
 from stepscope.runtime.annotations.decorate import decorate
-from stepscope.runtime.annotations.forward_wrapper import ForwardWrapper, is_ours, mark_ours
-from stepscope.runtime.annotations.patterns import Patterns
+from stepscope.runtime.settings.arguments import got
 
 _IN_C = (
     types.BuiltinFunctionType,
@@ -119,3 +120,91 @@ def immutable(cls: type) -> str | None:
     if not cls.__flags__ & heap or cls.__flags__ & fixed:
         return "the class is written in C, and Python keeps such classes from being changed"
     return None
+
+
+class Patterns:
+    """Names that match one of `include` and none of `exclude`; `None` includes all names but those like `__this__`.
+
+    A name such as `Net.__init__` is included only by a glob whose last part begins with two underscores.
+
+    Raises:
+        TypeError: if a glob is no str.
+    """
+
+    def __init__(self, include: str | Iterable[str] | None, exclude: str | Iterable[str]) -> None:
+        self._include = ("*",) if include is None else _globs("include", include)
+        self._exclude = _globs("exclude", exclude)
+
+    def take(self, name: str) -> bool:
+        """Whether a dotted name is chosen."""
+        last = name.rpartition(".")[2]
+        special = last.startswith("__") and last.endswith("__") and len(last) > 4
+        return any(
+            fnmatchcase(name, glob) and (not special or glob.rpartition(".")[2].startswith("__"))
+            for glob in self._include
+        ) and not any(fnmatchcase(name, glob) for glob in self._exclude)
+
+
+def _globs(argument: str, given: str | Iterable[str]) -> tuple[str, ...]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{argument} takes globs such as 'load_*', {got(given)}")
+    globs = (given,) if isinstance(given, str) else tuple(given)
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise TypeError(f"{argument} takes globs such as 'load_*', {got(glob)}")
+    return globs
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Functions that we have made; an attribute of theirs would be copied by who wraps them."""
+
+
+def mark_ours(function: F) -> F:
+    """Remembers a function that stands for another."""
+    _ours.add(function)
+    return function
+
+
+def is_ours(function: object) -> bool:
+    """Whether it is one of those."""
+    return function in _ours
+
+
+def is_layer(target: object) -> bool:
+    """Whether it is a `torch.nn.Module`; torch is not imported for that."""
+    return any(
+        f"{cls.__module__}.{cls.__qualname__}" == "torch.nn.modules.module.Module" for cls in type(target).__mro__
+    )
+
+
+class ForwardWrapper:
+    """Stands for the `forward` of one layer, in the layer itself. A copy or pickle of the model has one of its own, for
+    its own layers; to read the pickle, stepscope must be installed.
+
+    Args:
+        layer: whose class has the `forward` that is called.
+        name: of the span.
+        category: of the span.
+    """
+
+    __wrapped__: Any
+    """For `inspect.signature`."""
+
+    def __init__(self, layer: Any, name: str, category: str) -> None:
+        self.__setstate__((layer, name, category))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with _core.copy_span(self._span):
+            return self._kind.forward(self._layer, *args, **kwargs)
+
+    def __getstate__(self) -> tuple[Any, str, str]:
+        return self._layer, self._name, self._category
+
+    def __setstate__(self, state: tuple[Any, str, str]) -> None:
+        # A layer that is read from a pickle holds this, and may not be whole yet: only its type is looked at.
+        self._layer, self._name, self._category = state
+        self._span = _core.span(self._name, category=self._category)
+        self._kind: Any = type(self._layer)
+        self.__wrapped__ = self._kind.forward.__get__(self._layer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.annotations import asyncio_tasks, executors, greenlets, trio_tasks
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 
 def watch() -> None:

@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.threads.ending_tasks import end_tasks
 from stepscope.runtime.threads.loop_thread import LoopThread
 from stepscope.runtime.threads.native_threads import RLock

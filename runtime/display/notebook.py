@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from stepscope.runtime.accounting.profiler_statistics import ProfilerStatistics
+from stepscope.runtime.accounting.statistics import ProfilerStatistics
 from stepscope.runtime.display.text_table import human_count, human_number, human_time
 from stepscope.runtime.events import clock
 from stepscope.runtime.threads.background_call import join, start

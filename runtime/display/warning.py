@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 
-from stepscope.runtime.observers.own_frames import is_ours
+from stepscope.runtime.observers.code_places import is_ours
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:

@@ -24,7 +24,7 @@ from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.session.directory import forget_run, keep_run
 from stepscope.runtime.session.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, new_note, replace_note
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from stepscope.runtime.threads.loop_thread import run_on_own_loop
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.summary import Summary

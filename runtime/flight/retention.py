@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.flight.kept_segment import PREFIX, Segment
+from stepscope.runtime.flight.segment import PREFIX, Segment
 from stepscope.runtime.journal import format as fmt
 
 OVERHEAD = 512

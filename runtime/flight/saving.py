@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger_watch import Fired
-from stepscope.runtime.flight.triggers.finding import made_anew
 from stepscope.runtime.flight.triggers.raised import Raised
 from stepscope.runtime.flight.triggers.terminated import Terminated
-from stepscope.runtime.flight.triggers.trigger import Finding
+from stepscope.runtime.flight.triggers.trigger import Finding, made_anew
 from stepscope.runtime.loop.drain_loop import DrainLoop
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.arming import Arming

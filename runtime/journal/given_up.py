@@ -8,8 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, added_up
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 

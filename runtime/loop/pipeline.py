@@ -12,11 +12,10 @@ import anyio
 import anyio.abc
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.internal_errors import InternalErrors, contained
+from stepscope.runtime.accounting.error_log import InternalErrors, contained
 from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
-from stepscope.runtime.accounting.part_errors import GRACE
-from stepscope.runtime.accounting.profiler_statistics import PipelineStatistics
-from stepscope.runtime.control.requests.armed_facts import add_recorded
+from stepscope.runtime.accounting.statistics import PipelineStatistics
+from stepscope.runtime.control.requests.armed_window import add_recorded
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
@@ -53,8 +52,8 @@ from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
-from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import GRACE, deliver_for
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.events import strings
 from stepscope.runtime.observers.code_places import place_of
 from stepscope.runtime.threads.lasting_loop import is_lasting
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 CATEGORY = "loop callback"
 LONG_NS = 50_000_000

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.options import Signal
 from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 if TYPE_CHECKING:
     from stepscope.runtime.recording.step_controller import StepController

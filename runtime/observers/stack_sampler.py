@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.annotations.task_runs import TASKS
 from stepscope.runtime.events import clock, strings, tracks

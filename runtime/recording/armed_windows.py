@@ -7,12 +7,12 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.control.requests.armed import ArmedState
 from stepscope.runtime.control.requests.armed_window import ArmedWindow
 from stepscope.runtime.control.requests.end_change import EndChange, PendingEnd
 from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.loop.messages import ActionChanged, WindowEnds
 from stepscope.runtime.recording.step_controller import StepController
 from stepscope.runtime.schedule.action import ProfilerAction

@@ -27,7 +27,7 @@ from stepscope.runtime.session.directory import (
     session_of,
     write_identity,
 )
-from stepscope.runtime.session.processes import parent_of
+from stepscope.runtime.session.system import parent_of
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.threads import locks
 

@@ -36,7 +36,7 @@ from stepscope.runtime.session.directory import (
     remove_session,
     unmark_delivered,
 )
-from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.session.system import IN_MEMORY, file_system_of
 from stepscope.runtime.threads.native_threads import Lock
 
 log = logging.getLogger("stepscope")

@@ -9,8 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.control.requests.window_detail import WindowDetail
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
@@ -21,6 +20,7 @@ from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.threads.user_code import from_signal_handler
 from stepscope.runtime.windows.step_marks import StepMark
 
 if TYPE_CHECKING:

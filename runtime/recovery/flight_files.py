@@ -8,8 +8,8 @@ from pathlib import Path
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.flight.kept_segment import PREFIX
 from stepscope.runtime.flight.saved import WINDOWS
+from stepscope.runtime.flight.segment import PREFIX
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.recovery.ring_file import RingContent

@@ -30,7 +30,7 @@ from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindow
 from stepscope.runtime.session.note import JOURNAL, SessionNote
-from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.system import is_running
 from stepscope.runtime.windows.router import divide
 from stepscope.runtime.windows.window import Window
 

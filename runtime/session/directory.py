@@ -30,10 +30,10 @@ import msgspec
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
-from stepscope.runtime.flight.kept_segment import PREFIX as KEPT
+from stepscope.runtime.flight.segment import PREFIX as KEPT
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.file_lock import hold, lock, release
-from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.system import is_running, process_identity
 
 log = logging.getLogger("stepscope")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.export.run import job_from_environment, rank_from_environment, this_host
 from stepscope.runtime.files.paths import absolute
-from stepscope.runtime.session.processes import birth_of
+from stepscope.runtime.session.system import birth_of
 
 _JOB = ("STEPSCOPE_JOB", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 """Of a job of other batch systems nothing tells one launch from the next."""

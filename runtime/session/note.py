@@ -20,7 +20,7 @@ from stepscope.runtime.export.trace_note import TraceNote
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.private_files import replace_private
 from stepscope.runtime.session.directory import in_use
-from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.system import is_running
 
 SESSION_FILE = "session"
 JOURNAL = "journal"

@@ -10,7 +10,6 @@ from typing import Protocol, cast
 import anyio
 
 from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.part_errors import contain, from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.numbers import whole
@@ -23,7 +22,7 @@ from stepscope.runtime.recording.detail import Detail
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.sources.sink import BackendReport, Sink
-from stepscope.runtime.threads.user_code import is_programs, run, run_async
+from stepscope.runtime.threads.user_code import contain, from_signal_handler, is_programs, run, run_async
 
 log = logging.getLogger("stepscope")
 

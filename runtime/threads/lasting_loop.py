@@ -9,7 +9,7 @@ import selectors
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.files.descriptors import check_free_descriptors
 
 log = logging.getLogger("stepscope")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import SourceLedger, events_in, losses
-from stepscope.runtime.control.requests.armed_facts import ARMED
+from stepscope.runtime.control.requests.armed_window import ARMED
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey

@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.control.entry_points.controllable import takers
+from stepscope.runtime.control.entry_points.client import ask_process, takers
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.control.requests.window_detail import detail_from

@@ -9,7 +9,7 @@ from typing import Any
 
 import stepscope
 from stepscope import Options, Profiler, Window
-from stepscope.runtime.control.requests.armed_facts import armed_facts
+from stepscope.runtime.control.requests.armed_window import armed_facts
 from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.export.run import this_host
-from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.system import is_running, process_identity
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.file_reading import Reading, create_once, read_bounded

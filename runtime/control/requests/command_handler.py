@@ -13,7 +13,6 @@ from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.requests.armed import Armed
 from stepscope.runtime.control.requests.command import VERSION, Answer, Command
 from stepscope.runtime.control.requests.end_change import NOTHING_WAITS
-from stepscope.runtime.control.requests.remote_gate import RemoteGate
 from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.export.run import this_host
 
@@ -117,3 +116,17 @@ class CommandHandler:
             rate=self._task.rate.per_second,
             **said,
         )
+
+
+class RemoteGate:
+    """Asked where `step()` is called, when the window's first step begins: it cannot ask back, so silence means no."""
+
+    def __init__(self) -> None:
+        self.committed: bool | None = None
+        """What was decided; `None`: nothing yet."""
+        self.reason = ""
+
+    def __call__(self, step: int) -> str:
+        if self.committed is None:
+            self.committed, self.reason = False, f"nothing was decided by step {step}, when it was to begin"
+        return "" if self.committed else self.reason or "it was decided against"

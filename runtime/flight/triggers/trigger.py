@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime.events.json_values import plain
+from stepscope.runtime.events.numbers import real, whole
 from stepscope.runtime.events.record import Block
+from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented
 
 
@@ -86,3 +89,26 @@ class Trigger(Protocol):
     def evaluator(self) -> Evaluator:
         """A new evaluator, which knows nothing yet; asked once for each profiler."""
         ...
+
+
+MAX_TEXT = 1000
+"""Characters kept of what a trigger says, and of its value."""
+
+
+def made_anew(given: object) -> Finding:
+    """A finding that holds what its fields say.
+
+    Raises:
+        TypeError: if it is no finding, or has a field that cannot be what it should.
+        ValueError: if a number is out of range.
+    """
+    if not isinstance(given, Finding):
+        raise TypeError(f"look() must return Findings, {got(given)}")
+    value: Any = given.value
+    return Finding(
+        at=whole(given.at, "Finding.at, a time in ns,"),
+        value=plain(value[:MAX_TEXT] if isinstance(value, str) else value),
+        text=plain(str(given.text)[:MAX_TEXT]),
+        severity=real(given.severity, "Finding.severity"),
+        at_once=bool(given.at_once),
+    )

@@ -8,9 +8,8 @@ from collections.abc import Sequence, Sized
 from itertools import islice
 from typing import NamedTuple
 
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.flight.triggers.finding import made_anew
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger, made_anew
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 from stepscope.runtime.threads.user_code import run

@@ -18,8 +18,7 @@ from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
-from stepscope.runtime.accounting.sums import MOST, added_up
+from stepscope.runtime.accounting.ledger import MOST, Ledger, OutputLedger, SourceLedger, added_up
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.integration.collector.test_merge import merged, rank_run, syncs_of

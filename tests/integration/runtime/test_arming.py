@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import schedule
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.control.requests.armed_facts import armed_facts
+from stepscope.runtime.control.requests.armed_window import armed_facts
 from stepscope.runtime.control.requests.end_change import EndChange
 from stepscope.runtime.control.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, always, never

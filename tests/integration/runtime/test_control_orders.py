@@ -25,8 +25,8 @@ from stepscope.cli.main import main
 from stepscope.control import WindowRequest
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.control.requests.command import Command
+from stepscope.runtime.control.requests.command_handler import RemoteGate
 from stepscope.runtime.control.requests.end_change import EndChange
-from stepscope.runtime.control.requests.remote_gate import RemoteGate
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import collecting
 from tests.support.launch import launched

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.accounting.error_log import KEPT
-from stepscope.runtime.accounting.internal_errors import InternalErrors
+from stepscope.runtime.accounting.error_log import KEPT, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import poll

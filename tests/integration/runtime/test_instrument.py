@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.runtime.annotations.patterns import Patterns
+from stepscope.runtime.annotations.target_scanner import Patterns
 from stepscope.runtime.events.record import Flag
 from tests.support.basics import require
 from tests.support.instrumented import sample

@@ -13,7 +13,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
-from stepscope.runtime.accounting.profiler_statistics import ProfilerStatistics
+from stepscope.runtime.accounting.statistics import ProfilerStatistics
 from stepscope.runtime.events.record import Kind
 from tests.support.commands import python
 from tests.support.messages import refused

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.runtime.accounting.error_log import KEPT, ErrorLog
-from stepscope.runtime.accounting.error_text import LONGEST
+from stepscope.runtime.accounting.error_log import KEPT, LONGEST, ErrorLog
 from tests.support.raised import length
 
 TIMES = 50

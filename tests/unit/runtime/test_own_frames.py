@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepscope.runtime.display.warning import warn
-from stepscope.runtime.observers.own_frames import is_ours, of_the_program
+from stepscope.runtime.observers.code_places import is_ours, of_the_program
 
 
 class Looking:
