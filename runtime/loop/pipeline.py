@@ -164,18 +164,9 @@ class Pipeline:
         return self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
 
     @property
-    def look_every(self) -> int:
-        """ns between two looks at the cost; 0 without a budget."""
-        return 0 if self.overhead.budget is None else round(self.overhead.budget.interval * 1e9)
-
-    @property
     def ending(self) -> Ending:
         """How the window ended that was open when the run did."""
         return self._windows.ending
-
-    def look_ahead(self, at: int) -> Detail | None:
-        """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
-        return self.overhead.look_ahead(self.routed_to, at)
 
     # called by the drain loop
 

@@ -1,4 +1,4 @@
-"""The meter: what recording costs, by counting events and by the processor clocks of the runtime's own threads."""
+"""The meter: measures the cost of recording by counting events and reading the processor clocks of the runtime's threads."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.survey import survey
 
 OPERATOR_SPANS = 6.5
-"""An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with
-`aten::add` of torch 2.13 (docs/performance.md)."""
+"""Cost of an operator in spans: most of it is the work of the framework to report it. Measured with `aten::add` of torch
+2.13 (docs/performance.md)."""
 
 ARGUMENTS = {"number": 1, "text": "some text"}
-"""What the cost of arguments is measured with."""
+"""Arguments that the measurement encodes."""
 
 
 class EventCosts(msgspec.Struct, frozen=True):
-    """What recording adds to the program, in ns, beyond what the same call costs while nothing records."""
+    """Cost of recording one event, in ns, in addition to the cost of the same call while nothing records."""
 
     span: float
     instant: float
@@ -36,7 +36,7 @@ class EventCosts(msgspec.Struct, frozen=True):
 
 @functools.cache
 def event_costs() -> EventCosts:
-    """Measured on this machine, once in a process, within about a millisecond."""
+    """Measures the costs on this machine, once in a process. Takes about a millisecond."""
     span, instant = _core.event_costs()
     start = _core.now()
     for _ in range(64):
@@ -48,36 +48,36 @@ _loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
 
 def register_loop(loop: AbstractEventLoop) -> None:
-    """Says that a loop is the runtime's own, so that its worker threads are ours as well."""
+    """Registers a loop of the runtime, so that its worker threads count as the runtime's."""
     _loops.add(loop)
 
 
 def own_threads() -> list[threading.Thread]:
-    """The threads that the runtime runs now."""
+    """Threads of the runtime that run now."""
     return [thread for thread in threading.enumerate() if _is_ours(thread)]
 
 
 class RuntimeCpuClock:
-    """Processor time of the threads that the runtime runs."""
+    """Processor time of the runtime's threads."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
         self._total = 0
 
     def read(self, threads: list[threading.Thread]) -> int:
-        """Processor time since the first reading, in ns. What a thread took after the last reading before it ended is
-        missing.
+        """Returns the processor time since the first reading, in ns. The time of a thread between the last reading and its
+        end is missing.
 
         Args:
-            threads: those that are alive, `threading.enumerate()`. That waits for a lock of Python's.
+            threads: `threading.enumerate()`. The caller makes that call, as it waits for a lock of Python's.
         """
         # eventlet's stand-in for the main thread has no number.
         numbers = (getattr(thread, "native_id", None) for thread in threads if _is_ours(thread))
         alive = {number for number in numbers if number}
         first = not self._seen
         for native in alive:
-            # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()
-            # gives, it may be read, and fails, when the thread has ended.
+            # The clock of another thread (clock_gettime(2)). Unlike the result of pthread_getcpuclockid(), it can be read
+            # after the thread has ended: the call fails then.
             with contextlib.suppress(OSError):
                 now = time.clock_gettime_ns((~native << 3) | 6)
                 self._total += 0 if first else now - self._seen.get(native, 0)
@@ -93,7 +93,7 @@ def _is_ours(thread: threading.Thread) -> bool:
 
 
 class EventCounts(msgspec.Struct):
-    """Events of one profiler, by what they cost; to be added to."""
+    """Number of events of one profiler, by cost."""
 
     spans: int = 0
     instants: int = 0
@@ -108,7 +108,7 @@ class EventCounts(msgspec.Struct):
             return
         found = survey(events)
         self.operators += found.operators
-        self.spans += found.spans + found.lost  # what overflowed has cost nearly as much as what was kept
+        self.spans += found.spans + found.lost  # an event that overflowed has cost nearly as much as a recorded one
         self.steps += found.steps
         self.instants += found.others
         self.arguments += found.arguments
@@ -123,7 +123,7 @@ class EventCounts(msgspec.Struct):
 
     @property
     def total(self) -> int:
-        """All of them, as the background sees them."""
+        """All events and step marks."""
         return self.spans + self.instants + self.operators + self.steps
 
     @property
@@ -132,9 +132,9 @@ class EventCounts(msgspec.Struct):
         return self.spans + self.instants
 
     def events_ns(self, costs: EventCosts) -> float:
-        """What the events of the program cost its threads."""
+        """Time that the events of the program took on its threads."""
         return self.spans * costs.span + self.instants * costs.instant + self.arguments * costs.arguments
 
     def operators_ns(self, costs: EventCosts) -> float:
-        """What the operators cost the program's threads."""
+        """Time that the operators took on the program's threads."""
         return self.operators * costs.operator
