@@ -207,9 +207,9 @@ class Loop:
 
     def keep(self, error: Exception) -> None:
         """Keeps an error, and says it in the log if it is among the first."""
-        before = len(self.raised.kept)
+        before = len(self.raised.retained)
         self.raised.record("hook", error)
-        for _, text in self.raised.kept[before:]:
+        for _, text in self.raised.retained[before:]:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
@@ -218,7 +218,7 @@ class Loop:
         Raises:
             ExceptionGroup: of all of it.
         """
-        if self.raised.kept:
+        if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
 

@@ -389,7 +389,7 @@ class profile(Results):
             ExceptionGroup: of all that, each with the original as its cause.
         """
         errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
-        for error, text in self._callbacks.raised.kept:
+        for error, text in self._callbacks.raised.retained:
             told = ExporterError(f"on_trace_ready raised {text}")
             told.__cause__ = error
             errors.append(told)

@@ -1,4 +1,4 @@
-"""The ledger of all events, what went wrong in the parts, and the report of a run.
+"""The ledger of all events, the errors of parts, and the report of a run.
 
-Read first: `ledger`, then `audit` (whether it balances), `run_report`, and `internal_errors` with `error_log`.
+Read first: `ledger`, then `audit` (checks that it balances), `run_report` and `error_log`.
 """

@@ -1,4 +1,4 @@
-"""The accounts of a profiler: a frozen snapshot of every stage."""
+"""The accounts of a profiler: an immutable snapshot of every stage."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     windows: WindowsStatistics
     exporters: tuple[ExporterStatistics, ...]
     drained: int
-    """Events that the recorder held while this profiler was open."""
+    """Events that the recorder passed to this profiler."""
     routed: int
-    """Those that were sorted into windows, or found to belong to none."""
+    """Of these, events that the window router has processed."""
     unrouted: int
-    """Those that were dropped because the deadline for closing came first."""
+    """Of these, events that were dropped because closing reached its deadline."""
     undelivered: int
-    """Events of backends that have yet to be sorted: the steps of their time are not known."""
+    """Events of backends that wait for the window router: the steps of their time are not known yet."""
     batches: int
     offered: int
-    """Events that were offered to each exporter."""
+    """Events offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
     overhead: OverheadStatistics
     flight: FlightStatistics | None = None
     faults: int = 0
-    """What went wrong in the runtime itself: there is a mistake in stepscope then, or no memory."""
+    """Internal errors: mistakes in stepscope, or a lack of memory."""
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):
-    """A frozen snapshot of every stage."""
+    """An immutable snapshot of every stage."""
 
     state: str
-    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
+    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that does not record (`Profiler.diagnostics`)."""
     steps: int
     """Steps begun since `start()`."""
     steps_ignored: int
     """Calls of `step()` while not running."""
     windows: int
     windows_left_out: int
-    """Windows that were not recorded: too many others waited to be sorted."""
-    pauses_untold: int
-    """Pauses that are not drawn, and at which spans are not cut, for the same reason; nothing was recorded in them."""
+    """Windows that were not recorded, because too many others waited for the window router."""
+    pauses_not_drawn: int
+    """Pauses that the trace does not show, for the same reason. Nothing was recorded in them, but spans are not cut there."""
     transitions: TransitionStatistics
-    """What starts, changes and stops took from the threads that called."""
+    """Time that starts, changes and stops took on the threads that called."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None
     given_up: bool = False
-    """Closing was given up, as the loop did not answer: what was not delivered is left to `stepscope recover`."""
+    """The loop did not answer before the deadline of closing. `stepscope recover` finds the events that were not delivered."""

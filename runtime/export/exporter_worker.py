@@ -492,7 +492,7 @@ class ExporterWorker:
 
     def statistics(self) -> ExporterStatistics:
         """Accounts so far."""
-        count, first = self.raised.count, self.raised.kept[:1]
+        count, first = self.raised.count, self.raised.retained[:1]
         with self._lock:
             waiting = (self._in_hand, *self._queue)
             return ExporterStatistics(

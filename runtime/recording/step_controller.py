@@ -89,7 +89,7 @@ class StepController(_core.StepCounter):
         """Whether nothing is recorded although the schedule wants it, until its next window."""
         self._first_step = self._steps_before = 0
         self._window_first: int | None = None
-        self._pauses = self._pauses_untold = 0
+        self._pauses = self._pauses_not_drawn = 0
         self._paused = False
         """Whether recorder and loop know of a pause."""
         self._pause_told = False
@@ -218,7 +218,7 @@ class StepController(_core.StepCounter):
         if self._pause_told:
             self._pipeline.inbox.put(Paused(at), later=True)
         else:
-            self._pauses_untold += 1
+            self._pauses_not_drawn += 1
 
     def _become_inert(self, reason: str) -> None:
         """Neither records nor writes any more: every call returns at once and does nothing.

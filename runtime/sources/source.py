@@ -202,7 +202,7 @@ class Source:
         try:
             run(call) if self._programs else call()
         except BaseException as error:
-            if not self.raised.knows(error) and from_signal_handler(error):
+            if not self.raised.retains(error) and from_signal_handler(error):
                 raise
             self._take(what, error)
             return False
@@ -249,7 +249,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = (*self.blocked_notes, *(kept.text for kept in self.raised.kept[:3]))
+        notes = (*self.blocked_notes, *(retained.text for retained in self.raised.retained[:3]))
         if not notes:
             return report
         return BackendReport(
