@@ -1,4 +1,4 @@
-"""Threads of the runtime with and without an event loop, and what they wait for.
+"""Threads of the runtime, with and without an event loop, and their locks and conditions.
 
 Read first: `loop_thread`, then `background_call`, `one_shot` and `condition`.
 """

@@ -1,7 +1,7 @@
-"""Calls of the program's code on our threads: callbacks, triggers, and exporters and backends that the program brings.
+"""Calls of the program's code on the runtime's threads: callbacks, triggers, and the program's exporters and backends.
 
-Our threads block all asynchronous signals. Code of the program, and the programs that it starts, get the mask of the program's
-main thread instead, for as long as the code runs.
+The runtime's threads block all asynchronous signals. While code of the program runs on them, they have the signal mask of the
+main thread, which programs that this code starts inherit.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from stepscope.runtime.threads.native_threads import on_main_thread
 T = TypeVar("T")
 
 run = _core.with_programs_mask
-"""Calls a function of the program."""
+"""Calls a function with the signal mask of the main thread."""
 
 
 def is_programs(part: object) -> bool:
-    """Whether an object is of a class that is not ours."""
+    """Whether an object's class is defined by the program, not by stepscope."""
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 async def run_async(call: Callable[[], Awaitable[T]]) -> T:
-    """Awaits what a function of the program returns. While that waits for something, the thread has its own mask."""
+    """Calls an async function of the program and awaits it. The mask is changed only while its code runs, not while it waits."""
 
     async def started() -> T:
         return await call()
@@ -55,20 +55,19 @@ def _by_steps(steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         except GeneratorExit:
             run(steps.close)
             raise
-        except BaseException as error:  # a cancellation, or what it waited for has raised
+        except BaseException as error:  # a cancellation, or an exception of the awaited object
             value, step = error, steps.throw
 
 
 GRACE = 0.2
-"""Seconds that a part which was cancelled has left to end."""
+"""Seconds in which a cancelled part must end."""
 
 
 def from_signal_handler(error: BaseException) -> bool:
-    """Whether a handler of a signal has raised an exception that came out of a call of a part, so that it must go on.
+    """Whether a signal handler raised an exception that a call of a part has raised. If so, the caller must raise it again.
 
-    Python calls handlers on the main thread. Handlers are those that are set when this is called, and are written in Python:
-    one of their functions is in the traceback. Of handlers written in C only Python's own for Ctrl-C counts: it raises
-    `KeyboardInterrupt` without a message.
+    It searches the traceback for the handlers that are set now and written in Python, which run on the main thread. Of
+    handlers written in C it knows only Python's own for Ctrl-C, which raises `KeyboardInterrupt` without a message.
     """
     if not on_main_thread():
         return False
@@ -79,23 +78,23 @@ def from_signal_handler(error: BaseException) -> bool:
 
 
 def _code(handler: object) -> CodeType | None:
-    """The code of a function, method, partial object or object that is called."""
+    """The code of a function, a method, a partial object or an object with `__call__`."""
     while isinstance(handler, partial):
         handler = cast(partial[object], handler).func
     if callable(handler) and not isinstance(handler, FunctionType | MethodType):
-        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - it is looked at, not called
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - for its code only
     code = getattr(handler, "__code__", None)
     return code if isinstance(code, CodeType) else None
 
 
 def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
-    """Whether an exception that came out of an awaited coroutine of a part was sent to the task that awaits it.
+    """Whether an exception that an awaited coroutine of a part raised is a cancellation of the task that awaits it.
 
-    So it is if the task is cancelled: a part that has cancelled a task of its own, and waits for that, raises the same. A
-    coroutine that is given up without having ended is closed by others than its task.
+    `CancelledError` alone does not show that: a part that awaits a task which it cancelled itself raises it, too.
+    `GeneratorExit` does if another task closes the coroutine.
 
     Args:
-        error: what came out.
+        error: the exception.
         task: `asyncio.current_task()` before the call.
     """
     if isinstance(error, asyncio.CancelledError):
@@ -103,20 +102,21 @@ def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
     return isinstance(error, GeneratorExit) and _current() is not task
 
 
-async def contain(call: Callable[[], Awaitable[None]], keep: Callable[[BaseException], object]) -> bool:
-    """Awaits a coroutine function of a part in a task of its own, out of which nothing comes but what ends the caller.
+async def contain(call: Callable[[], Awaitable[None]], record: Callable[[BaseException], object]) -> bool:
+    """Awaits an async function of a part in a separate task. It raises nothing but the cancellation of the caller.
 
-    A part that cancels its task cancels nobody else, and what is raised by a task that it waits for cannot pass it by, as
-    `GeneratorExit` would: that closes whatever the part was awaited by.
+    So a part that cancels its own task does not cancel the caller, and a `GeneratorExit` of a task that the part awaits does
+    not close the caller's coroutine.
 
     Args:
-        keep: is given what it raises, also after the caller was cancelled.
+        call: the function.
+        record: gets the exception of the part, also after the caller was cancelled.
 
     Returns:
-        Whether it came to its end.
+        Whether the part returned without an exception.
 
     Raises:
-        asyncio.CancelledError: if the caller is cancelled; the part has then been cancelled, and had `GRACE` seconds to end.
+        asyncio.CancelledError: if the caller is cancelled. Before, the part was cancelled and had `GRACE` seconds to end.
     """
     failed = cancelled = False
 
@@ -127,7 +127,7 @@ async def contain(call: Callable[[], Awaitable[None]], keep: Callable[[BaseExcep
         except BaseException as error:
             if not (cancelled and isinstance(error, asyncio.CancelledError)):
                 failed = True
-                keep(error)
+                record(error)
 
     task = asyncio.create_task(own())
     try:
@@ -152,10 +152,10 @@ _pipeline: ContextVar[object | None] = ContextVar("stepscope delivering", defaul
 
 
 def deliver_for(pipeline: object) -> None:
-    """From here on, and in what is started from here, the caller is part of this pipeline."""
+    """Marks the caller, and tasks and threads that it starts, as exporter or callback of a pipeline. They must not wait for it."""
     _pipeline.set(pipeline)
 
 
 def delivering() -> object | None:
-    """The pipeline whose exporter or callback the caller is, on whatever thread; `None` for everybody else."""
+    """Returns the pipeline whose exporter or callback calls this; `None` for other callers."""
     return _pipeline.get()
