@@ -475,24 +475,24 @@ class Profiler(Reporting):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._tell_end(error)
+        self._report_end(error)
         self.close()
 
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
-        self._tell_end_once(cause)
+        self._report_end_once(cause)
         self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
 
-    def _tell_end_once(self, cause: BaseException | str | None) -> None:
+    def _report_end_once(self, cause: BaseException | str | None) -> None:
         if not self._closes_by:
-            self._tell_end(cause)
+            self._report_end(cause)
         self._close_from_now()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._tell_end(error)
+        self._report_end(error)
         self._end_here()
         # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
         closing = BackgroundCall(self.close, name="stepscope closing").start()
@@ -627,7 +627,7 @@ def _stop_here(number: int) -> bool:
             return False
     for profiler in list(_alive):
         if any(source.open and source.here for source in profiler._bound()):  # pyright: ignore[reportPrivateUsage]
-            profiler._tell_end_once(cause)  # pyright: ignore[reportPrivateUsage]
+            profiler._report_end_once(cause)  # pyright: ignore[reportPrivateUsage]
             profiler._end_here()  # pyright: ignore[reportPrivateUsage]
     return True
 

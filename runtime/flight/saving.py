@@ -10,7 +10,7 @@ from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger_watch import Fired
 from stepscope.runtime.flight.triggers.raised import Raised
 from stepscope.runtime.flight.triggers.terminated import Terminated
-from stepscope.runtime.flight.triggers.trigger import Finding, made_anew
+from stepscope.runtime.flight.triggers.trigger import Finding, copied_finding
 from stepscope.runtime.loop.drain_loop import DrainLoop
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.arming import Arming
@@ -57,9 +57,9 @@ class Saving(Arming):
         Returns:
             False if nothing comes of it: there is no `Raised` trigger for such an exception, or as for `save`.
         """
-        return self._tell_raised(error)
+        return self._report_exception(error)
 
-    def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
+    def _report_exception(self, error: BaseException, always: bool = False) -> bool:
         for trigger in () if self.keep_last is None else self.keep_last.triggers:
             if isinstance(trigger, Raised) and isinstance(error, trigger.only):
                 kind, text = type(error).__name__, error_text(error)
@@ -67,9 +67,9 @@ class Saving(Arming):
                 return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False
 
-    def _tell_end(self, cause: BaseException | str | None) -> None:
+    def _report_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run: an exception, or a signal by its name."""
-        if isinstance(cause, BaseException) and self._tell_raised(cause, always=True):
+        if isinstance(cause, BaseException) and self._report_exception(cause, always=True):
             return
         by = "KeyboardInterrupt" if isinstance(cause, KeyboardInterrupt) else cause
         triggers = () if self.keep_last is None else self.keep_last.triggers
@@ -86,7 +86,7 @@ class Saving(Arming):
             return False
         # One wake is enough for all that wait; at the latest the next drain looks.
         first = not flight.watch.waiting
-        taken = flight.watch.call(Fired(reason, made_anew(finding), always))
+        taken = flight.watch.call(Fired(reason, copied_finding(finding), always))
         if first:
             self._hub.wake()
         return taken

@@ -70,12 +70,12 @@ class TriggerWatch:
         self._suppressed: dict[str, Counter[str]] = {}
         self._windows = self._refused = 0
         self._evaluators: list[tuple[str, Evaluator]] = []
-        self._beside: list[TriggerThread] = []
+        self._threads: list[TriggerThread] = []
         for trigger in settings.triggers:
             if _is_ours(trigger):
                 self._evaluators.append((trigger.name, trigger.evaluator()))
             else:
-                self._beside.append(TriggerThread(trigger))
+                self._threads.append(TriggerThread(trigger))
 
     # from any thread
 
@@ -95,11 +95,11 @@ class TriggerWatch:
     @property
     def waiting(self) -> bool:
         """Whether something fired that was not looked at yet, or may fire for what triggers look at now."""
-        return bool(self._calls or self._waiting) or any(beside.waited_for for beside in self._beside)
+        return bool(self._calls or self._waiting) or any(thread.waited_for for thread in self._threads)
 
-    def settled(self, at: int) -> bool:
+    def resolved(self, at: int) -> bool:
         """Whether all was looked at that fired by `at`, in ns."""
-        return not (self._calls or self._waiting) and all(beside.settled(at) for beside in self._beside)
+        return not (self._calls or self._waiting) and all(thread.resolved(at) for thread in self._threads)
 
     def take_calls(self) -> None:
         """Takes the calls that came so far."""
@@ -111,24 +111,24 @@ class TriggerWatch:
         for name, evaluator in self._evaluators:
             self._take(name, ask(evaluator, news), news.now)
         self.known = news.now
-        for beside in self._beside:
+        for thread in self._threads:
             try:
-                beside.look(news)
+                thread.look(news)
             except RuntimeError as error:  # there is no thread for it
-                self.raised.record_and_log("look", error, f"trigger {beside.name!r}")
+                self.raised.record_and_log("look", error, f"trigger {thread.name!r}")
             self.known = min(
-                self.known, beside.seen(news.now)
+                self.known, thread.seen(news.now)
             )  # before the answers: more may come while they are taken
-            for answer in beside.answers():
-                self._take(beside.name, answer, news.now)
+            for answer in thread.answers():
+                self._take(thread.name, answer, news.now)
         due = sorted((fired for fired in self._waiting if fired.finding.at <= self.known), key=lambda f: f.finding.at)
         self._waiting = [fired for fired in self._waiting if fired.finding.at > self.known]
         return due
 
     def end(self) -> None:
         """Nobody looks any more."""
-        for beside in self._beside:
-            beside.end()
+        for thread in self._threads:
+            thread.end()
 
     def refusal(self, fired: Fired, step: int) -> str:
         """Why a window is not to be opened for this, empty if it is."""
@@ -166,7 +166,7 @@ class TriggerWatch:
             waiting=len(self._waiting),
             refused=self._refused,
             errors=self.raised.count,
-            missed={beside.name: beside.missed for beside in self._beside if beside.missed},
+            missed={thread.name: thread.missed for thread in self._threads if thread.missed},
         )
 
     def _note(self, fired: Fired) -> None:

@@ -283,7 +283,7 @@ class Pipeline:
         if self._flushes and not self._windows.waiting() and not self.delivered:
             flight, flushes, self._flushes = self.flight, self._flushes, []
             for flush in flushes:
-                if flush.at <= self.routed_to and (flight is None or flight.settled(flush.at)):
+                if flush.at <= self.routed_to and (flight is None or flight.resolved(flush.at)):
                     self._spawn(partial(self._flushed, flush.done))
                 else:
                     self._flushes.append(flush)
@@ -500,7 +500,7 @@ class Pipeline:
         """What windows that are saved wait for is given to them."""
         if self.flight is not None:
             self.flight.watch.end()
-            self._give(self.flight.windows.end_keeping())
+            self._give(self.flight.windows.end_retention())
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""

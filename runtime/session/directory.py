@@ -30,7 +30,7 @@ import msgspec
 from stepscope.runtime.errors import OutputError, SessionError
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
-from stepscope.runtime.flight.segment import PREFIX as KEPT
+from stepscope.runtime.flight.segment import PREFIX as SEGMENT_PREFIX
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.file_lock import hold, lock, release
 from stepscope.runtime.session.system import is_running, process_identity
@@ -98,7 +98,7 @@ def make_session(
     problems: list[str] = []
     for place in itertools.chain(places(options.session_dir), () if last is None else (str(last),)):
         prepare(Path(place))
-        held = -1
+        descriptor = -1
         try:
             directory = _make_private(Path(place), again)
         except OSError as error:
@@ -107,14 +107,14 @@ def make_session(
         try:
             _write(directory / "options", exact_json(options))
             write_identity(directory)
-            held = hold(directory / "process.json")
+            descriptor = hold(directory / "process.json")
             use(directory)
         except OSError as error:
-            release(held)
+            release(descriptor)
             problems.append(f"{place}: {error.strerror}")
             shutil.rmtree(directory, ignore_errors=True)
             continue
-        _locks[directory] = held
+        _locks[directory] = descriptor
         return directory
     if not options.session_dir and temporary_directory() is None:
         problems.append("no directory for temporary files can be written")
@@ -183,7 +183,7 @@ def in_use(session: Path) -> bool:
     return False
 
 
-def keep_run(session: Path, profiler: int, note: Path) -> None:
+def add_run(session: Path, profiler: int, note: Path) -> None:
     """Says in a session where the note of a run is that it records for; where there is no room for that, in the log only."""
     try:
         _write(session / f"run-{profiler}", os.fsencode(note))
@@ -191,7 +191,7 @@ def keep_run(session: Path, profiler: int, note: Path) -> None:
         log.warning("%s does not say that %s needs it: %s", session, note, error.strerror)
 
 
-def forget_run(session: Path, profiler: int) -> None:
+def remove_run(session: Path, profiler: int) -> None:
     """The run has ended in order."""
     with contextlib.suppress(OSError):  # the session may be gone
         (session / f"run-{profiler}").unlink()
@@ -285,16 +285,16 @@ def places(wanted: str | None) -> Iterator[str]:
 
 def is_session_file(name: str) -> bool:
     """Whether a file of this name may be one that a session makes."""
-    return name in _FILES or name.startswith(KEPT) or _NUMBERED.fullmatch(name) is not None
+    return name in _FILES or name.startswith(SEGMENT_PREFIX) or _NUMBERED.fullmatch(name) is not None
 
 
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:
     """Whether the file `process.json` of a session names this process."""
     try:
-        said = msgspec.json.decode(identity, type=Identity)
+        named = msgspec.json.decode(identity, type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    return said == Identity(pid, start_time)
+    return named == Identity(pid, start_time)
 
 
 def remove_files(directory: int) -> None:

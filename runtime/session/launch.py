@@ -33,19 +33,19 @@ def launch_name() -> str:
     rank, size = rank_from_environment()
     if rank is None or not size or size < 2:
         return ""
-    said = os.environ.get
-    job, elastic = job_from_environment(_JOB), said("TORCHELASTIC_RUN_ID")
-    if elastic and said("LOCAL_WORLD_SIZE") == said("WORLD_SIZE"):
+    env = os.environ.get
+    job, elastic = job_from_environment(_JOB), env("TORCHELASTIC_RUN_ID")
+    if elastic and env("LOCAL_WORLD_SIZE") == env("WORLD_SIZE"):
         began = birth_of(os.getppid())
-        again = said("TORCHELASTIC_RESTART_COUNT", "0")
+        again = env("TORCHELASTIC_RESTART_COUNT", "0")
         parts = [time.strftime("%Y%m%d-%H%M%S", time.gmtime(began)), str(os.getppid())]
         # In containers processes have few numbers, and a program that launches several times gives each launch an id.
         parts.append(_digest(this_host(), identity(), elastic))
         parts += [f"restart{again}"] if again != "0" else []
         return "-".join(parts) if began else ""
-    facts = [said(name, "") for name in _FACTS]
+    facts = [env(name, "") for name in _FACTS]
     if "RANK" not in os.environ and "SLURM_PROCID" in os.environ:
-        step = said("SLURM_STEP_ID", "")
+        step = env("SLURM_STEP_ID", "")
         if not step.isdecimal() or int(step) >= _NO_STEP:
             return ""  # a batch script has the variables of a rank as well, whatever it runs
         facts.append(step)
@@ -62,7 +62,7 @@ def launch_directory(base: Path, name: str, launch: str) -> Path:
     """
     rank = rank_from_environment()[0]
     # What is there of this rank already is of a launch before, which had the same name.
-    return _not_given(base / f"{name}-{launch}", lambda path: _holds(path, f"rank{rank}"))
+    return _first_free(base / f"{name}-{launch}", lambda path: _has_output(path, f"rank{rank}"))
 
 
 def own_directory(path: Path, rank: int | None) -> Path:
@@ -71,23 +71,23 @@ def own_directory(path: Path, rank: int | None) -> Path:
     What is there already is of a program before, which had the same number of process, or was this process before `exec()`.
     """
     below = "" if rank is None else f"rank{rank}"
-    return _not_given(path, lambda path: os.path.lexists(path / below), below)
+    return _first_free(path, lambda path: os.path.lexists(path / below), below)
 
 
-def _not_given(first: Path, holds: Callable[[Path], bool], below: str = "") -> Path:
+def _first_free(first: Path, is_used: Callable[[Path], bool], below: str = "") -> Path:
     """The first of a name and the numbers of it that holds nothing, and was not given before."""
     path, token, number = first, object(), 1
-    while holds(path) or _given.setdefault(absolute(path / below), token) is not token:
+    while is_used(path) or _assigned.setdefault(absolute(path / below), token) is not token:
         number += 1
         path = first.with_name(f"{first.name}-{number}")
     return path
 
 
-_given: dict[Path, object] = {}
+_assigned: dict[Path, object] = {}
 """What runs of this process were given."""
 
 
-def _holds(run: Path, rank: str) -> bool:
+def _has_output(run: Path, rank: str) -> bool:
     """Whether a rank has written to a run, or to a stage of it."""
     return any(run.glob(rank)) or any(run.glob(f"*/{rank}"))
 

@@ -95,7 +95,7 @@ MAX_TEXT = 1000
 """Characters kept of what a trigger says, and of its value."""
 
 
-def made_anew(given: object) -> Finding:
+def copied_finding(given: object) -> Finding:
     """A finding that holds what its fields say.
 
     Raises:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from stepscope.runtime.accounting.error_log import error_text
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger, made_anew
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger, copied_finding
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 from stepscope.runtime.threads.user_code import run
@@ -41,7 +41,9 @@ def ask(evaluator: Evaluator, news: News) -> Answer:
     """Has an evaluator look; whatever it raises is an answer, and so is what is wrong with a finding."""
     try:
         answer = evaluator.look(news)
-        found = [made_anew(one) for one in islice(answer, MAX_FINDINGS)]  # each costs time, and there is more to do
+        found = [
+            copied_finding(one) for one in islice(answer, MAX_FINDINGS)
+        ]  # each costs time, and there is more to do
         return Answer(found, len(answer) - len(found) if isinstance(answer, Sized) else 0)
     except BaseException as error:  # of the program's code: also a cancellation would be meant for us
         return Answer(error=error, text=error_text(error))
@@ -100,7 +102,7 @@ class TriggerThread:
         """Whether there are answers to take, or one is on its way and not late."""
         return bool(self._answers) or not self._late(default=True)
 
-    def settled(self, at: int) -> bool:
+    def resolved(self, at: int) -> bool:
         """Whether what it found of everything until `at`, in ns, was taken; it may be asked again and again meanwhile."""
         return self._taken >= at or not self.waited_for
 
