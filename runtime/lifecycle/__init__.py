@@ -1,4 +1,4 @@
-"""How profilers start and end: together, at the interpreter's exit, and by signals.
+"""Start and end of profilers: closing, the interpreter's exit, and signals.
 
 Read first: `starting`, `closing`, then `signals` and `interpreter_exit`.
 """

@@ -1,4 +1,4 @@
-"""Starting: how long `start()` waits for other threads."""
+"""Waiting of `start()` for other threads, with a deadline."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ T = TypeVar("T", covariant=True)
 
 
 class Waitable(Protocol[T]):
-    """Something that another thread does."""
+    """Work on another thread."""
 
     def result(self, timeout: float) -> T: ...
     def wait(self, timeout: float) -> bool: ...
 
 
 def wait_for_start(begun: Waitable[T], profiler: str, seconds: float, blocked_by: Callable[[], str]) -> T:
-    """Waits for something that `start()` needs, and returns its result.
+    """Waits for work that `start()` needs. Returns its result, or raises its exception.
 
     Args:
-        begun: the thing; what it raises is raised here.
+        begun: the work.
         profiler: name of the profiler.
-        seconds: to wait at most.
-        blocked_by: names the backend whose `open` blocks the loop, if one does.
+        seconds: the deadline.
+        blocked_by: returns the name of the backend whose `open` blocks the loop; empty if none does.
 
     Raises:
-        BackendError: if it takes longer; it names the backend that did not open.
-        ProfilerStateError: if it takes longer, and no backend is the reason.
+        BackendError: after the deadline, if the `open` of a backend has not returned.
+        ProfilerStateError: after the deadline, for any other reason.
     """
     if begun.wait(seconds):
         return begun.result(seconds)

@@ -1,4 +1,7 @@
-"""Processes of this machine: which one is meant, whether it runs, whose child it is."""
+"""Facts from the kernel: processes of this machine, control groups of this process, and types of file systems.
+
+Sources: proc(5), cgroups(7), the kernel's cgroup-v2.rst and cgroup-v1.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ _STATE, _PARENT, _START = 0, 1, 19
 
 
 def process_identity(pid: int | None = None) -> dict[str, int]:
-    """Process id and start time (clock ticks since boot), which together name a process for good.
+    """Returns process id and start time (clock ticks since boot), which together identify a process.
 
     Source: proc(5), /proc/[pid]/stat, field 22.
     """
@@ -30,7 +33,7 @@ def is_running(pid: int, start_time: int) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process with this id, whoever's it is; also a zombie."""
+    """Whether there is a process with this id, of any user; also a zombie."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -41,13 +44,13 @@ def exists(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Id of the process's parent; 0 if it has none that can be seen."""
+    """Returns the id of a process's parent; 0 if it is not visible."""
     fields = _stat(pid)
     return int(fields[_PARENT]) if fields else 0
 
 
 def birth_of(pid: int) -> int:
-    """When a process began, in seconds of Unix time; 0 if it cannot be seen. The same whoever asks, unless the clock is set.
+    """Returns when a process began, in seconds of Unix time; 0 if it is not visible. The result changes only if the clock is set.
 
     Source: proc(5), /proc/stat, btime, and /proc/[pid]/stat, field 22.
     """
@@ -67,9 +70,9 @@ def _stat(pid: int) -> list[str]:
 
 
 def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Directories of the groups that this process is in, the innermost first, and whether they are of cgroup v1.
+    """Yields the directories of the control groups of this process, the innermost first, and whether they are of cgroup v1.
 
-    A container sees its own group as the root of the file system; a limit further up holds as well.
+    A container sees its own group as the root of the file system. Limits of outer groups apply, too.
 
     Args:
         controller: `memory`, `cpu` and so on.
@@ -93,7 +96,7 @@ def groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool
 
 
 def number(path: Path) -> int | None:
-    """The number that a file holds; `None` for `max`, which is no limit, and if it cannot be read."""
+    """Reads the number in a file; `None` for `max`, which means no limit, or if it cannot be read."""
     try:
         return int(path.read_bytes())
     except (OSError, ValueError):
@@ -101,7 +104,7 @@ def number(path: Path) -> int | None:
 
 
 def field(path: Path, key: bytes) -> int:
-    """The number behind a key in a file of them; 0 if there is none."""
+    """Reads the number after a key in a file of keys and numbers; 0 if there is none."""
     try:
         for line in path.read_bytes().splitlines():
             name, _, value = line.partition(b" ")
@@ -116,7 +119,7 @@ IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 
 
 def file_system_of(path: Path) -> str:
-    """Type of the file system, as `mount` names it, such as `ext4`; empty if the system does not say."""
+    """Returns the type of the file system, such as `ext4`; empty if it is unknown."""
     try:
         device = os.stat(path).st_dev
         lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
