@@ -1,1 +1,1 @@
-"""Text for people: tables, notebooks, warnings at the line that they are about."""
+"""Text for people: tables, notebooks, and warnings with the right line."""

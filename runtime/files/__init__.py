@@ -1,1 +1,1 @@
-"""Files of this user alone, paths that depend on surroundings, and our records as bytes."""
+"""Private files, paths that depend on the process, and JSON and MessagePack for any text."""

@@ -20,7 +20,7 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import temporary_directory
-from stepscope.runtime.files.private_files import is_gone
+from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.detail import EVERYTHING
 from stepscope.runtime.recording.joined_processes import Workers
@@ -145,7 +145,7 @@ class Recorder:
             try:
                 remove_session(self.directory)
             except OSError as error:
-                if is_gone(self.directory):
+                if is_missing(self.directory):
                     break
                 # A process that leaves at this moment removes its own files: the rest of the session is still there.
                 if last:
@@ -245,7 +245,7 @@ class Recorder:
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
             # One that was removed does not count as there again, whoever makes another of its name.
-            self._looked, self._gone = now, self._gone or (self.on_disk and is_gone(self.directory))
+            self._looked, self._gone = now, self._gone or (self.on_disk and is_missing(self.directory))
         return self._gone
 
     def close(self) -> None:
