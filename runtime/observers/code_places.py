@@ -1,4 +1,4 @@
-"""Where code is: a function with its file and line, as stack samples and facts of loaders have it."""
+"""Places of code, a function with its file and line, and which frames of a stack belong to the program."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType
 
 _LIBRARY = re.compile(r"^.*?(?=(?:site|dist)-packages/)|^.*?(?=/lib/python3)")
-"""What a file of Python or of an installed package begins with, up to where it tells which one it is."""
+"""The directories before the identifying part of a file of Python or of an installed package."""
 
 
 def short_file(path: str) -> str:
-    """The path of a file; of one that belongs to Python or to an installed package, without the directories above these."""
+    """Returns the path of a file; for Python and installed packages without the directories above them."""
     return _LIBRARY.sub("", path, count=1)
 
 
 COMMAND = ("/bin/stepscope", "/stepscope/__main__.py")
-"""Ends of the files in which every stack begins, if `stepscope run` runs the program."""
+"""Ends of the paths in which every stack begins under `stepscope run`."""
 
 
 def in_library(file: str) -> bool:
@@ -28,8 +28,7 @@ def in_library(file: str) -> bool:
 
 
 def caller() -> str:
-    """`function (file:line)` of the innermost function of the program on this thread's stack, below who asks; empty if there is
-    none."""
+    """Returns `function (file:line)` of the innermost function of the program below the caller; empty if there is none."""
     frame = inspect.currentframe()
     for _ in range(2):
         frame = frame.f_back if frame is not None else None
@@ -39,23 +38,23 @@ def caller() -> str:
 
 
 def described_frame(frame: FrameType) -> str:
-    """`function (file:line)` of a frame."""
+    """Returns `function (file:line)` of a frame."""
     return f"{frame.f_code.co_qualname} ({short_file(frame.f_code.co_filename)}:{frame.f_lineno})"
 
 
 def place_of(what: object) -> str:
-    """`file:line` of a function, a method, a class's `__call__`, or what such a thing is a partial of; empty if it has none."""
+    """Returns `file:line` of a function, a method or an object with `__call__`, also inside of a partial; empty if unknown."""
     for _ in range(8):
         what = (
             getattr(what, "__wrapped__", None) or getattr(what, "func", None) or getattr(what, "__func__", None) or what
         )
-    called = getattr(type(what), "__call__", None)  # noqa: B004 - its code is meant
+    called = getattr(type(what), "__call__", None)  # noqa: B004 - for its code
     code = getattr(what, "__code__", None) or getattr(called, "__code__", None)
     return f"{short_file(code.co_filename)}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
 
 
 def qualified_name(what: object) -> str:
-    """Module and qualified name of a function or class; of another object, those of its class."""
+    """Returns module and qualified name of a function or class; for another object, those of its class."""
     what = getattr(what, "func", what)
     what = what if hasattr(what, "__qualname__") else type(what)
     return f"{getattr(what, '__module__', '')}.{getattr(what, '__qualname__', '')}"
@@ -65,14 +64,14 @@ _STANDARD = sys.stdlib_module_names
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a function of stepscope runs in it."""
+    """Whether a frame is of a function of stepscope."""
     return _module(frame) == "stepscope"
 
 
 def of_the_program(outermost_first: Iterable[FrameType]) -> Iterator[FrameType]:
-    """The frames of a stack without stepscope's, and without those of Python's library that stepscope called.
+    """Yields the frames of a stack without those of stepscope and of standard modules that stepscope called.
 
-    What stepscope calls of the program, such as a function that it wraps, is the program's again.
+    Functions of the program that stepscope calls, such as wrapped ones, are included.
     """
     ours = False
     for frame in outermost_first:

@@ -1,4 +1,4 @@
-"""Writes that the program waits for, as spans: `os.fsync` and `os.fdatasync`."""
+"""Records `os.fsync` and `os.fdatasync`, with which a program waits for writes, as spans."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ForcedWrites(SignalSource):
             self._replaced.append((name, original, ours))
 
     def end(self) -> None:
-        """Puts the original functions back, unless somebody else has replaced ours since."""
+        """Restores the original functions, unless other code has replaced the wrappers since."""
         while self._replaced:
             name, original, ours = self._replaced.pop()
             if getattr(os, name) is ours:
