@@ -15,7 +15,7 @@ from stepscope.runtime.control.entry_points.file_requests import TRIGGER, FileRe
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.requests.armed import Armed
 from stepscope.runtime.control.requests.end_change import EndRequest
-from stepscope.runtime.control.requests.request_history import TakenRequests
+from stepscope.runtime.control.requests.request_history import RequestHistory
 from stepscope.runtime.control.requests.request_router import RequestRouter
 from stepscope.runtime.export.run import job_from_environment
 
@@ -39,9 +39,9 @@ class AgreedWindows:
             poll: seconds between two looks for what others have written.
         """
         self._windows, self._status, self._rank = windows, status, rank
-        taken = TakenRequests(path)
-        self._asking = RequestRouter(windows, rank, status, taken, self._refused)
-        self._requests = FileRequests(windows, self._asking, taken)
+        history = RequestHistory(path)
+        self._asking = RequestRouter(windows, rank, status, history, self._refused)
+        self._requests = FileRequests(windows, self._asking, history)
         agreement = self._asking.agreement = Agreement(
             JobDirectory(path, job_from_environment()),
             windows,
@@ -69,7 +69,7 @@ class AgreedWindows:
 
     def ask(self, asked: Asked) -> None:
         """The file says something new; from any thread."""
-        self._task.soon(partial(self._take, asked))
+        self._task.call_soon(partial(self._take, asked))
 
     def _take(self, asked: Asked) -> None:
         if asked == self._latest:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.control.entry_points.client import ask_process, takers
+from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.control.ranks import ranks_from
 from stepscope.runtime.control.requests.command import Answer, Command
 from stepscope.runtime.control.requests.window_detail import detail_from
@@ -179,7 +179,7 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace, 
 
 def _list(given: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
-    found = [each for pid in takers() for each in _status(pid, given.timeout)]
+    found = [each for pid in controllable_processes() for each in _status(pid, given.timeout)]
     if given.json:
         print(json_bytes(found).decode())
     elif not found:

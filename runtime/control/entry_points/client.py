@@ -34,11 +34,13 @@ def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
     """
     session = session_of(pid)
     if session is None and not exists(pid):
-        raise ControlError(f"there is no process {pid} on this machine; {takers_near(pid)}")
+        raise ControlError(f"there is no process {pid} on this machine; {describe_controllable(pid)}")
     if session is None:
-        raise ControlError(f"process {pid} traces nothing here, or belongs to somebody else; {takers_near(pid)}")
+        raise ControlError(
+            f"process {pid} traces nothing here, or belongs to somebody else; {describe_controllable(pid)}"
+        )
     if not (session / NAME).exists():
-        raise ControlError(f"process {pid} {NO_COMMANDS}; {takers_near(pid)}")
+        raise ControlError(f"process {pid} {NO_COMMANDS}; {describe_controllable(pid)}")
     return ask_socket(session / NAME, command, timeout, f"process {pid}")
 
 
@@ -77,7 +79,7 @@ MOST_NAMED = 10
 """Processes that a message names."""
 
 
-def takers() -> list[int]:
+def controllable_processes() -> list[int]:
     """Their numbers: of those that run, and have a socket in one of the usual places of sessions."""
     found: set[int] = set()
     for place in places(None):
@@ -89,9 +91,9 @@ def takers() -> list[int]:
     return sorted(found)
 
 
-def takers_near(pid: int) -> str:
+def describe_controllable(pid: int) -> str:
     """In words: those that may have been meant instead of a process that takes no commands, its descendants first."""
-    all_of_user = takers()
+    all_of_user = controllable_processes()
     below = [each for each in all_of_user if each != pid and pid in _ancestors(each)]
     what, named = ("of its children these take commands", below) if below else ("these take commands", all_of_user)
     if not named:

@@ -125,11 +125,11 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
     if len(text) > MAX_TEXT:
         raise ControlError(f"{VARIABLE} has {len(text):,} characters, the limit is {MAX_TEXT:,}")
     try:
-        said = decode_json(text.encode(errors="backslashreplace"), EnvironmentOptions)
+        found = decode_json(text.encode(errors="backslashreplace"), EnvironmentOptions)
     except ControlError as error:
         raise ControlError(f"{VARIABLE} cannot be followed: {error}", line=error.line, column=error.column) from error
     silent = EnvironmentOptions()
-    return msgspec.structs.replace(said, **{name: getattr(silent, name) for name in fixed})
+    return msgspec.structs.replace(found, **{name: getattr(silent, name) for name in fixed})
 
 
 Otherwise = TypeVar("Otherwise", bound=str | os.PathLike[str] | None)
@@ -141,8 +141,8 @@ def directory_from_environment(otherwise: Otherwise) -> Otherwise | str:
     Raises:
         ControlError: as `options_from_environment`.
     """
-    said = options_from_environment()
-    return otherwise if said is None or said.output_dir is None else said.output_dir
+    found = options_from_environment()
+    return otherwise if found is None or found.output_dir is None else found.output_dir
 
 
 def options_in_effect(options: Options) -> Options:
@@ -151,8 +151,8 @@ def options_in_effect(options: Options) -> Options:
     Raises:
         ControlError: as `options_from_environment`.
     """
-    said = options_from_environment()
-    return options if said is None else said.changed(options)
+    found = options_from_environment()
+    return options if found is None else found.changed(options)
 
 
 def with_signals(options: Options) -> Options:
@@ -181,14 +181,14 @@ def run_directory(base: str, name: str) -> Path:
         base: that the variable names.
         name: of the run, as it is fit for a file.
     """
-    with _giving:
+    with _assigning:
         path, number = Path(base), 1
-        while path in _given:
+        while path in _assigned:
             number += 1
             path = Path(base) / f"{name}-{number}"
-        _given.add(path)
+        _assigned.add(path)
         return path
 
 
-_given: set[Path] = set()
-_giving = locks.reentrant()
+_assigned: set[Path] = set()
+_assigning = locks.reentrant()

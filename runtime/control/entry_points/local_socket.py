@@ -58,7 +58,7 @@ class LocalSocket:
             found._ready.wait(PATIENCE)
         return found
 
-    def leave(self, handler: Handler) -> None:
+    def remove_handler(self, handler: Handler) -> None:
         """The handler is given no more; the last one ends the socket."""
         with _lock:
             if handler in self._handlers:

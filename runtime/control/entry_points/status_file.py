@@ -44,9 +44,9 @@ class StatusFile:
         self._facts = {name: value for name, value in changed.items() if value is not None}
         if not self.enabled:
             return
-        said = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        facts = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         try:
-            replace_private(self.path, msgspec.json.format(json_bytes(said), indent=2) + b"\n")
+            replace_private(self.path, msgspec.json.format(json_bytes(facts), indent=2) + b"\n")
         except OSError as error:
             if not self._failed:
                 self._failed = True

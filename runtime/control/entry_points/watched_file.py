@@ -23,7 +23,7 @@ log = logging.getLogger("stepscope")
 
 LIMIT = 1 << 20
 """Bytes of a file that is read; a larger one is refused unread."""
-SETTLE = 0.25
+RETRY_S = 0.25
 """Seconds until content that cannot be decoded is looked at again: who writes it may be half way."""
 LEAST_POLL, MOST_POLL = 0.01, 86_400.0
 
@@ -142,7 +142,7 @@ class WatchedFile(Generic[T]):
                 return False
             return self._report(reading, reading.problem, 0, 0, patient)
         if reading.digest == self._good:
-            self._well()
+            self._mark_valid()
             return False
         try:
             value = self._decode(reading.content)
@@ -150,12 +150,12 @@ class WatchedFile(Generic[T]):
             line, column = getattr(error, "line", 0), getattr(error, "column", 0)
             return self._report(reading, str(error) or type(error).__name__, line, column, patient)
         self._good, self.current = reading.digest, value
-        self._well()
+        self._mark_valid()
         self.status.put(state="ok", sha256=reading.digest)
-        self._tell(value)
+        self._notify(value)
         return False
 
-    def _tell(self, value: T) -> None:
+    def _notify(self, value: T) -> None:
         if self._on_change is None:
             return
         try:
@@ -165,7 +165,7 @@ class WatchedFile(Generic[T]):
             self.raised.record("on_change", error)
             self.status.put(error=error_text(error))
 
-    def _well(self) -> None:
+    def _mark_valid(self) -> None:
         self._suspect = None
         if self._bad is not None:
             self._bad, self.problem = None, ""
@@ -205,16 +205,16 @@ class WatchedFile(Generic[T]):
     async def _watch(self) -> None:
         self._wake = asyncio.Event()
         events = self._events()
-        told = events.start()
+        notified = events.start()
         try:
             while True:
                 again = self.look(patient=True)
-                if not told or not events.running:  # the directory may have come, or come anew
+                if not notified or not events.running:  # the directory may have come, or come anew
                     events.close()
                     events = self._events()
-                    told = events.start()
+                    notified = events.start()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), min(self._poll, SETTLE) if again else self._poll)
+                    await asyncio.wait_for(self._wake.wait(), min(self._poll, RETRY_S) if again else self._poll)
                 except TimeoutError:
                     pass
                 self._wake.clear()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.runtime.control.requests.armed import ArmedState, ArmedStatus
 from stepscope.runtime.control.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
-from stepscope.runtime.windows.window import Step, Window
+from stepscope.runtime.windows.window import Step
 
 Gate = Callable[[int], str]
 """Asked on the thread that steps when the window is to begin, once; it returns why it must not, or nothing."""
@@ -128,9 +128,3 @@ def recorded_name(rank: int | None, first: int, last: int, run_id: str = "") -> 
     """A name for a window's files: `rank0_start10_stop12`, and `_` with the run id if there is one."""
     name = f"rank{rank or 0}_start{first}_stop{last}"
     return f"{name}_{run_id}" if run_id else name
-
-
-def armed_facts(window: Window) -> Mapping[str, Any] | None:
-    """What is known of the request that a window was armed by; `None` if its schedule began it."""
-    facts: Mapping[str, Any] | None = window.metadata.get(ARMED)
-    return facts

@@ -135,10 +135,10 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
     """
     if asked.command == "abort":
         meant = {
-            rank: [window for window in held if window.open and asked.run_id in ("", window.run_id)]
-            for rank, held in windows.items()
+            rank: [window for window in statuses if window.open and asked.run_id in ("", window.run_id)]
+            for rank, statuses in windows.items()
         }
-        ranks = tuple(sorted(rank for rank, held in meant.items() if held))
+        ranks = tuple(sorted(rank for rank, statuses in meant.items() if statuses))
         if not ranks:
             return ChosenEnd(None, reason=NOTHING_WAITS)
         last = max(ahead - 1, 0)
@@ -146,16 +146,17 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
             return ChosenEnd(None, reason=BEYOND.format(last))
         change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
         return ChosenEnd(change, ranks)
-    running = [window for held in windows.values() for window in held if window.state == "running"]
+    running = [window for statuses in windows.values() for window in statuses if window.state == "running"]
     if not running:
         return ChosenEnd(None, reason=NOTHING)
     # Where some ranks are in another window already, the earlier one is meant; it is over there, and so refused.
     window = min(running, key=lambda each: each.first or 0)
     same = {
         rank: next(
-            (each for each in held if each.first == window.first and each.state not in ("missed", "withdrawn")), None
+            (each for each in statuses if each.first == window.first and each.state not in ("missed", "withdrawn")),
+            None,
         )
-        for rank, held in windows.items()
+        for rank, statuses in windows.items()
     }
     for rank, each in sorted(same.items()):
         if each is not None and not each.open:

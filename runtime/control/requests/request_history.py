@@ -19,7 +19,7 @@ class _Taken(NamedTuple):
     answer: Armed
 
 
-class TakenRequests:
+class RequestHistory:
     """Those of one file, as one profiler sees them. The same request is one with the same fields; `run_id` is one of them."""
 
     def __init__(self, path: Path) -> None:

@@ -92,9 +92,9 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if refused:
                 return f"detail {SHORTEST}={self.shortest_us:g}: {refused}"
         for what, on in self.chosen:
-            said = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
-            refused = next(filter(None, said), "")
-            if on and what in _REMEDIES and (not said or all(said)):
+            answers = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
+            refused = next(filter(None, answers), "")
+            if on and what in _REMEDIES and (not answers or all(answers)):
                 return f"detail {what}: {refused or f'no backend of this profiler records that; {_REMEDIES[what]}'}"
             if not on and refused:
                 return f"detail {what}=off: {refused}"
@@ -114,45 +114,45 @@ _MOST = {"every": MOST_STEPS, SHORTEST: 1_000_000_000}
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
-def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
+def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
     """The detail that a text means; `None` for what the program has set.
 
     Args:
-        said: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
+        spec: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
 
     Raises:
         ValueError: naming the part that is wrong.
     """
-    if said is None or isinstance(said, WindowDetail):
-        return said
+    if spec is None or isinstance(spec, WindowDetail):
+        return spec
     fields: dict[str, bool | float] = {}
-    for part in said.split(","):
+    for part in spec.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         if name in WindowDetail.__fixed__:
             raise ValueError(
-                f"detail is {said!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
+                f"detail is {spec!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
         if name not in (*_MOST, *SWITCHES):
             known = did_you_mean(name, (*_MOST, *SWITCHES))
-            raise ValueError(f"detail is {said!r}: {part.strip()!r} is nothing that a window can have{known}")
+            raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{known}")
         if name in fields:
-            raise ValueError(f"detail is {said!r}: it says {name} twice")
-        fields[name] = _number(said, name, value) if name in _MOST else _switch(said, name, value)
+            raise ValueError(f"detail is {spec!r}: it says {name} twice")
+        fields[name] = _number(spec, name, value) if name in _MOST else _switch(spec, name, value)
     return msgspec.convert(fields, WindowDetail)
 
 
-def _switch(said: str, name: str, value: str) -> bool:
+def _switch(spec: str, name: str, value: str) -> bool:
     word = value.lower() or "on"
     if word not in _WORDS:
-        raise ValueError(f"detail is {said!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
+        raise ValueError(f"detail is {spec!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
     return _WORDS[word]
 
 
-def _number(said: str, name: str, value: str) -> float:
+def _number(spec: str, name: str, value: str) -> float:
     try:
         number = int(value) if name == "every" else float(value)
     except ValueError as error:
-        raise ValueError(f"detail is {said!r}: {name} is {value!r}; write a number, such as {name}=10") from error
+        raise ValueError(f"detail is {spec!r}: {name} is {value!r}; write a number, such as {name}=10") from error
     if not 0 <= number <= _MOST[name]:
-        raise ValueError(f"detail is {said!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
+        raise ValueError(f"detail is {spec!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
     return number
