@@ -1,4 +1,4 @@
-"""Giving a command to a process of this machine, over its socket."""
+"""The client of the local socket: sends commands to processes of this machine, and lists those that accept commands."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from stepscope.runtime.session.directory import PREFIX, places, read_identity, s
 from stepscope.runtime.session.system import exists, parent_of
 
 MOST_BYTES = 1 << 22
-"""Of all answers together."""
+"""Limit of all answers together."""
 
 NO_COMMANDS = "takes no commands; it needs trace(control=Control(socket=True)) or STEPSCOPE_OPTIONS"
 
 
 def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
-    """Gives the command to each profiler of a process that takes commands.
+    """Sends a command to each profiler of a process that accepts commands, and returns their answers.
 
     Args:
+        pid: of the process.
+        command: the command.
         timeout: seconds to wait for the answers.
 
     Raises:
-        ControlError: if there is no such process, or it takes none, belongs to somebody else, or does not answer.
+        ControlError: if there is no such process, or it accepts no commands, belongs to another user, or does not answer.
     """
     session = session_of(pid)
     if session is None and not exists(pid):
@@ -45,7 +47,7 @@ def ask_process(pid: int, command: Command, timeout: float) -> list[Answer]:
 
 
 def ask_socket(path: Path, command: Command, timeout: float, who: str) -> list[Answer]:
-    """The same over a socket that is known.
+    """The same for the path of a socket.
 
     Raises:
         ControlError: as `ask_process`.
@@ -76,11 +78,11 @@ def ask_socket(path: Path, command: Command, timeout: float, who: str) -> list[A
 
 
 MOST_NAMED = 10
-"""Processes that a message names."""
+"""Limit of processes in a message."""
 
 
 def controllable_processes() -> list[int]:
-    """Their numbers: of those that run, and have a socket in one of the usual places of sessions."""
+    """Returns the ids of running processes of this user with a socket in one of the usual places of sessions."""
     found: set[int] = set()
     for place in places(None):
         for directory in Path(place).glob(f"{PREFIX}*"):
@@ -92,7 +94,7 @@ def controllable_processes() -> list[int]:
 
 
 def describe_controllable(pid: int) -> str:
-    """In words: those that may have been meant instead of a process that takes no commands, its descendants first."""
+    """Returns a hint for a message: processes that accept commands, instead of one that does not; preferably its children."""
     all_of_user = controllable_processes()
     below = [each for each in all_of_user if each != pid and pid in _ancestors(each)]
     what, named = ("of its children these take commands", below) if below else ("these take commands", all_of_user)

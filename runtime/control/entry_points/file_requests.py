@@ -1,4 +1,4 @@
-"""What a watched file asks for: each window once, and commands for those that there are."""
+"""Handles the requests of a watched file: each window once, and commands for existing windows."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
 
 TRIGGER = "file"
-ASKING = "rank 0 chooses the steps"
-"""The answer before there is one."""
+PENDING = "rank 0 chooses the steps"
+"""The answer until there is a decision."""
 
 
 class FileRequests:
-    """Those of one profiler, on the control thread."""
+    """The requests of the file for one profiler, on the control thread."""
 
     def __init__(self, profiler: Armable, router: RequestRouter, history: RequestHistory) -> None:
         self._profiler, self._router, self._history = profiler, router, history
 
     def follow(self, found: ControlFile) -> None:
-        """The file says this now."""
+        """Handles new content of the file."""
         end = found.end_request()
         if end is None:
             request = found.request()
@@ -40,21 +40,21 @@ class FileRequests:
             self._router.report("extend", TRIGGER, str(self._profiler.extend(end.steps, seconds=end.seconds)))
 
     def window(self, request: WindowRequest) -> None:
-        """The file asks for a window, which it does once, unless nothing came of that."""
+        """Requests a window, unless the same request was handled before and led to a recording."""
         self.release_lost()
-        passed_over = self._history.show(request)
-        if passed_over:
-            self._router.report(request, TRIGGER, passed_over, logging.WARNING)
-        elif passed_over is None:
+        skipped = self._history.check(request)
+        if skipped:
+            self._router.report(request, TRIGGER, skipped, logging.WARNING)
+        elif skipped is None:
             times = self._history.times(request)
             text = json_bytes(request).decode()
             if self._router.agreement is not None:
-                self._router.report(request, TRIGGER, ASKING)
+                self._router.report(request, TRIGGER, PENDING)
             self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text)
 
     def release_lost(self, *more: str) -> None:
-        """Requests of which nothing is or was recorded can be asked again; more states that mean that."""
-        for request, answer in self._history.mine():
+        """Allows requests again that led to no recording. Args: further states that mean this."""
+        for request, answer in self._history.own():
             states = [
                 each.state
                 for each in self._profiler.armed()

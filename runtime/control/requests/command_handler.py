@@ -1,4 +1,4 @@
-"""Obeys commands from outside of the process."""
+"""Executes commands of other processes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ MOST_PROPOSALS = 64
 
 
 class CommandHandler:
-    """That of one profiler: commands of its socket and of the collector are carried out on the control thread."""
+    """Executes commands of the socket and the collector for one profiler, on the control thread."""
 
     def __init__(self, profiler: Armable, rank: int | None, router: RequestRouter, task: ControlTask) -> None:
-        """Args: whose windows; which rank it is; whom it asks; where that is done."""
+        """Args: the profiler; its rank; the router of its requests; its task on the control thread."""
         self._profiler, self._rank, self._router, self._task = profiler, rank, router, task
         self._gates: dict[str, RemoteGate] = {}
 
     def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
-        """Obeys a command; from any thread. The answer may take until rank 0 has decided.
+        """Executes a command. Any thread may call. The answer comes when rank 0 has decided.
 
         Args:
-            trigger: where it comes from, for the windows' metadata.
+            command: the command.
+            trigger: its origin, for the windows' metadata.
         """
         answered: Future[Answer] = Future()
 
@@ -44,10 +45,10 @@ class CommandHandler:
         elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
             answer(error=f"{command.command} lacks a request")
         else:
-            self._task.call_soon(partial(self._obey, command, trigger, answer))
+            self._task.call_soon(partial(self._execute, command, trigger, answer))
         return answered
 
-    def _obey(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+    def _execute(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
         request = command.request
         match command.command:
             case "arm":
@@ -119,11 +120,11 @@ class CommandHandler:
 
 
 class RemoteGate:
-    """Asked where `step()` is called, when the window's first step begins: it cannot ask back, so silence means no."""
+    """The gate of a proposed window. Without a decision when the window's first step begins, the window is not recorded."""
 
     def __init__(self) -> None:
         self.committed: bool | None = None
-        """What was decided; `None`: nothing yet."""
+        """The decision; `None` before it."""
         self.reason = ""
 
     def __call__(self, step: int) -> str:

@@ -1,4 +1,4 @@
-"""Asks this rank for a window, or all ranks, and passes the answer on to who asked, the log and the status file."""
+"""Routes requests to this rank or to all ranks, and reports answers to the caller, the log and the status file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OnAnswer = Callable[[Armed], object]
 
 
 class RequestRouter:
-    """Lives on the control thread. What comes of a request is told to who asked, to the log and to the status file."""
+    """Routes the requests of one profiler, on the control thread."""
 
     def __init__(
         self,
@@ -34,12 +34,12 @@ class RequestRouter:
         Args:
             profiler: of this rank.
             rank: of this process.
-            status: the file that says how things stand.
-            taken: what the watched file has asked for.
-            refused: told of requests that nothing comes of; default: the log says so.
+            status: the status file.
+            history: of the requests of the watched file.
+            refused: called with refused requests; default: they are logged.
         """
         self.agreement: Agreement | None = None
-        """Of the ranks; without one each goes by its own steps."""
+        """With other ranks; without one each rank uses its own steps."""
         self._profiler, self._rank = profiler, rank
         self._status, self._history, self._refused = status, history, refused
         self._waiting: list[tuple[str, OnAnswer]] = []

@@ -1,4 +1,4 @@
-"""How much a window has: what is recorded in it that the profiler can record, and what is left out."""
+"""The level of detail of a requested window."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _Adjustable(Protocol):
 
 
 class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How much a window has. What is left out here is as the program has set it, and so is everything after the window.
+    """Level of detail of a window. Fields that are not set, and everything after the window, are as set by the program.
 
-    An overhead budget goes first: what it leaves out, no window has.
+    An overhead budget has priority: no window contains events that it excludes.
 
     Raises:
         ValueError: naming the field, the value and what it should be.
@@ -47,7 +47,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "options": "rings are made by the first profiler of the process",
         "overhead_budget": "there is one for the run, and it lowers the detail of windows as well",
     }
-    """What people may look for here, and why it is not."""
+    """Names that users may expect here, with the reason why they are no fields."""
 
     every: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 1
     """Events of the program, and operators that arrive live, are recorded in one step of so many: those whose number it
@@ -69,12 +69,12 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def chosen(self) -> tuple[tuple[str, bool], ...]:
-        """What backends are to switch on or off."""
+        """Switches for backends, with their values."""
         switches = ((name, getattr(self, name)) for name in SWITCHES)
         return tuple((name, on) for name, on in switches if on is not None)
 
     def within(self, level: Detail) -> Detail:
-        """What is recorded in such a window at a level of the overhead budget."""
+        """Returns the detail of such a window at a level of the overhead budget."""
         return Detail(
             self.text() if level == FULL else f"{level.name}, {self.text()}",
             operators=level.operators and self.operators is not False,
@@ -85,7 +85,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def refusal(self, backends: Iterable[object]) -> str:
-        """Why the backends of a profiler cannot do this; empty if they can."""
+        """Returns why the backends of a profiler do not support this; empty if they do."""
         adjustable = [backend for backend in backends if isinstance(backend, _Adjustable)]
         if self.shortest_us:
             refused = next((why for each in adjustable if (why := each.can_choose(SHORTEST, True))), "")
@@ -101,7 +101,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return ""
 
     def text(self) -> str:
-        """In a few words, which `detail_from` reads back: `stacks,operators=off`; empty for nothing."""
+        """Returns the detail as text that `detail_from` parses: `stacks,operators=off`; empty if nothing is set."""
         parts = [name if on else f"{name}=off" for name, on in self.chosen]
         if self.shortest_us:
             parts.append(f"{SHORTEST}={self.shortest_us:.12g}")
