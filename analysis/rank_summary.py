@@ -16,12 +16,12 @@ from stepscope.analysis.findings import DeviceAnswer, Place
 from stepscope.analysis.recording import Rank, facts_builders, finished
 from stepscope.analysis.thresholds import FEWEST_STEPS
 from stepscope.runtime import _core
+from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
-from stepscope.runtime.observers.code_places import in_library
 from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase
 from stepscope.runtime.windows.step_parts import durations as durations

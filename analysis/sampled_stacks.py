@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.analysis.findings import Place
 from stepscope.analysis.rank_summary import Sample, parse_frame, program_functions
 from stepscope.analysis.thresholds import DISTINCT, FEWEST_SAMPLES
-from stepscope.runtime.observers.code_places import in_library
+from stepscope.runtime.display.code_places import in_library
 
 SAME = 0.05
 """Of two functions whose shares differ by less, the inner one is named."""

@@ -16,7 +16,7 @@ from typing import Final
 
 from stepscope.backends.counting import Reading
 from stepscope.runtime.flight.triggers.memory import ProcessMemory
-from stepscope.runtime.session.cgroups import field, groups, number
+from stepscope.runtime.session.system import field, groups, number
 
 _SECTOR = 512
 """Bytes of a sector in diskstats, whatever the device's own are."""

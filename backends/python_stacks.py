@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 import msgspec
 
 from stepscope.backends.sampling import SamplingBackend
-from stepscope.runtime.display.own_frames import of_the_program
+from stepscope.runtime.display.code_places import of_the_program
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block
 from stepscope.runtime.events.tracks import TrackKind

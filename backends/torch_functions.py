@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.backends.torch_import import TorchImport
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.observers.observing import SignalSource
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 
 class ReplacesTorch(SignalSource):

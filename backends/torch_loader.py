@@ -10,10 +10,10 @@ from typing import Any, cast
 
 from stepscope.backends.torch_functions import ReplacesTorch
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.display.code_places import place_of, qualified_name
 from stepscope.runtime.lifecycle import join
 from stepscope.runtime.observers import observing
-from stepscope.runtime.observers.code_places import place_of, qualified_name
 
 MOST_WRAPPERS = 8
 """Data sets around data sets, such as `Subset`, that are looked through."""

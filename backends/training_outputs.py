@@ -9,8 +9,8 @@ from typing import Any
 
 from stepscope.backends.torch_functions import ReplacesTorch
 from stepscope.runtime import _core
+from stepscope.runtime.display.code_places import caller
 from stepscope.runtime.observers import observing
-from stepscope.runtime.observers.code_places import caller
 
 
 class Checkpoints(ReplacesTorch):

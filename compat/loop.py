@@ -13,8 +13,7 @@ from stepscope.backends.base import Backend
 from stepscope.backends.torch import TorchBackend
 from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.display.text_table import human_count, shorten
 from stepscope.runtime.errors import ExporterError
 from stepscope.runtime.lifecycle.output_directory import Output
@@ -208,9 +207,9 @@ class Loop:
 
     def keep(self, error: Exception) -> None:
         """Keeps an error, and says it in the log if it is among the first."""
-        before = len(self.raised.kept)
+        before = len(self.raised.retained)
         self.raised.record("hook", error)
-        for _, text in self.raised.kept[before:]:
+        for _, text in self.raised.retained[before:]:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
@@ -219,7 +218,7 @@ class Loop:
         Raises:
             ExceptionGroup: of all of it.
         """
-        if self.raised.kept:
+        if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
 

@@ -18,14 +18,14 @@ from weakref import WeakSet
 import anyio
 
 from stepscope.runtime import analysed
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.annotations import tasks
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
 from stepscope.runtime.events import clock
 from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.inbox.messages import Flush
@@ -51,10 +51,10 @@ from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.steps.step_controller import keep_untouched
 from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.export_context import delivering
 from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import delivering
 from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import INTERRUPTED
 
@@ -478,24 +478,24 @@ class Profiler(Reporting):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._tell_end(error)
+        self._report_end(error)
         self.close()
 
     def _begin_end(self, cause: BaseException | str | None) -> None:
         """Tells the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
-        self._tell_end_once(cause)
+        self._report_end_once(cause)
         self._call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
 
-    def _tell_end_once(self, cause: BaseException | str | None) -> None:
+    def _report_end_once(self, cause: BaseException | str | None) -> None:
         if not self._closes_by:
-            self._tell_end(cause)
+            self._report_end(cause)
         self._close_from_now()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._tell_end(error)
+        self._report_end(error)
         self._end_here()
         # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
         closing = BackgroundCall(self.close, name="stepscope closing").start()
@@ -630,7 +630,7 @@ def _stop_here(number: int) -> bool:
             return False
     for profiler in list(_alive):
         if any(source.open and source.here for source in profiler._bound()):  # pyright: ignore[reportPrivateUsage]
-            profiler._tell_end_once(cause)  # pyright: ignore[reportPrivateUsage]
+            profiler._report_end_once(cause)  # pyright: ignore[reportPrivateUsage]
             profiler._end_here()  # pyright: ignore[reportPrivateUsage]
     return True
 

@@ -15,9 +15,9 @@ from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.window_journals import WindowJournalsExporter
 from stepscope.likely import SCHEDULE, likely_item, not_called, takes_a_step, why_not
 from stepscope.runtime import analysed
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.control.entry_points.environment import options_from_environment, run_directory, with_signals
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.flight.settings import MAX_STEPS, FlightRecorder
 from stepscope.runtime.journal.writer import MIN_BYTES
 from stepscope.runtime.lifecycle import interpreter_exit as closing_at_exit

@@ -10,8 +10,8 @@ import msgspec
 
 from stepscope.analysis.findings import Place
 from stepscope.analysis.rank_summary import Sample, parse_frame
+from stepscope.runtime.display.code_places import COMMAND, in_library
 from stepscope.runtime.display.text_table import printable
-from stepscope.runtime.observers.code_places import COMMAND, in_library
 
 MOST_TEXT = 160
 """Characters of a function's name, and of a file's."""

@@ -12,8 +12,8 @@ from stepscope.analysis.findings import EventReference, Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
 from stepscope.analysis.thresholds import BLOCKED_NS, LOOP_BLOCKED
+from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_time
-from stepscope.runtime.observers.code_places import in_library
 from stepscope.runtime.windows.step_facts import union
 
 

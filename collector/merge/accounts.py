@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 
 
 def together(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
@@ -14,7 +13,7 @@ def together(ledgers: Iterable[tuple[str, Ledger]]) -> Ledger:
     Args:
         ledgers: whose each is, and what it says. Sources and outputs are called `rank 0: recorder` then.
     """
-    return added_up(
+    return sum_ledgers(
         Ledger(
             {f"{label}: {name}": source for name, source in ledger.sources.items()},
             {f"{label}: {name}": output for name, output in ledger.outputs.items()},

@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.collector.runs.coverage import covers
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 
 
@@ -120,7 +120,7 @@ def _divided(recordings: Sequence[Recording]) -> list[Recording]:
                 recording,
                 windows=windows,
                 counts={index: count for index, count in recording.counts.items() if index in part},
-                ledger=added_up(window.ledger for window in windows.values()),
+                ledger=sum_ledgers(window.ledger for window in windows.values()),
                 syncs=list(syncs),
             )
         )

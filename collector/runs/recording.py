@@ -13,8 +13,7 @@ import msgspec
 
 from stepscope.collector.runs.mark import mark_of
 from stepscope.exporters.collector.protocol import identity
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
@@ -143,7 +142,7 @@ class Recording(msgspec.Struct, kw_only=True):
             recovered=scan.recovered,
             damage=damage,
             metadata=scan.metadata,
-            ledger=scan.ledger or added_up([scan.gone, *(window.ledger for window in windows.values())]),
+            ledger=scan.ledger or sum_ledgers([scan.gone, *(window.ledger for window in windows.values())]),
             discarded=scan.discarded,
             stream=stream_of(path),
             superseded=mark_of(path),
@@ -300,7 +299,7 @@ class _Scan:
             return  # as for a record that cannot be read
         self.discarded += gone.total
         if gone.ledger is not None:
-            self.gone = added_up([self.gone, gone.ledger])
+            self.gone = sum_ledgers([self.gone, gone.ledger])
 
 
 def _unfinished(path: Path, index: int) -> Window:

@@ -13,7 +13,7 @@ from stepscope.runtime.control.agreement.plans import Asked as AskedOfRanks
 from stepscope.runtime.control.control_task import ControlTask
 from stepscope.runtime.control.entry_points.status_file import StatusFile
 from stepscope.runtime.control.file_requests import TRIGGER, FileRequests
-from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.requests.armed import Armed
 from stepscope.runtime.requests.end_change import EndRequest
@@ -39,9 +39,9 @@ class AgreedWindows:
             poll: seconds between two looks for what others have written.
         """
         self._windows, self._status, self._rank = windows, status, rank
-        taken = TakenRequests(path)
-        self._asking = RequestRouter(windows, rank, status, taken, self._refused)
-        self._requests = FileRequests(windows, self._asking, taken)
+        history = RequestHistory(path)
+        self._asking = RequestRouter(windows, rank, status, history, self._refused)
+        self._requests = FileRequests(windows, self._asking, history)
         agreement = self._asking.agreement = Agreement(
             JobDirectory(path, job_from_environment()),
             windows,
@@ -69,7 +69,7 @@ class AgreedWindows:
 
     def ask(self, asked: Asked) -> None:
         """The file says something new; from any thread."""
-        self._task.soon(partial(self._take, asked))
+        self._task.call_soon(partial(self._take, asked))
 
     def _take(self, asked: Asked) -> None:
         if asked == self._latest:

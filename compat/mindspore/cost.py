@@ -9,7 +9,7 @@ import msgspec
 
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.runtime.display.text_table import human_count
-from stepscope.runtime.overhead.budget import JUDGED_NS
+from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.overhead.meter import event_costs
 from stepscope.runtime.threads import locks
 
@@ -90,7 +90,7 @@ class CostBook:
                 steps=steps,
                 bytes_per_step=each.bytes / steps if steps else 0.0,
                 ns_per_step=each.cost_ns / steps if steps else 0.0,
-                fraction=each.cost_ns / each.recorded_ns if each.recorded_ns >= JUDGED_NS else None,
+                fraction=each.cost_ns / each.recorded_ns if each.recorded_ns >= MIN_RECORDED_NS else None,
                 ns_per_event=event_costs().span,
             )
 

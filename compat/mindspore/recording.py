@@ -19,10 +19,10 @@ from stepscope.compat.mindspore.layout import default_or_other
 from stepscope.compat.mindspore.options import ProfilerOptions
 from stepscope.compat.mindspore.take import Take, TakenWindow, TakePlan
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.control.entry_points.environment import STEPS, directory_from_environment
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ProfilerStateError
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.settings.arguments import got

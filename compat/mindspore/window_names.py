@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.requests.armed_facts import recorded_name
+from stepscope.runtime.requests.armed_window import recorded_name
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")

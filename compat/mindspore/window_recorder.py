@@ -11,7 +11,7 @@ from stepscope.compat.mindspore.dynamic_args import UNSET_PATH, DynamicProfilerA
 from stepscope.compat.mindspore.profiler import Profiler
 from stepscope.compat.mindspore.window_names import METADATA, STEPS_PER_CALL
 from stepscope.runtime import _core
-from stepscope.runtime.requests.armed_facts import recorded_name
+from stepscope.runtime.requests.armed_window import recorded_name
 
 log = logging.getLogger("stepscope")
 

@@ -8,8 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue

@@ -24,12 +24,12 @@ from stepscope.compat.torch.results import Results, export_facts
 from stepscope.compat.torch.view import View
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.journal import JournalExporter
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.display.warning import warn
 from stepscope.runtime.errors import ExporterError, ProfilerStateError
 from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
@@ -389,7 +389,7 @@ class profile(Results):
             ExceptionGroup: of all that, each with the original as its cause.
         """
         errors = [*self._errors, *([] if self._current is None else _errors_of(self._current))]
-        for error, text in self._callbacks.raised.kept:
+        for error, text in self._callbacks.raised.retained:
             told = ExporterError(f"on_trace_ready raised {text}")
             told.__cause__ = error
             errors.append(told)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.results import Results
-from stepscope.runtime.accounting.metadata import Metadata
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.windows.window import Window
 

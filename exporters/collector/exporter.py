@@ -35,7 +35,7 @@ from stepscope.runtime.journal.records import ClockSync, run_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting

@@ -1,4 +1,4 @@
-"""The ledger of all events, the metadata, and what went wrong in the parts.
+"""The ledger of all events, the metadata, and the errors of the parts.
 
 Read first: `ledger`, then `part_errors`, then `internal_errors` with `error_log`.
 """

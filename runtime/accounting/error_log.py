@@ -1,106 +1,110 @@
-"""What a part raises, over and over perhaps, for as long as a run lasts."""
+"""Exceptions of backends, exporters and triggers, and internal errors: the first are retained, all are counted."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import TracebackType
-from typing import Generic, NamedTuple, TypeVar, cast
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
-from stepscope.runtime.accounting.error_text import error_text
 from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 log = logging.getLogger("stepscope")
 
-KEPT = 16
-"""Exceptions that are kept; all are counted."""
-LINKED = 64
-"""Exceptions that are looked at of one with its causes, contexts and members."""
+MAX_RETAINED = 16
+"""Exceptions that a log retains."""
+MAX_LINKED = 64
+"""Exceptions that are followed from one: its causes, contexts and members."""
+MAX_TEXT = 4096
+"""Characters of an exception's text."""
 
 E = TypeVar("E", bound=BaseException)
 
 
-class KeptError(NamedTuple, Generic[E]):
-    """An exception, and its text, made when it was kept: its `__str__` is others' code, and may take long."""
+class RetainedError(NamedTuple, Generic[E]):
+    """An exception and its text. The text is made once, as `__str__` may be the program's code and slow."""
 
     error: E
     text: str
 
 
 class ErrorLog(Generic[E]):
-    """Keeps the first exceptions that it is given, and counts all.
+    """Retains the first exceptions and counts all. Any thread may call.
 
-    What is kept does not grow, whatever is raised again. A part may raise the same object each time, as asyncio's
-    `StreamReader` does once its connection is lost, by itself, or as the cause or a member of another: each time Python puts
-    what it came through before its traceback, and all frames there with what they hold. So one that is kept has the
-    traceback that it came with first, and one that is not kept has none. Any thread may call.
+    Memory is bounded even if the same object is raised again and again, as asyncio's `StreamReader` does after its connection
+    was lost. Python extends the traceback of such an object each time, and so retains more frames. Therefore a retained
+    exception gets its first traceback back, and the traceback of any other is removed. The same holds for its causes and
+    members.
     """
 
-    def __init__(self, most: int = KEPT, *, contexts: bool = False) -> None:
+    def __init__(self, limit: int = MAX_RETAINED, *, contexts: bool = False) -> None:
         """
         Args:
-            most: how many are kept.
-            contexts: whether what was being handled when an exception was raised is the part's as well. On a thread of the
-                program's it may be the program's own, whose traceback is not ours to change.
+            limit: number of exceptions to retain.
+            contexts: whether to treat `__context__` like a cause. Not for exceptions on threads of the program: there the
+                context may be an exception of the program, whose traceback must stay.
         """
-        self.kept: list[KeptError[E]] = []
-        """The first, oldest first, each object once."""
+        self.retained: list[RetainedError[E]] = []
+        """The first exceptions, the oldest first, each object once."""
         self.count = 0
-        """How often something was raised."""
+        """Number of all exceptions."""
         self.first = ""
-        """Where, and what; empty if there was nothing."""
-        self._most, self._contexts = most, contexts
+        """Method and text of the first; empty if there was none."""
+        self._limit, self._contexts = limit, contexts
         self._lock = locks.reentrant()
-        self._known: dict[int, tuple[BaseException, TracebackType | None]] = {}
-        """Those kept and what is linked to them, by their ids, and the traceback that each came with first."""
+        self._tracebacks: dict[int, tuple[BaseException, TracebackType | None]] = {}
+        """Retained exceptions and those linked to them, by id, with the first traceback of each."""
 
     @property
     def errors(self) -> list[E]:
-        """Those kept, the oldest first."""
-        return [kept.error for kept in self.kept]
+        """The retained exceptions, the oldest first."""
+        return [retained.error for retained in self.retained]
 
-    def knows(self, error: BaseException) -> bool:
-        """Whether this very object came before, and was kept."""
-        return any(kept.error is error for kept in list(self.kept))
+    def retains(self, error: BaseException) -> bool:
+        """Whether this very object is retained."""
+        return any(retained.error is error for retained in list(self.retained))
 
     def record(self, where: str, error: E, by: str = "", text: str = "") -> bool:
-        """Counts an exception, and keeps it if it is among the first.
+        """Counts an exception, and retains it if it is among the first.
 
         Args:
             where: the method that raised it.
-            error: what was raised.
-            by: who raised it, which is written into a note of it; it gets none if this is empty.
-            text: what it says, where that is known; else its `__str__` is called, if it is kept.
+            error: the exception.
+            by: name of the part that raised it, for a note on the exception; empty for no note.
+            text: text of the exception if it is known already; else `__str__` is called if the exception is retained.
 
         Returns:
             Whether it is the first.
         """
         linked = list(_linked(error, contexts=self._contexts))
-        new = not self.knows(error) and len(self.kept) < self._most
-        if new:  # without the lock: this is others' code
+        new = not self.retains(error) and len(self.retained) < self._limit
+        if new:  # without the lock: `__str__` and `add_note` may be the program's code
             text = text or error_text(error)
             text = _noted(error, f"raised by {by} in {where}()", text) if by else text
         with self._lock:
-            if new and not self.knows(error) and len(self.kept) < self._most:
+            if new and not self.retains(error) and len(self.retained) < self._limit:
                 for one in linked:
-                    self._known.setdefault(id(one), (one, one.__traceback__))
-                self.kept.append(KeptError(error, text))
+                    self._tracebacks.setdefault(id(one), (one, one.__traceback__))
+                self.retained.append(RetainedError(error, text))
                 self.first = self.first or f"{where}(): {text}"
             self.count += 1
-            first_of_all = self.count == 1
+            is_first = self.count == 1
         for one in linked:
-            _, first = self._known.get(id(one), (one, None))
+            _, first = self._tracebacks.get(id(one), (one, None))
             BaseException.with_traceback(one, first)  # not by assignment, which a class may forbid
-        return first_of_all
+        return is_first
 
     def record_and_log(self, where: str, error: E, by: str, text: str = "") -> None:
-        """The same, and the first is in the log."""
+        """Like `record`, and writes the first exception to the log."""
         if self.record(where, error, by, text):
             log.error("%s failed in %s", by, self.first)
 
 
 def _noted(error: BaseException, note: str, text: str) -> str:
-    """The text of an exception that was given a note; if it takes none, the text has it."""
+    """Adds a note to an exception. Returns its text, with the note in it if the exception accepts none."""
     try:
         error.add_note(note)
     except Exception:
@@ -109,10 +113,10 @@ def _noted(error: BaseException, note: str, text: str) -> str:
 
 
 def _linked(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
-    """An exception, its causes, members, and contexts if these count, each once, the nearest first."""
+    """Yields an exception, its causes and members, and its contexts if `contexts` is set: each once, the nearest first."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
-    while waiting and len(seen) < LINKED:
+    while waiting and len(seen) < MAX_LINKED:
         one = waiting.pop(0)
         if one is None or id(one) in seen:
             continue
@@ -120,4 +124,88 @@ def _linked(error: BaseException, *, contexts: bool) -> Iterator[BaseException]:
         yield one
         waiting += (one.__cause__, one.__context__ if contexts else None)
         if isinstance(one, BaseExceptionGroup):
-            waiting += cast(BaseExceptionGroup[BaseException], one).exceptions[:LINKED]
+            waiting += cast(BaseExceptionGroup[BaseException], one).exceptions[:MAX_LINKED]
+
+
+def error_text(error: BaseException) -> str:
+    """Returns type and message of an exception, at most `MAX_TEXT` characters; the type alone if `__str__` fails or is empty."""
+    kind = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException as failure:
+        if from_signal_handler(failure):
+            raise
+        message = ""
+    text = f"{kind}: {message}" if message else kind
+    return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}... ({len(text):,} characters)"
+
+
+class InternalErrors:
+    """Faults of stepscope itself, of one profiler or of the loop. An internal error ends neither the loop nor a profiler.
+
+    The loop records them; any thread may read them.
+    """
+
+    def __init__(self, owner: str) -> None:
+        """Args: name of the profiler or the loop, for messages."""
+        self.raised: ErrorLog[Exception] = ErrorLog()
+        self._owner = owner
+        self._logged: set[type[Exception]] = set()
+
+    def record(self, where: str, error: Exception) -> None:
+        """Counts an error, retains it if it is among the first, and logs the first of each type.
+
+        Args:
+            where: the function in which it was raised.
+            error: the exception. Its frames are cleared, as they may retain many events.
+        """
+        self.log(where, error)
+        self.note(where, error)
+
+    def log(self, where: str, error: Exception) -> None:
+        """Writes an error to the log if it is the first of its type."""
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            log.error(
+                "%s: a fault of stepscope in %s(): %s; it goes on, but what it had in hand may be missing: please report it",
+                self._owner,
+                where,
+                error_text(error),
+                exc_info=error,
+            )
+
+    def note(self, where: str, error: Exception) -> None:
+        """Like `record`, without the log."""
+        traceback.clear_frames(error.__traceback__)
+        self.raised.record(where, error)
+
+
+class _Faulty(Protocol):
+    @property
+    def faults(self) -> InternalErrors: ...
+
+
+S = TypeVar("S", bound=_Faulty)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def contained(default: T) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """A decorator for methods of classes with an attribute `faults`, which records the exceptions of the method.
+
+    Args:
+        default: return value of the method after an exception.
+    """
+
+    def decorate(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        @wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(self, *args, **kwargs)
+            except Exception as error:
+                self.faults.record(method.__name__.strip("_"), error)
+                return default
+
+        return call
+
+    return decorate

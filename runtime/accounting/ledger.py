@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import msgspec
 
@@ -11,48 +12,48 @@ from stepscope.runtime.events.survey import survey
 
 
 def losses(events: Block) -> Counter[str]:
-    """What the gaps among these events say was lost, by reason."""
+    """Returns the number of lost events that the gaps among these events report, by reason."""
     return Counter({"overflow": int(events["id"][events["kind"] == int(Kind.GAP)].sum())}) + Counter()
 
 
 def events_in(block: Block) -> int:
-    """Events of a block, gaps apart."""
+    """Returns the number of events in a block, without gaps."""
     return len(block) - survey(block).gaps
 
 
 class SourceLedger(msgspec.Struct, frozen=True):
-    """What became of one producer's events in one window (or in the whole run)."""
+    """Accounts of the events of one source in one window, or in the whole run."""
 
     produced: int = 0
-    """Events that the producer made, those included that it had to drop itself."""
+    """Events that the source produced, including those that it dropped itself."""
     accepted: int = 0
     """Events that reached the window, or any window of the run."""
     dropped: dict[str, int] = {}
-    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (inbox
-    full), `source` (by the device), `closed` (the run was over)."""
+    """By reason: `overflow` (ring full), `late` (after the window closed), `inbox` (inbox full), `source` (by the device),
+    `closed` (after the run)."""
     outside: int = 0
-    """In the accounts of a run: events of no window, or for another profiler."""
+    """In the accounts of a run: events that belong to no window, or to another profiler."""
     superseded: int = 0
-    """In the accounts of a run: records of spans that had been written as open ones before."""
+    """In the accounts of a run: records of spans that had been written as open spans before."""
 
     def balanced(self) -> bool:
-        """Whether nothing is unaccounted for."""
+        """Whether every event is accounted for."""
         return self.produced == self.accepted + self.outside + self.superseded + sum(self.dropped.values())
 
 
 class OutputLedger(msgspec.Struct, frozen=True):
-    """What became of a window's (or run's) events at one exporter."""
+    """Accounts of the events of one window, or of the whole run, at one exporter."""
 
     offered: int = 0
     exported: int = 0
-    """Events that were written, or confirmed by the other end; and those that are `kept`."""
+    """Events that were written or that a server confirmed, and those that are `kept`."""
     dropped: dict[str, int] = {}
     """By reason: `queue` (its queue was full), `error` (it raised), `closed` (deadline passed), `cap` (size limit),
-    `deleted` (its file was deleted while it was written), and reasons of exporters that settle."""
+    `deleted` (its file was deleted while it was written), and reasons that an exporter reports itself."""
     in_flight: int = 0
     """Events neither exported nor dropped yet: offered = exported + dropped + in flight."""
     kept: int = 0
-    """Of those exported: events that nobody has confirmed, and that lie in files until they are sent."""
+    """Of those exported: events in files that were not sent yet, or not confirmed by the server."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -61,9 +62,9 @@ class Ledger(msgspec.Struct, frozen=True):
     sources: dict[str, SourceLedger] = {}
     outputs: dict[str, OutputLedger] = {}
     cut: dict[str, int] = {}
-    """What was shortened rather than dropped (`_core.counts()`): names, values, arguments."""
+    """Number of shortened names, values and arguments (`_core.counts()`)."""
     windows_left_out: int = 0
-    """In the accounts of a run: windows of which nothing was recorded, as the loop was too far behind when they began."""
+    """In the accounts of a run: windows that were not recorded, because the loop was too far behind when they began."""
 
     def __str__(self) -> str:
         """One line for people: `98 of 100 events; dropped: 2 of recorder (overflow)`."""
@@ -80,3 +81,59 @@ class Ledger(msgspec.Struct, frozen=True):
     def dropped(self) -> int:
         """Events that sources lost, over all reasons."""
         return sum(sum(source.dropped.values()) for source in self.sources.values())
+
+
+MAX_COUNT = (1 << 63) - 1
+"""Counts of journals may be damaged; their sums must fit into a journal."""
+
+
+def sum_ledgers(ledgers: Iterable[Ledger]) -> Ledger:
+    """Adds ledgers by source, output and reason, in linear time."""
+    sources: defaultdict[str, list[SourceLedger]] = defaultdict(list)
+    outputs: defaultdict[str, list[OutputLedger]] = defaultdict(list)
+    cuts: list[dict[str, int]] = []
+    left_out: list[int] = []
+    for ledger in ledgers:
+        for name, source in ledger.sources.items():
+            sources[name].append(source)
+        for name, output in ledger.outputs.items():
+            outputs[name].append(output)
+        cuts.append(ledger.cut)
+        left_out.append(ledger.windows_left_out)
+    return Ledger(
+        {name: _source(each) for name, each in sources.items()},
+        {name: _output(each) for name, each in outputs.items()},
+        _counts(cuts),
+        _sum(left_out),
+    )
+
+
+def _source(ledgers: list[SourceLedger]) -> SourceLedger:
+    return SourceLedger(
+        produced=_sum(each.produced for each in ledgers),
+        accepted=_sum(each.accepted for each in ledgers),
+        dropped=_counts(each.dropped for each in ledgers),
+        outside=_sum(each.outside for each in ledgers),
+        superseded=_sum(each.superseded for each in ledgers),
+    )
+
+
+def _output(ledgers: list[OutputLedger]) -> OutputLedger:
+    return OutputLedger(
+        offered=_sum(each.offered for each in ledgers),
+        exported=_sum(each.exported for each in ledgers),
+        dropped=_counts(each.dropped for each in ledgers),
+        in_flight=_sum(each.in_flight for each in ledgers),
+        kept=_sum(each.kept for each in ledgers),
+    )
+
+
+def _counts(counters: Iterable[dict[str, int]]) -> dict[str, int]:
+    total = Counter[str]()
+    for counts in counters:
+        total.update(counts)
+    return {reason: _sum([count]) for reason, count in total.items()}
+
+
+def _sum(counts: Iterable[int]) -> int:
+    return max(-MAX_COUNT, min(sum(counts), MAX_COUNT))

@@ -1,4 +1,4 @@
-"""How a program's own code comes to be spans: decorators, domains, whole modules, and tasks of asyncio and trio.
+"""Annotations of a program's code: decorators, domains, instrumented modules, and tasks of asyncio and trio.
 
 Read first: `decorate` and `domain`, then `instrument`, then `tasks` with `asyncio_tasks`.
 """

@@ -1,4 +1,4 @@
-"""Tasks of asyncio: how their coroutines come to be watched."""
+"""Watches the coroutines of asyncio tasks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from types import CoroutineType
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.threads.native_threads import get_ident
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 MAX_KINDS = 16
-"""Types of tasks that are told apart in `unwatched`."""
+"""Types of tasks with counts of their own in `unwatched`."""
 
 unwatched: dict[str, int] = {}
 """Tasks whose coroutines could not be watched, by type: their suspended time counts as their own."""
@@ -23,23 +23,23 @@ unwatched: dict[str, int] = {}
 _unwatched_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
 _AUTOMATIC = re.compile(r"Task-\d+|None")
-"""Names that nobody gave. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
+"""Default names. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
 
 class CreateTask:
-    """Takes the place of a loop's `create_task` while that loop is recorded: it gives tasks coroutines that the core watches.
+    """Replaces a loop's `create_task` while the loop is recorded, so that the core watches the coroutines of its tasks.
 
-    The loop's task factory stays what it is: anyio starts tasks in another way where it is asyncio's eager one, and a program
-    may set another at any time.
+    It does not use the loop's task factory: anyio starts tasks in another way if that is asyncio's eager one, and the program
+    may replace it at any time.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.watching = True
         self.replaced: Callable[..., asyncio.Future[Any]] | None = _attributes(loop).get("create_task")
-        """What somebody else had put there before; `None` for the method of the loop's class."""
+        """A replacement of other code that was set before; `None` for the method of the loop's class."""
         self._loop = weakref.ref(loop)  # the loop refers to this
         self.ident, self.track = get_ident(), _core.thread_track()
-        """The thread in which it is watched, which runs it."""
+        """The thread that runs the loop."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
@@ -60,9 +60,9 @@ _loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, CreateTask] = weakr
 
 
 def watch() -> None:
-    """Watches the tasks of the loop that runs in this thread, if one does: those that it has and those to come.
+    """Watches the present and future tasks of the loop that runs in this thread, if there is one.
 
-    The end of a step that is under way is not seen: that task counts as suspended from the loop's next turn on.
+    The end of the current step of a task is not seen: the task counts as suspended from the loop's next turn on.
     """
     try:
         loop = asyncio.get_running_loop()
@@ -72,11 +72,11 @@ def watch() -> None:
 
 
 def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Likewise of a loop that runs in this thread, or is about to."""
+    """The same for a loop that runs in this thread, or is about to."""
     if loop in _loops:
         return
     _loops[loop] = create_task = CreateTask(loop)
-    with contextlib.suppress(AttributeError):  # where it cannot be set, each task is watched from its first span on
+    with contextlib.suppress(AttributeError):  # if it cannot be set, each task is watched from its first span on
         setattr(loop, "create_task", create_task)  # noqa: B010 - its type cannot be written
     runs = loop.is_running()
     for task in asyncio.all_tasks(loop):
@@ -84,7 +84,7 @@ def watch_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def running_loop() -> tuple[int, int] | None:
-    """Identity and track of a thread whose loop runs, of those that are watched; any thread."""
+    """Returns ident and track of a thread with a watched loop that runs. Any thread may call."""
     for loop, create_task in list(_loops.items()):
         if create_task.track and loop.is_running():
             return create_task.ident, create_task.track
@@ -92,7 +92,7 @@ def running_loop() -> tuple[int, int] | None:
 
 
 def release() -> None:
-    """Gives every loop back the `create_task` that it had, unless it was given another since. Any thread."""
+    """Restores `create_task` of every loop, unless other code has replaced it since. Any thread may call."""
     while _loops:
         loop, create_task = _loops.popitem()
         create_task.watching = False
@@ -105,12 +105,12 @@ def release() -> None:
 
 
 def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: bool = True) -> _core.Coroutine | None:
-    """The coroutine that the core watches of a task; one that was made without gets it now.
+    """Returns the watched coroutine of a task. Begins to watch it if needed; `None` if that is impossible.
 
     Args:
         task: of the loop.
         loop: of this thread.
-        runs: whether the loop is inside of a step of some task.
+        runs: whether the loop is inside of a step of a task.
     """
     runs = runs and task is asyncio.current_task(loop)
     try:
@@ -123,7 +123,7 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: 
     except Exception as error:
         if from_signal_handler(error):
             raise
-        watched = None  # a type of the program's own may lack anything; it is counted
+        watched = None  # a task type of the program may lack any attribute; it is counted
     if watched is None:
         _count_unwatched(task)
     elif runs:
@@ -132,17 +132,17 @@ def _watch_task(task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop, runs: 
 
 
 def _replace(task: asyncio.Task[Any], coroutine: Any) -> bool:
-    """Gives a task whose type is written in Python a coroutine that the core watches, where one attribute of it holds the
-    coroutine; if it does not answer with it afterwards, all stays as it was."""
+    """Replaces the coroutine of a task whose type is written in Python, if exactly one attribute refers to it. Undoes that if
+    `get_coro()` does not return the new one."""
     attributes: dict[str, Any] = getattr(task, "__dict__", {})
-    holding = [name for name, value in list(attributes.items()) if value is coroutine]
-    if len(holding) != 1:
+    names = [name for name, value in list(attributes.items()) if value is coroutine]
+    if len(names) != 1:
         return False
-    attributes[holding[0]] = watched = _core.Coroutine(coroutine)
+    attributes[names[0]] = watched = _core.Coroutine(coroutine)
     answer: Any = task.get_coro()
     if answer is watched:
         return True
-    attributes[holding[0]] = coroutine
+    attributes[names[0]] = coroutine
     return False
 
 
@@ -152,16 +152,16 @@ def _count_unwatched(task: asyncio.Task[Any]) -> None:
             return
         _unwatched_tasks.add(task)
     except TypeError:
-        pass  # it cannot be referred to weakly: counted each time that it is asked for
+        pass  # it has no weak references, so each look-up counts it
     kind = f"{type(task).__module__}.{type(task).__qualname__}"
     kind = kind if kind in unwatched or len(unwatched) < MAX_KINDS else "others"
     unwatched[kind] = unwatched.get(kind, 0) + 1
 
 
 def running() -> tuple[str, int, _core.Coroutine | None] | None:
-    """Name, number and coroutine of the task that runs in this thread, if one does.
+    """Returns name, number and coroutine of the task that runs in this thread; `None` without one.
 
-    A task that asyncio named is called by its function: a row is used again by later tasks of its name.
+    A task with a default name gets the name of its function, because later tasks with the same name use its row again.
     """
     try:
         loop = asyncio.get_running_loop()

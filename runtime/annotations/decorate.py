@@ -17,8 +17,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def decorate(span: _core.span, function: F) -> F:
     """Wraps a function so that each call is a span.
 
-    A coroutine function's span lasts from its first step to its end, waiting included. A generator's work is
-    recorded as one span per resumption: the time in between belongs to who iterates.
+    The span of an async function lasts from its first step to its end, including waiting. A generator gets one span per
+    resumption: the time in between belongs to its consumer.
 
     Raises:
         TypeError: if it is not callable.
@@ -54,29 +54,29 @@ def decorate(span: _core.span, function: F) -> F:
 
 
 def _generator(span: _core.span, function: Callable[..., Generator[Any, Any, Any]]) -> Callable[..., Any]:
-    """A generator function whose every resumption is a span; send, throw, close and the return value pass through."""
+    """Makes each resumption of a generator a span. Supports send, throw, close and the return value."""
 
     @functools.wraps(function)
     def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         inner = function(*args, **kwargs)
         resume: Callable[..., Any] = inner.__next__
-        given: tuple[Any, ...] = ()
+        arguments: tuple[Any, ...] = ()
         while True:
             with copy(span):
                 try:
-                    item = resume(*given)
+                    item = resume(*arguments)
                 except StopIteration as stop:
                     return stop.value  # inside the span: ending is no error
                 finally:
-                    given = ()  # what was sent or thrown is not kept alive
+                    arguments = ()  # releases the sent value or the exception
             try:
-                given = ((yield item),)
+                arguments = ((yield item),)
             except GeneratorExit:
                 with copy(span):
                     inner.close()
                 raise
             except BaseException as error:
-                resume, given = inner.throw, (error,)
+                resume, arguments = inner.throw, (error,)
             else:
                 resume = inner.send
 
@@ -90,23 +90,23 @@ def _async_generator(span: _core.span, function: Callable[..., AsyncGenerator[An
     async def generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         inner = function(*args, **kwargs)
         resume: Callable[..., Any] = inner.__anext__
-        given: tuple[Any, ...] = ()
+        arguments: tuple[Any, ...] = ()
         while True:
             with copy(span):
                 try:
-                    item = await resume(*given)
+                    item = await resume(*arguments)
                 except StopAsyncIteration:
                     return  # inside the span: ending is no error
                 finally:
-                    given = ()
+                    arguments = ()
             try:
-                given = ((yield item),)
+                arguments = ((yield item),)
             except GeneratorExit:
                 with copy(span):
                     await inner.aclose()
                 raise
             except BaseException as error:
-                resume, given = inner.athrow, (error,)
+                resume, arguments = inner.athrow, (error,)
             else:
                 resume = inner.asend
 

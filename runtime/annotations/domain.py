@@ -6,7 +6,7 @@ from stepscope.runtime import _core
 
 
 class Domain:
-    """Names the category of its events, so that tables and filters can tell a library's events from others.
+    """Records events in one category, so that tables and filters can separate a library's events from others.
 
     Args:
         name: the category; there can be about a thousand different ones in a process.

@@ -1,4 +1,4 @@
-"""Executors: what is given to them hangs on the span that is open there."""
+"""Thread pools and functions that run under the span that was open when they were submitted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def _submit_with_span(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args
 
 
 _original: Callable[..., Future[Any]] = _submit
-"""What makes the future: the method that was there before ours."""
+"""The method that was set before."""
 
 
 def watch() -> None:
-    """Makes `ThreadPoolExecutor.submit`, and with it `loop.run_in_executor`, pass on the span that is open."""
+    """Makes `ThreadPoolExecutor.submit`, and so `loop.run_in_executor`, propagate the open span."""
     global _original
     if ThreadPoolExecutor.submit is not _submit_with_span:
         _original = ThreadPoolExecutor.submit
@@ -37,25 +37,25 @@ def watch() -> None:
 
 
 def release() -> None:
-    """Undoes that, unless somebody else has replaced the method since: then it passes on nothing, as nothing records."""
+    """Restores the method, unless other code has replaced it since."""
     if ThreadPoolExecutor.submit is _submit_with_span:
         setattr(ThreadPoolExecutor, "submit", _original)  # noqa: B010
 
 
 def propagate(function: Callable[P, T], /) -> Callable[P, T]:
-    """Ties a function to the span that is open now: spans of its calls hang on that, in whatever thread they happen.
+    """Wraps a function so that its spans become children of the span that is open now, in any thread.
 
-    Tasks, `asyncio.to_thread`, thread pools and what runs in a copied context need no help. Threads do, for a thread
-    may be started by one span and work for many: `threading.Thread(target=propagate(work))`.
+    Use it for threads: `threading.Thread(target=propagate(work))`. Tasks, `asyncio.to_thread`, thread pools and copied
+    contexts do not need it.
 
     Args:
-        function: a plain function; of a coroutine function, only the call that makes the coroutine is tied.
+        function: a plain function. For an async function it has no effect on the coroutine.
 
     Returns:
-        A function of the same parameters; `function` itself if no span is open or nothing is recorded.
+        A function with the same parameters; `function` itself if no span is open or nothing is recorded.
 
     Raises:
-        TypeError: if it is no function.
+        TypeError: if it is not callable.
     """
     if not callable(function):
         raise TypeError(f"propagate() takes a function, {got(function)}")

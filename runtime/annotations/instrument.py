@@ -1,4 +1,4 @@
-"""Spans for code that does not name any: the functions of a module, the methods of a class, the layers of a model."""
+"""Spans for code without annotations: the functions of a module, the methods of a class, the layers of a model."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, cast
 
-from stepscope.runtime.annotations.forward_wrapper import is_layer
-from stepscope.runtime.annotations.patterns import Patterns
-from stepscope.runtime.annotations.target_scanner import Replacement, TargetScanner, immutable
+from stepscope.runtime.annotations.target_scanner import Patterns, Replacement, TargetScanner, immutable, is_layer
 from stepscope.runtime.settings.arguments import got
 
 CATEGORY = "function"
-"""Category of the spans, unless another is asked for."""
+"""Default category of the spans."""
 
 _MISSING = object()
 
 
 class Instrumentation:
-    """What `instrument` has changed. `undo()`, or leaving it as a context manager, takes it back."""
+    """The changes of `instrument`. `undo()`, or the end of a `with` block, reverts them."""
 
-    def __init__(self, survey: TargetScanner) -> None:
-        self._survey = survey
+    def __init__(self, scanner: TargetScanner) -> None:
+        self._scanner = scanner
         self._changes: list[tuple[Replacement, Any]] = []
         self._names: list[str] = []
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the spans that there are now, in the order of the code; not of what was instrumented already."""
+        """Names of the new spans, in the order of the code."""
         return tuple(self._names)
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """What was asked for and cannot be instrumented: its name and why."""
-        return types.MappingProxyType(self._survey.refused)
+        """Selected functions and classes that cannot be instrumented: name and reason."""
+        return types.MappingProxyType(self._scanner.refused)
 
     def _replace(self, replacement: Replacement) -> None:
         owner, name = replacement.owner, replacement.name
@@ -41,28 +39,28 @@ class Instrumentation:
         try:
             setattr(owner, name, replacement.value)
         except (TypeError, AttributeError) as error:
-            self._survey.refused[replacement.span] = f"it cannot be replaced: {error}"
+            self._scanner.refused[replacement.span] = f"it cannot be replaced: {error}"
             return
         self._changes.append((replacement, before))
         self._names.append(replacement.span)
 
     def undo(self) -> tuple[str, ...]:
-        """Puts everything back. Calls that are under way end as they began; undoing twice changes nothing.
+        """Reverts all changes. Calls in progress end as they began. A second call has no effect.
 
         Returns:
-            Names of what somebody else has replaced meanwhile; it is left as it is.
+            Names that other code has replaced since; they are not reverted.
         """
         changes, self._changes = self._changes, []
-        left: list[str] = []
+        skipped: list[str] = []
         for replacement, before in reversed(changes):
             owner, name = replacement.owner, replacement.name
             if _own(owner, name) is not replacement.value:
-                left.append(replacement.span)
+                skipped.append(replacement.span)
             elif before is _MISSING:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
-        return tuple(reversed(left))
+        return tuple(reversed(skipped))
 
     def __enter__(self) -> Self:
         return self
@@ -84,41 +82,40 @@ def instrument(
 ) -> Instrumentation:
     """Makes each call of a module's functions, a class's methods or a model's layers a span named `module.Class.method`.
 
-    Instrumented are functions, coroutine functions, generators and async generators, class and static methods that the
-    target itself defines: what it imports or inherits is not touched. Names, signatures, docstrings and pickling by name
-    stay as they are. References that were taken before, such as by `from module import function`, are not replaced.
-    What is instrumented already stays as it is.
+    It wraps functions, async functions, generators, async generators, class methods and static methods that the target itself
+    defines, not imported or inherited ones. Names, signatures, docstrings and pickling by name do not change. Existing
+    references, such as by `from module import function`, are not replaced. Instrumented functions are not wrapped again.
 
     Args:
         target: a module, with the classes that it defines; a class; or a `torch.nn.Module`, whose own `forward` and those
             of the modules in it get spans named by their place, such as `Net.layers.0.forward`.
         include: globs of names within the target, such as `load_*` or `Net.forward`; of a model, of places, such as
             `layers.*`. Default: all, without names like `__this__`; those need a glob that begins with two underscores.
-        exclude: globs of what is left out in any case.
-        properties: whether properties are instrumented as well.
+        exclude: globs of names to skip in any case.
+        properties: whether to instrument properties, too.
         category: of the spans.
 
     Returns:
-        What takes it back, and says what could not be instrumented: functions in C, and classes that cannot be changed.
+        An object that reverts the changes, and lists what could not be instrumented: functions in C, and immutable classes.
 
     Raises:
         TypeError: if the target is something else, or a class written in C; if a glob or the category is no str.
     """
     if not isinstance(category, str):
         raise TypeError(f"category must be a str, {got(category)}")
-    survey = TargetScanner(Patterns(include, exclude), properties, category)
+    scanner = TargetScanner(Patterns(include, exclude), properties, category)
     if is_layer(target):
-        found = survey.layers(target)
+        found = scanner.layers(target)
     elif isinstance(target, types.ModuleType):
-        found = survey.module(target)
+        found = scanner.module(target)
     elif isinstance(target, type):
         why = immutable(target)
         if why is not None:
             raise TypeError(f"{target.__module__}.{target.__qualname__} cannot be instrumented: {why}")
-        found = survey.cls(target)
+        found = scanner.cls(target)
     else:
         raise TypeError(_why_not(target))
-    made = Instrumentation(survey)
+    made = Instrumentation(scanner)
     try:
         for replacement in found:
             made._replace(replacement)  # pyright: ignore[reportPrivateUsage]
@@ -129,7 +126,7 @@ def instrument(
 
 
 def _own(owner: Any, name: str) -> Any:
-    """What an object has itself under a name; `_MISSING` if it only inherits it."""
+    """An object's own attribute; `_MISSING` if it only inherits one."""
     return cast(dict[str, Any], vars(owner)).get(name, _MISSING)
 
 

@@ -1,19 +1,19 @@
-"""Tasks and what they start: what is watched while a profiler is open; and which task or greenlet runs in a thread."""
+"""Watches tasks and thread pools while a profiler is open, and identifies the task or greenlet that runs in a thread."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.annotations import asyncio_tasks, executors, trio_tasks
 from stepscope.runtime.threads import greenlets
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 
 def watch() -> None:
-    """Watches thread pools from now on, and the tasks of what loop runs in this thread.
+    """Watches thread pools, and the tasks of the loop that runs in this thread.
 
-    Of other loops, and of later ones, the tasks are watched from the moment on at which one of them records.
+    Tasks of other loops are watched as soon as one of them records.
     """
     executors.watch()
     asyncio_tasks.watch()
@@ -21,23 +21,23 @@ def watch() -> None:
 
 
 def release() -> None:
-    """Leaves loops and thread pools as they were. Any thread."""
+    """Restores loops and thread pools. Any thread may call."""
     executors.release()
     asyncio_tasks.release()
     trio_tasks.release()
 
 
 MAX_NAMES = 1 << 14
-"""Names of tasks that are kept: a program that numbers its tasks must not fill the process's table of names."""
+"""Limit of task names: a program that numbers its tasks must not fill the process's table of names."""
 
 _names: set[str] = set()
 
 
 def _running() -> tuple[str, int, _core.Coroutine | None] | None | Literal[False]:
-    """What the core is told of the task that runs in this thread; False: it cannot be had."""
+    """Name, number and coroutine of the running task, for the core; `None` without one, False if it cannot be read."""
     try:
         found = asyncio_tasks.running() or trio_tasks.running() or greenlets.running()
-    except Exception as error:  # a type of the program's own may lack anything; the core counts it
+    except Exception as error:  # a task type of the program may lack any attribute; the core counts it
         if from_signal_handler(error):
             raise
         return False

@@ -1,4 +1,4 @@
-"""Tasks of trio, where the program has imported it: how their coroutines come to be watched."""
+"""Watches the coroutines of trio tasks, if the program has imported trio."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from stepscope.runtime import _core
 
 
 def _lowlevel() -> Any:
-    """`trio.lowlevel`, or `None`: only a program that has imported trio can be running it."""
+    """`trio.lowlevel`; `None` if the program has not imported trio."""
     return sys.modules.get("trio.lowlevel")
 
 
 class Watcher:
-    """An instrument of a run: gives each task that is spawned a coroutine that the core watches."""
+    """An instrument of a run, which makes the core watch the coroutine of each spawned task."""
 
     def __init__(self) -> None:
         self.watching = True
@@ -29,7 +29,7 @@ class Watcher:
 
 
 class FirstStep:
-    """An instrument for one step: that in which a task came to be watched."""
+    """An instrument for one step: the one in which watching a task began."""
 
     def __init__(self, task: Any, watched: _core.Coroutine) -> None:
         self.task = task
@@ -58,7 +58,7 @@ def _current() -> Any:
 
 
 def watch() -> None:
-    """Watches the tasks of the trio run of this thread, if there is one: those that it has and those to come."""
+    """Watches the present and future tasks of the trio run of this thread, if there is one."""
     trio, current = _lowlevel(), _current()
     if current is None:
         return
@@ -77,19 +77,19 @@ def watch() -> None:
 
 
 def release() -> None:
-    """Watches no further tasks. Any thread."""
+    """Stops watching new tasks. Any thread may call."""
     while _runs:
         _runs.popitem()[1].watching = False
 
 
 def _watch_task(task: Any) -> _core.Coroutine:
-    """The coroutine that the core watches of a task: trio takes the next step of what it finds in `coro`."""
+    """Replaces the coroutine of a task by a watched one: trio continues the one in `coro`."""
     task.coro = watched = _core.Coroutine(task.coro)
     return watched
 
 
 def running() -> tuple[str, int, _core.Coroutine | None] | None:
-    """Name, number and coroutine of the task that runs in this thread, if one does."""
+    """Returns name, number and coroutine of the task that runs in this thread; `None` without one."""
     task = _current()
     if task is None:
         return None

@@ -1,4 +1,4 @@
-"""Obeys commands from outside of the process."""
+"""Executes commands of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from stepscope.runtime.control.control_task import ControlTask
-from stepscope.runtime.control.remote_gate import RemoteGate
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.armed import Armed
@@ -21,44 +20,45 @@ MOST_PROPOSALS = 64
 
 
 class CommandHandler:
-    """That of one profiler: commands of its socket and of the collector are carried out on the control thread."""
+    """Executes commands of the socket and the collector for one profiler, on the control thread."""
 
-    def __init__(self, profiler: Armable, rank: int | None, asking: RequestRouter, task: ControlTask) -> None:
-        """Args: whose windows; which rank it is; whom it asks; where that is done."""
-        self._profiler, self._rank, self._asking, self._task = profiler, rank, asking, task
+    def __init__(self, profiler: Armable, rank: int | None, router: RequestRouter, task: ControlTask) -> None:
+        """Args: the profiler; its rank; the router of its requests; its task on the control thread."""
+        self._profiler, self._rank, self._router, self._task = profiler, rank, router, task
         self._gates: dict[str, RemoteGate] = {}
 
     def handle(self, command: Command, trigger: str = "socket") -> Future[Answer]:
-        """Obeys a command; from any thread. The answer may take until rank 0 has decided.
+        """Executes a command. Any thread may call. The answer comes when rank 0 has decided.
 
         Args:
-            trigger: where it comes from, for the windows' metadata.
+            command: the command.
+            trigger: its origin, for the windows' metadata.
         """
         answered: Future[Answer] = Future()
 
-        def answer(**said: Any) -> None:
+        def answer(**fields: Any) -> None:
             if not answered.done():
-                answered.set_result(self._answer(**said))
+                answered.set_result(self._answer(**fields))
 
         if command.version != VERSION:
             answer(error=f"version {command.version} of commands is not known here, only {VERSION}")
         elif command.request is None and (command.command == "arm" or command.command == "propose" and not command.end):
             answer(error=f"{command.command} lacks a request")
         else:
-            self._task.soon(partial(self._obey, command, trigger, answer))
+            self._task.call_soon(partial(self._execute, command, trigger, answer))
         return answered
 
-    def _obey(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
+    def _execute(self, command: Command, trigger: str, answer: Callable[..., None]) -> None:
         request = command.request
         match command.command:
             case "arm":
                 assert request is not None
-                self._asking.window(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
+                self._router.window(request, trigger, lambda armed: answer(armed=armed), key=os.urandom(16).hex())
             case "propose":
                 answer(armed=self._propose(command, trigger))
             case "decide":
                 answer(**self._decide(command))
-            case "extend" | "abort" if self._asking.agreement is not None:
+            case "extend" | "abort" if self._router.agreement is not None:
                 self._end_on_all_ranks(command, trigger, answer)
             case "extend":
                 answer(armed=self._profiler.extend(command.steps, seconds=command.seconds))
@@ -74,11 +74,11 @@ class CommandHandler:
             answer(error="extend takes a number of steps or seconds")
             return
 
-        def told(armed: Armed) -> None:
+        def on_answer(armed: Armed) -> None:
             nothing = asked.command == "abort" and armed.reason == NOTHING_WAITS
             answer(windows=()) if nothing else answer(armed=armed)
 
-        self._asking.all_ranks(asked, trigger, told, key=os.urandom(16).hex())
+        self._router.all_ranks(asked, trigger, on_answer, key=os.urandom(16).hex())
 
     def _propose(self, command: Command, trigger: str) -> Armed:
         gate = RemoteGate()
@@ -106,7 +106,7 @@ class CommandHandler:
             self._profiler.withdraw(gate, command.reason or "it was decided against")
         return {}
 
-    def _answer(self, **said: Any) -> Answer:
+    def _answer(self, **fields: Any) -> Answer:
         return Answer(
             profiler=self._profiler.name,
             rank=self._rank,
@@ -115,5 +115,19 @@ class CommandHandler:
             pid=os.getpid(),
             step=self._profiler.step_num,
             rate=self._task.rate.per_second,
-            **said,
+            **fields,
         )
+
+
+class RemoteGate:
+    """The gate of a proposed window. Without a decision when the window's first step begins, the window is not recorded."""
+
+    def __init__(self) -> None:
+        self.committed: bool | None = None
+        """The decision; `None` before it."""
+        self.reason = ""
+
+    def __call__(self, step: int) -> str:
+        if self.committed is None:
+            self.committed, self.reason = False, f"nothing was decided by step {step}, when it was to begin"
+        return "" if self.committed else self.reason or "it was decided against"

@@ -1,4 +1,4 @@
-"""The thread that control lives on: one for the process, with an event loop, while anything is watched or listened to."""
+"""The control thread with its event loop: one for the process, while a file is watched or a socket is open."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import os
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads.native_threads import RLock
@@ -19,8 +18,8 @@ from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
-END = 1.0
-"""Seconds that the end waits for the thread, at most; it is a daemon, so nothing depends on it."""
+JOIN_S = 1.0
+"""Seconds that `end` waits for the thread, at most. It is a daemon, so it may also run on."""
 
 
 class ControlLoop:
@@ -35,7 +34,7 @@ class ControlLoop:
         self._stop: asyncio.Event | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
-        """By work; each is in the log, too."""
+        """Exceptions of tasks, which are logged, too."""
         self._thread = LoopThread("stepscope control", self._main, self._failed)
 
     async def _main(self) -> None:
@@ -46,14 +45,14 @@ class ControlLoop:
 
     def _failed(self, error: BaseException) -> None:
         self._ready.set_exception(error)
-        self._keep(error)
+        self._record(error)
 
-    def _keep(self, error: BaseException) -> None:
+    def _record(self, error: BaseException) -> None:
         log.error("control failed: %s", error_text(error), exc_info=error)
         self.raised.record("work", error)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> Callable[[], None]:
-        """Runs a coroutine function on the loop; what it returns ends that, from any thread."""
+        """Runs an async function on the loop. Returns a function that cancels it, for any thread."""
         loop = self._ready.result()
         begun: list[asyncio.Task[None]] = []
 
@@ -65,7 +64,7 @@ class ControlLoop:
             def finished(task: asyncio.Task[None]) -> None:
                 self._tasks.discard(task)
                 if not task.cancelled() and (error := task.exception()) is not None:
-                    self._keep(error)
+                    self._record(error)
 
             task.add_done_callback(finished)
 
@@ -77,17 +76,17 @@ class ControlLoop:
         return lambda: self.call_soon(cancel)
 
     def call_soon(self, call: Callable[[], object]) -> None:
-        """Calls a function on the loop; nothing happens if it has ended."""
+        """Calls a function on the loop. No effect if the loop has ended."""
         with contextlib.suppress(RuntimeError):
             self._ready.result().call_soon_threadsafe(call)
 
     def end(self) -> None:
-        """Cancels what runs, and waits a moment for the thread."""
+        """Cancels all tasks, and waits `JOIN_S` for the thread."""
         stop = self._stop
         if stop is not None:
             self.call_soon(stop.set)
         if not self.here:
-            self._thread.join(END)
+            self._thread.join(JOIN_S)
 
     @property
     def here(self) -> bool:
@@ -104,7 +103,7 @@ _lock = RLock()
 
 
 def acquire() -> ControlLoop:
-    """The process's loop, started if need be; each call is matched by one of `release`.
+    """Returns the process's loop, and starts it if needed. Each call needs a matching call of `release`.
 
     Raises:
         RuntimeError: if the system gives no further thread.
@@ -118,7 +117,7 @@ def acquire() -> ControlLoop:
 
 
 def release(loop: ControlLoop) -> None:
-    """Lets go of the loop; the last user ends it. One of a parent process is left alone."""
+    """Releases the loop. The last user ends it. No effect on the loop of a parent process."""
     global _loop, _users
     ending: ControlLoop | None = None
     with _lock:
@@ -140,7 +139,7 @@ def _end() -> None:
 
 
 def _forget() -> None:
-    """In a forked child there is no such thread: its loop is the parent's, and is only let go of."""
+    """Forgets the loop in a forked child, where its thread does not exist."""
     global _loop, _users, _lock
     _loop, _users, _lock = None, 0, RLock()
 

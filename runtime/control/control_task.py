@@ -1,4 +1,4 @@
-"""The work of one profiler on the control thread: requests, and its turns in the plans of several ranks."""
+"""The task of one profiler on the control thread: handles its requests, and its turns of the agreement."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from stepscope.runtime.requests.armable import Armable
 log = logging.getLogger("stepscope")
 
 SHARED = ("plan-", "request-", "unable-")
-"""Files of the job's directory that ranks write for each other."""
+"""Prefixes of files that ranks write for each other."""
 
 
 class ControlTask:
-    """Runs from `start()` to `close()`; in a forked child it does nothing any more."""
+    """Runs from `start()` to `close()`. In a forked child it does nothing."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class ControlTask:
     ) -> None:
         """
         Args:
-            profiler: whose windows are asked for.
-            agreement: of its rank with others, `None` for none.
-            status: is told what becomes of windows.
+            profiler: that records the windows.
+            agreement: with other ranks; `None` without.
+            status: file for the states of windows.
             pause: seconds between two turns, at most.
             ended: called at the end, on the control thread.
         """
         self.rate = StepRate()
-        """How fast the profiler's loop goes."""
+        """Speed of the profiler's loop."""
         self._profiler, self._agreement, self._status = profiler, agreement, status
         self._pause, self._ended = pause, ended
-        self._told: deque[Callable[[], object]] = deque()
+        self._calls: deque[Callable[[], object]] = deque()
         self._loop: control_loop.ControlLoop | None = None
         self._task: Callable[[], None] | None = None
         self._wake: asyncio.Event | None = None
@@ -66,7 +66,7 @@ class ControlTask:
         """Begins. Starting again changes nothing.
 
         Args:
-            before: called here, where there is a thread to begin on.
+            before: called on the caller's thread, after the control thread was started.
 
         Raises:
             RuntimeError: if the system gives no further thread.
@@ -80,15 +80,15 @@ class ControlTask:
             self._task = self._loop.start(self._run, "control")
 
     def close(self) -> None:
-        """Ends: this rank follows no plans any more. Closing twice, or in a forked child, changes nothing."""
+        """Ends the task; this rank follows no plans any more. No effect a second time, or in a forked child."""
         task, loop, self._task, self._loop = self._task, self._loop, None, None
         if task is not None and loop is not None and self._pid == os.getpid():
             task()
             control_loop.release(loop)
 
-    def soon(self, call: Callable[[], object]) -> None:
-        """Has something done on the control thread; it takes no lock, so that a signal handler may say so."""
-        self._told.append(call)
+    def call_soon(self, call: Callable[[], object]) -> None:
+        """Calls a function on the control thread. It acquires no lock, so that a signal handler may call it."""
+        self._calls.append(call)
         self._look()
 
     def _look(self) -> None:
@@ -103,7 +103,7 @@ class ControlTask:
         events: FileEvents | None = None
         try:
             while True:
-                self._do_told()
+                self._run_calls()
                 self.rate.add(time.monotonic(), self._profiler.step_num)
                 pause = self._pause
                 if self._agreement is not None:
@@ -111,7 +111,7 @@ class ControlTask:
                     if events is None and (directory := self._agreement.directory) is not None:
                         events = FileEvents(directory, lambda name: name.startswith(SHARED), self._look)
                         events.start()
-                self._tell_windows()
+                self._report_windows()
                 try:
                     await asyncio.wait_for(self._wake.wait(), pause)
                 except TimeoutError:
@@ -121,18 +121,18 @@ class ControlTask:
             if self._agreement is not None:
                 self._agreement.close()
             self._ended()
-            self._tell_windows()
+            self._report_windows()
             if events is not None:
                 events.close()
 
-    def _do_told(self) -> None:
-        while self._told:
-            call = self._told.popleft()
+    def _run_calls(self) -> None:
+        while self._calls:
+            call = self._calls.popleft()
             try:
                 call()
-            except Exception as error:  # one request that goes wrong is no reason not to take the next
+            except Exception as error:  # further requests must be handled
                 log.error("control: a request failed", exc_info=error)
 
-    def _tell_windows(self) -> None:
+    def _report_windows(self) -> None:
         if self._status is not None:
             self._status.put_windows(self._profiler.armed())

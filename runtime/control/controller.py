@@ -1,4 +1,4 @@
-"""The controller of one profiler: opens and closes every way by which windows are asked of it."""
+"""The controller of one profiler: opens and closes the entry points for requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepscope.runtime.control.entry_points.control_file import (
 from stepscope.runtime.control.entry_points.local_socket import LocalSocket
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
 from stepscope.runtime.control.file_requests import FileRequests
-from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.requests.armable import Armable
@@ -40,35 +40,35 @@ ALONE = (
 
 
 class Controller:
-    """Lives from the profiler's first start to its close, also while nothing is recorded.
+    """Exists from the profiler's first start to its close, also while nothing is recorded.
 
-    In a forked child it does nothing any more.
+    In a forked child it does nothing.
     """
 
     def __init__(self, settings: Control, profiler: Armable, rank: int | None, world_size: int | None) -> None:
-        """Args: which ways are open; whose windows; which rank of how many this is."""
+        """Args: the entry points to open; the profiler; rank and number of ranks."""
         self.settings = settings
         self._profiler, self._rank = profiler, rank
         self._file: WatchedFile[ControlFile] | None = None
-        self._asking = RequestRouter(profiler, rank)
+        self._router = RequestRouter(profiler, rank)
         if settings.path is not None:
             self._file = self._watched(file_of(Path(settings.path)), settings, first=not rank)
-            taken = TakenRequests(self._file.path)
-            self._asking = RequestRouter(profiler, rank, self._file.status, taken)
-            self._requests = FileRequests(profiler, self._asking, taken)
+            history = RequestHistory(self._file.path)
+            self._router = RequestRouter(profiler, rank, self._file.status, history)
+            self._requests = FileRequests(profiler, self._router, history)
             if settings.agree and rank is not None and (world_size or 1) > 1:
-                self._asking.agreement = Agreement(
+                self._router.agreement = Agreement(
                     JobDirectory(self._file.path, settings.job or job_from_environment()),
                     profiler,
                     rank=rank,
                     world_size=world_size or 1,
                     patience=settings.patience,
                     idle=settings.poll,
-                    outcome=self._asking.decided,
+                    outcome=self._router.decided,
                 )
         status = None if self._file is None else self._file.status
-        self._task = ControlTask(profiler, self._asking.agreement, status, pause=settings.poll, ended=self._asking.end)
-        self._commands = CommandHandler(profiler, rank, self._asking, self._task)
+        self._task = ControlTask(profiler, self._router.agreement, status, pause=settings.poll, ended=self._router.end)
+        self._commands = CommandHandler(profiler, rank, self._router, self._task)
         self._socket: LocalSocket | None = None
         self._signals = 0
         self._notes: list[str] = []
@@ -91,7 +91,7 @@ class Controller:
         return None if self._file is None else self._file.path
 
     def start(self, session: Path) -> None:
-        """Opens the ways that the settings name; starting again changes nothing. What cannot be opened is noted.
+        """Opens the entry points of the settings. A second call has no effect. If one cannot be opened, `notes` has the reason.
 
         Args:
             session: directory of the process's session.
@@ -115,7 +115,7 @@ class Controller:
                 self._note(self._socket.problem)
 
     def close(self) -> None:
-        """Closes them. Idempotent; only the main thread can give SIGUSR2 back."""
+        """Closes the entry points. Idempotent. Only the main thread can restore the handler of SIGUSR2."""
         if self._task.inherited:
             return
         if self.settings.signal:
@@ -123,7 +123,7 @@ class Controller:
         if not self._task.running:
             return
         if self._socket is not None:
-            self._socket.leave(self._commands.handle)
+            self._socket.remove_handler(self._commands.handle)
         if self._file is not None:
             self._file.close()
             self._requests.release_lost("queued")
@@ -131,7 +131,7 @@ class Controller:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Which ways are not open, and why; and that this rank is on its own, where it seems to be one of several."""
+        """Reasons why entry points are not open, and a warning if this seems to be one of several ranks without agreement."""
         alone = self._size_unknown and (self._rank is not None or is_child() or (rank_from_environment()[1] or 1) > 1)
         return (*self._notes, *([ALONE.format(self._rank or 0)] if alone else []))
 
@@ -139,27 +139,27 @@ class Controller:
         self._notes.append(text)
         log.error("control of profiler %r: %s", self._profiler.name, text)
 
-    # what is asked
+    # requests
 
     @property
     def from_collector(self) -> Callable[[Command], Future[Answer]] | None:
-        """Obeys commands of the collector's operators; `None` if the settings do not let it."""
+        """Executes commands of the collector's operators; `None` if the settings do not allow them."""
         return partial(self._commands.handle, trigger="collector") if self.settings.collector else None
 
     def _changed(self, found: ControlFile) -> None:
-        """The watched file says something new."""
+        """Called when the content of the watched file has changed."""
         if self._task.running:
-            self._task.soon(partial(self._requests.follow, found))
-        else:  # in `start()`: what the file says at the start may be about the first step
+            self._task.call_soon(partial(self._requests.follow, found))
+        else:  # in `start()`: the request may be for the first step
             self._requests.follow(found)
 
     def _signalled(self) -> None:
-        """SIGUSR2 came; called by its handler."""
+        """Called by the handler of SIGUSR2."""
         self._signals += 1
-        self._task.soon(self._take_signal)
+        self._task.call_soon(self._take_signal)
 
     def _take_signal(self) -> None:
-        if self._signals:  # several that came at once are one
+        if self._signals:  # several signals at once are one request
             self._signals = 0
             request = WindowRequest(steps=self.settings.signal_steps, run_id="")
-            self._asking.window(request, "signal", key=f"signal {os.urandom(8).hex()}")
+            self._router.window(request, "signal", key=f"signal {os.urandom(8).hex()}")

@@ -1,11 +1,11 @@
-"""What a watched file asks for: each window once, and commands for those that there are."""
+"""Handles the requests of a watched file: each window once, and commands for existing windows."""
 
 from __future__ import annotations
 
 import logging
 
 from stepscope.runtime.control.entry_points.control_file import ControlFile
-from stepscope.runtime.control.request_history import TakenRequests
+from stepscope.runtime.control.request_history import RequestHistory
 from stepscope.runtime.control.request_router import RequestRouter
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.files.encoding import json_bytes
@@ -13,48 +13,48 @@ from stepscope.runtime.requests.armable import Armable
 from stepscope.runtime.requests.window_request import WindowRequest
 
 TRIGGER = "file"
-ASKING = "rank 0 chooses the steps"
-"""The answer before there is one."""
+PENDING = "rank 0 chooses the steps"
+"""The answer until there is a decision."""
 
 
 class FileRequests:
-    """Those of one profiler, on the control thread."""
+    """The requests of the file for one profiler, on the control thread."""
 
-    def __init__(self, profiler: Armable, asking: RequestRouter, taken: TakenRequests) -> None:
-        self._profiler, self._asking, self._taken = profiler, asking, taken
+    def __init__(self, profiler: Armable, router: RequestRouter, history: RequestHistory) -> None:
+        self._profiler, self._router, self._history = profiler, router, history
 
     def follow(self, found: ControlFile) -> None:
-        """The file says this now."""
+        """Handles new content of the file."""
         end = found.end_request()
         if end is None:
             request = found.request()
             if request is not None:
                 self.window(request)
-        elif self._asking.agreement is not None:
-            self._asking.all_ranks(end, TRIGGER, key=json_bytes(found).decode())
+        elif self._router.agreement is not None:
+            self._router.all_ranks(end, TRIGGER, key=json_bytes(found).decode())
         elif end.command == "abort":
             ended = self._profiler.abort(end.run_id or None, reason=end.reason)
             answer = f"{human_count(len(ended), 'window')} ended" if ended else "no armed window runs or waits"
-            self._asking.say("abort", TRIGGER, answer)
+            self._router.report("abort", TRIGGER, answer)
         else:
-            self._asking.say("extend", TRIGGER, str(self._profiler.extend(end.steps, seconds=end.seconds)))
+            self._router.report("extend", TRIGGER, str(self._profiler.extend(end.steps, seconds=end.seconds)))
 
     def window(self, request: WindowRequest) -> None:
-        """The file asks for a window, which it does once, unless nothing came of that."""
+        """Requests a window, unless the same request was handled before and led to a recording."""
         self.release_lost()
-        passed_over = self._taken.show(request)
-        if passed_over:
-            self._asking.say(request, TRIGGER, passed_over, logging.WARNING)
-        elif passed_over is None:
-            times = self._taken.times(request)
+        skipped = self._history.check(request)
+        if skipped:
+            self._router.report(request, TRIGGER, skipped, logging.WARNING)
+        elif skipped is None:
+            times = self._history.times(request)
             text = json_bytes(request).decode()
-            if self._asking.agreement is not None:
-                self._asking.say(request, TRIGGER, ASKING)
-            self._asking.window(request, TRIGGER, key=f"{text} {times}" if times else text)
+            if self._router.agreement is not None:
+                self._router.report(request, TRIGGER, PENDING)
+            self._router.window(request, TRIGGER, key=f"{text} {times}" if times else text)
 
     def release_lost(self, *more: str) -> None:
-        """Requests of which nothing is or was recorded can be asked again; more states that mean that."""
-        for request, answer in self._taken.mine():
+        """Allows requests again that led to no recording. Args: further states that mean this."""
+        for request, answer in self._history.own():
             states = [
                 each.state
                 for each in self._profiler.armed()
@@ -62,4 +62,4 @@ class FileRequests:
                 and (each.first == answer.first or each.requested == request.text())
             ]
             if states and all(state in ("missed", "withdrawn", *more) for state in states):
-                self._taken.release(request)
+                self._history.release(request)

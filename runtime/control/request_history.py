@@ -1,4 +1,5 @@
-"""Which requests of watched files were taken in this process: each is recorded once, however many profilers follow the file."""
+"""The requests of watched files that were accepted in this process. Each is recorded once, even if several profilers follow the
+file."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.threads import locks
 
 MOST = 1000
-"""Requests that are remembered, the latest of all files."""
+"""Limit of remembered requests, the latest of all files."""
 
 
-class _Taken(NamedTuple):
+class _Accepted(NamedTuple):
     owner: object
     answer: Armed
 
 
-class TakenRequests:
-    """Those of one file, as one profiler sees them. The same request is one with the same fields; `run_id` is one of them."""
+class RequestHistory:
+    """The requests of one file for one profiler. Requests are equal if all fields are, including `run_id`."""
 
     def __init__(self, path: Path) -> None:
         """Args: the watched file."""
@@ -28,22 +29,21 @@ class TakenRequests:
         self._shown: dict[WindowRequest, int] = {}
         self._asked: set[WindowRequest] = set()
         self._refused: set[WindowRequest] = set()
-        """Before the file was seen to ask for it here."""
+        """Refused before this rank had read the file."""
 
-    def show(self, request: WindowRequest) -> str | None:
-        """The file asks for it.
+    def check(self, request: WindowRequest) -> str | None:
+        """Checks a request that the file contains now.
 
         Returns:
-            Why it is passed over; empty where nothing is to be said of that, as another rank has asked before. `None` if it is
-            to be asked for.
+            `None` if it must be handled. Else why it is skipped; empty if another rank has handled it already.
         """
         times = self._shown[request] = self._shown.get(request, -1) + 1
         with _lock:
-            taken = _taken.get((self._path, request))
-        if taken is not None:
-            if taken.owner is self and not times:
+            accepted = _accepted.get((self._path, request))
+        if accepted is not None:
+            if accepted.owner is self and not times:
                 return ""
-            return f"this request was taken already ({taken.answer}); another run_id records it again"
+            return f"this request was taken already ({accepted.answer}); another run_id records it again"
         if request in self._asked:
             return "this request was asked for already, and is not decided on yet; another run_id makes it another one"
         if request in self._refused:
@@ -53,40 +53,40 @@ class TakenRequests:
         return None
 
     def times(self, request: WindowRequest) -> int:
-        """How often the file had asked for it before."""
+        """Returns how often the file had contained it before."""
         return max(self._shown.get(request, 0), 0)
 
     def decided(self, request: WindowRequest, answer: Armed) -> None:
-        """It was taken, or refused: then it can be asked for again."""
+        """Records the answer. A refused request may be repeated."""
         self._asked.discard(request)
         if not answer and request not in self._shown:
             self._refused.add(request)
         if answer:
             with _lock:
-                _taken[self._path, request] = _Taken(self, answer)
-                while len(_taken) > MOST:
-                    del _taken[next(iter(_taken))]
+                _accepted[self._path, request] = _Accepted(self, answer)
+                while len(_accepted) > MOST:
+                    del _accepted[next(iter(_accepted))]
 
     def release(self, request: WindowRequest) -> None:
-        """Nothing of it was recorded."""
+        """Removes a request that led to no recording."""
         with _lock:
-            taken = _taken.get((self._path, request))
-            if taken is not None and taken.owner is self:
-                del _taken[self._path, request]
+            accepted = _accepted.get((self._path, request))
+            if accepted is not None and accepted.owner is self:
+                del _accepted[self._path, request]
 
-    def mine(self) -> list[tuple[WindowRequest, Armed]]:
-        """Those that this one has taken, and their answers."""
+    def own(self) -> list[tuple[WindowRequest, Armed]]:
+        """Returns the requests that were accepted for this profiler, and their answers."""
         with _lock:
-            return [(request, taken.answer) for (_, request), taken in _taken.items() if taken.owner is self]
+            return [(request, each.answer) for (_, request), each in _accepted.items() if each.owner is self]
 
 
-_taken: dict[tuple[str, WindowRequest], _Taken] = {}
+_accepted: dict[tuple[str, WindowRequest], _Accepted] = {}
 _lock = locks.reentrant()
 
 
 def _forget() -> None:
-    """A forked child is a process of its own."""
-    _taken.clear()
+    """Forgets the requests in a forked child, which is another process."""
+    _accepted.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

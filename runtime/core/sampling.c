@@ -110,7 +110,7 @@ static int line_of(PyFrameObject *frame) {
 }
 
 /* The program's frames of a thread, the innermost first: not stepscope's, nor those of Python's library that it called
- * (runtime/display/own_frames.py). */
+ * (runtime/observers/code_places.py). */
 static int frames_of(PyThreadState *state, Place *kept, int most) {
     static Place all[MOST_DEPTH];
     int count = 0, program = 0;

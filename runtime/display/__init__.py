@@ -1,1 +1,1 @@
-"""Text for people: tables, and warnings at the line that they are about."""
+"""Text for people: tables, and warnings with the right line."""

@@ -1,4 +1,4 @@
-"""Tables of text: aligned columns for terminals, and Markdown; safe for any text in a cell. Numbers as people write them."""
+"""Tables of text with aligned columns for terminals, and in Markdown, for any text in a cell; numbers for people."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _UNITS = ((1e3, "us"), (1e6, "ms"), (1e9, "s"))
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column's title, and on which side its cells stand."""
+    """A column's title, and whether its cells are aligned right."""
 
     title: str
     right: bool = True
 
 
 def human_time(ns: float) -> str:
-    """A duration in ns with three digits and its unit: `7ns`, `1.23us`, `45.6ms`, `1,234s`."""
+    """Returns a duration in ns with three digits and a unit: `7ns`, `1.23us`, `45.6ms`, `1,234s`."""
     if ns < 999.5:
         return f"{ns:.0f}ns"
     scale, unit = next((item for item in _UNITS if ns / item[0] < 999.5), _UNITS[-1])
@@ -27,19 +27,19 @@ def human_time(ns: float) -> str:
 
 
 def human_number(value: float, digits: int = 4) -> str:
-    """A number with so many digits, or as many as its whole part has: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
+    """Returns a number with `digits` digits, or those of its whole part: `0.001234`, `27.33`, `12,345`, `1.235e+15`."""
     return f"{value:,.0f}" if 10**digits - 0.5 <= abs(value) < 1e15 else f"{value:.{digits}g}"
 
 
 def human_count(number: int, noun: str, plural: str = "s") -> str:
-    """A number of things: `1 step`, `2 steps`, `12,345 steps`."""
+    """Returns a number with a noun: `1 step`, `2 steps`, `12,345 steps`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{plural}"
 
 
 def printable(text: str) -> str:
-    """The text on one line: what a terminal would act on (controls, direction marks, joiners) is escaped.
+    """Escapes line breaks, controls, direction marks and joiners, so that a text stays on one line of a terminal.
 
-    Joiners are escaped too because terminals disagree on how wide the joined emoji is.
+    Joiners are escaped because terminals disagree on the width of a joined emoji.
     """
     if text.isprintable():
         return text
@@ -47,10 +47,10 @@ def printable(text: str) -> str:
 
 
 def _cells(text: str) -> list[tuple[str, int]]:
-    """The characters that stand alone, each with the marks that belong to it, and how many columns they take."""
+    """The characters, each with its combining marks and its width in columns."""
     cells: list[tuple[str, int]] = []
     for c in text:
-        if c == "\ufe0f" and cells:  # asks for the emoji form of the character before, which is wide
+        if c == "\ufe0f" and cells:  # selects the emoji form of the previous character, which is wide
             cells[-1] = (cells[-1][0] + c, 2)
         elif unicodedata.category(c) in ("Mn", "Me") and cells:
             cells[-1] = (cells[-1][0] + c, cells[-1][1])
@@ -61,31 +61,31 @@ def _cells(text: str) -> list[tuple[str, int]]:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a printable text takes."""
+    """Returns the width of a printable text in columns of a terminal."""
     return len(text) if text.isascii() else sum(width for _, width in _cells(text))
 
 
 def shorten(text: str, limit: int) -> str:
-    """Takes out the middle of a printable text that is wider than `limit` columns: both ends tell names apart."""
+    """Removes the middle of a printable text that is wider than `limit` columns. Both ends stay, as names differ there."""
     if columns(text) <= limit:
         return text
     cells = _cells(text)
 
-    def take(part: Iterable[tuple[str, int]], room: int) -> list[str]:
-        taken: list[str] = []
+    def fitting(part: Iterable[tuple[str, int]], room: int) -> list[str]:
+        found: list[str] = []
         for cell, width in part:
             room -= width
             if room < 0:
                 break
-            taken.append(cell)
-        return taken
+            found.append(cell)
+        return found
 
     tail = (limit - 3) // 2
-    return "".join(take(cells, limit - 3 - tail)) + "..." + "".join(reversed(take(reversed(cells), tail)))
+    return "".join(fitting(cells, limit - 3 - tail)) + "..." + "".join(reversed(fitting(reversed(cells), tail)))
 
 
 def text_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned with spaces, as wide as their widest cell, under a ruled title. Cells must be printable."""
+    """Returns a table with columns aligned by spaces, under a ruled title. Cells must be printable."""
     widths = [max(columns(cell) for cell in column) for column in zip([c.title for c in head], *rows, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
@@ -99,7 +99,7 @@ def text_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_code(text: str) -> str:
-    """Any text as code in a cell of a Markdown table (GitHub flavour: pipes are escaped even in code)."""
+    """Returns any text as code for a cell of a Markdown table (GitHub flavour: pipes are escaped even in code)."""
     text = printable(text).replace("|", "\\|")
     fence = "`"
     while fence in text:
@@ -109,13 +109,13 @@ def markdown_code(text: str) -> str:
 
 
 def markdown_table(head: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """A table of GitHub flavoured Markdown. Cells are Markdown already."""
+    """Returns a table in GitHub flavoured Markdown. Cells must be Markdown."""
     lines = [[c.title for c in head], ["---:" if c.right else "---" for c in head], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def percents(shares: Sequence[float]) -> list[float]:
-    """Shares of a whole in percent with one digit, which add up to 100.0; those that a rounding would cost most are rounded up."""
+    """Returns shares in percent with one digit that add up to 100.0: those with the largest remainders are rounded up."""
     total = sum(shares)
     if total <= 0:
         return [0.0] * len(shares)

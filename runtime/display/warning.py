@@ -1,19 +1,19 @@
-"""Warnings at the line of the program that they are about."""
+"""Warnings that show the line of the program that called stepscope."""
 
 from __future__ import annotations
 
 import inspect
 import warnings
 
-from stepscope.runtime.display.own_frames import is_ours
+from stepscope.runtime.display.code_places import is_ours
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warns at the line that called into stepscope, however deep in it the reason is found.
+    """Issues a warning for the line of the program that called stepscope, at any depth.
 
     Args:
         text: of the warning.
-        category: filters of warnings go by it, and by the module of that line.
+        category: for filters of warnings, which also use the module of that line.
     """
     level, frame = 1, inspect.currentframe()
     while frame is not None and is_ours(frame):

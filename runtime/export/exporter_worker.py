@@ -12,7 +12,6 @@ import msgspec
 
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
-from stepscope.runtime.accounting.part_errors import GRACE, cancels
 from stepscope.runtime.events.record import EventBatch, cut_block
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import (
@@ -31,7 +30,7 @@ from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
 from stepscope.runtime.threads import locks
-from stepscope.runtime.threads.user_code import is_programs, run_async
+from stepscope.runtime.threads.user_code import GRACE, cancels, is_programs, run_async
 from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
@@ -493,7 +492,7 @@ class ExporterWorker:
 
     def statistics(self) -> ExporterStatistics:
         """Accounts so far."""
-        count, first = self.raised.count, self.raised.kept[:1]
+        count, first = self.raised.count, self.raised.retained[:1]
         with self._lock:
             waiting = (self._in_hand, *self._queue)
             return ExporterStatistics(

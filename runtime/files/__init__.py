@@ -1,1 +1,1 @@
-"""Files of this user alone, how they are read and written, paths that depend on surroundings, and our records as bytes."""
+"""Private files, how they are read and written, paths that depend on the process, and JSON and MessagePack for any text."""

@@ -1,4 +1,4 @@
-"""Descriptors: those of standard input, output and error, and how many are left."""
+"""Descriptors: reserves those of standard input, output and error, and checks that enough are free."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ _STANDARD = 3
 
 
 def reserve_standard_descriptors() -> None:
-    """Opens /dev/null in the place of standard descriptors that are closed.
+    """Opens /dev/null for standard descriptors that are closed.
 
-    The system gives the lowest free number to the next file that is opened. Were that 1, everything that is printed by C code or by
-    programs that this one starts would land in a trace, and libuv refuses to close it. Programs that this one starts find
-    it closed as before.
+    Otherwise the next file that is opened, perhaps a trace, would get the number 1. Output of C code and of child processes
+    would go into it, and libuv refuses to close it. Programs that this one starts still find the descriptors closed.
     """
     for descriptor in range(_STANDARD):
         try:
@@ -23,15 +22,15 @@ def reserve_standard_descriptors() -> None:
                 opened = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
             except OSError:
                 return  # no /dev, or no descriptor is left
-            if opened >= _STANDARD:  # another thread took the number meanwhile
+            if opened >= _STANDARD:  # another thread opened the number meanwhile
                 os.close(opened)
 
 
 def check_free_descriptors(count: int) -> None:
-    """Sees that this process may open so many more files.
+    """Checks that this process can open `count` more files.
 
     Raises:
-        OSError: if not.
+        OSError: if it cannot.
     """
     opened: list[int] = []
     try:

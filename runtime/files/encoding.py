@@ -1,5 +1,5 @@
-"""Our own records as JSON and MessagePack, whatever their text: paths, names and variables of the environment may hold bytes
-that are not UTF-8, which Python represents by lone surrogates and msgspec does not encode."""
+"""JSON and MessagePack for any text. Paths, names and environment variables may contain bytes that are not UTF-8: Python
+represents them by lone surrogates, which msgspec does not encode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def json_bytes(value: Any) -> bytes:
-    """JSON for whoever reads it: lone surrogates become the text `\\udcXX`."""
+    """Encodes JSON for any reader: lone surrogates become the text `\\udcXX`."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -22,7 +22,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def msgpack_bytes(value: Any) -> bytes:
-    """MessagePack; lone surrogates become the text `\\udcXX`."""
+    """Encodes MessagePack; lone surrogates become the text `\\udcXX`."""
     try:
         return _msgpack.encode(value)
     except UnicodeEncodeError:
@@ -44,7 +44,7 @@ def _readable(value: Any) -> Any:
 
 
 def exact_json(value: Any) -> bytes:
-    """JSON that `from_exact_json` reads without loss, for paths that are opened later: lone surrogates are escaped."""
+    """Encodes JSON that `from_exact_json` reads without loss, for paths that are opened later: lone surrogates are escaped."""
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
@@ -52,7 +52,7 @@ def exact_json(value: Any) -> bytes:
 
 
 def from_exact_json(data: bytes, type: type[T]) -> T:
-    """What `exact_json` has written.
+    """Decodes the output of `exact_json`.
 
     Raises:
         msgspec.MsgspecError: if it is not JSON, or does not fit the type.

@@ -1,4 +1,4 @@
-"""Reading a file that anybody may change at any time, without ever waiting for it or taking in more than a limit."""
+"""Reads files that other processes may change at any time, without waiting and within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from stepscope.runtime.files.private_files import temporary_name
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One look at a file."""
+    """Result of reading a file."""
 
     content: bytes | None
-    """What it holds; `None` if there is nothing to be read."""
+    """Its content; `None` if it cannot be read."""
     problem: str = ""
-    """Why there is nothing."""
+    """Why it cannot be read."""
     missing: bool = False
-    """Whether there is no such file."""
+    """Whether it does not exist."""
 
     @property
     def digest(self) -> str:
-        """Names the content; empty if there is none."""
+        """Digest of the content; empty without one."""
         return "" if self.content is None else hashlib.sha256(self.content).hexdigest()
 
 
 def read_bounded(path: Path, limit: int, *, follow: bool = True) -> Reading:
-    """Reads a regular file of `limit` bytes at most; a pipe, a device or a directory is never waited for.
+    """Reads a regular file of `limit` bytes at most. Never waits for a pipe or a device.
 
     Args:
         path: of the file.
         limit: bytes.
-        follow: whether a link is followed: configurations are often mounted through one.
+        follow: whether to follow a link: configurations are often mounted by one.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
         file = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except FileNotFoundError:
-        gone = "a link to a file that does not exist" if path.is_symlink() else "there is no such file"
-        return Reading(None, gone, missing=True)
+        problem = "a link to a file that does not exist" if path.is_symlink() else "there is no such file"
+        return Reading(None, problem, missing=True)
     except NotADirectoryError:
         return Reading(None, "there is no such file: a part of its path is no directory", missing=True)
     except OSError as error:
@@ -77,7 +77,7 @@ def create_once(path: Path, content: bytes) -> bool:
     """Creates a file with all its content in one step, if it does not exist.
 
     Returns:
-        Whether it was created; False if there is one already.
+        Whether it was created; false if it exists already.
 
     Raises:
         OSError: if it cannot be created.
@@ -92,7 +92,7 @@ def create_once(path: Path, content: bytes) -> bool:
             return True
         except FileExistsError:
             return False
-        except OSError:  # a file system without links: at least nobody's file is replaced
+        except OSError:  # a file system without links: not in one step, but no file is replaced
             return _create_in_place(path, content)
     finally:
         made.unlink(missing_ok=True)

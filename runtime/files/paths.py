@@ -1,4 +1,4 @@
-"""Paths that depend on the process's surroundings: each is looked up when it is needed, and the lookup does not raise."""
+"""Paths that depend on the working directory, the user or the system. These functions do not raise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path from the root. Where the working directory was deleted, a relative path stays relative: who opens it gets
-    the system's error."""
+    """Returns the absolute path. If the working directory was deleted, a relative path stays relative, and opening it fails."""
     try:
         return Path(path).absolute()
     except OSError:
@@ -18,7 +17,7 @@ def absolute(path: str | os.PathLike[str]) -> Path:
 
 
 def real(path: str | os.PathLike[str]) -> str:
-    """The path without links; as it is where the working directory was deleted and the path is relative."""
+    """Returns the path without links; unchanged if it is relative and the working directory was deleted."""
     try:
         return os.path.realpath(path)
     except OSError:
@@ -26,8 +25,7 @@ def real(path: str | os.PathLike[str]) -> str:
 
 
 def temporary_directory() -> Path | None:
-    """The system's directory for temporary files; `None` if none can be written, as in a container whose root file system
-    is read-only."""
+    """Returns the system's directory for temporary files; `None` if none is writable, as in a read-only container."""
     try:
         return Path(tempfile.gettempdir())
     except OSError:
@@ -35,11 +33,11 @@ def temporary_directory() -> Path | None:
 
 
 def user_directory(place: Path, name: str) -> Path | None:
-    """A directory for this user alone in a place that all users share; `None` if it cannot be made, or is not private.
+    """Makes a private directory of this user in a shared place; `None` if it cannot be made, or is not private.
 
     Args:
         place: such as /tmp.
-        name: of the directory; the user's number is added.
+        name: of the directory; the user id is appended.
     """
     path = place / f"{name}-{os.geteuid()}"
     try:
@@ -52,23 +50,23 @@ def user_directory(place: Path, name: str) -> Path | None:
 
 
 def can_create_in(directory: Path) -> bool:
-    """Whether this process may create files in a directory, or may make the directory: as far as modes and mounts tell."""
+    """Whether this process may create files in a directory, or make the directory, according to modes and mounts."""
     path = absolute(directory)
     found = next((place for place in (path, *path.parents) if os.path.lexists(place)), None)
     return path.is_absolute() and found is not None and os.access(found, os.W_OK | os.X_OK)
 
 
 def readable(text: str | os.PathLike[str]) -> str:
-    """Text that UTF-8 can hold: bytes of a path that are not UTF-8 become `\\udcXX`."""
+    """Returns text that UTF-8 can encode: bytes of a path that are not UTF-8 become `\\udcXX`."""
     return os.fspath(text).encode("utf-8", "backslashreplace").decode()
 
 
 def shown_file(file: str) -> str:
-    """A file as people read it: relative to the working directory if it lies below that, else the last two parts of its path."""
+    """Returns a short path for people: relative to the working directory if the file is below it, else its last two parts."""
     path = PurePath(file)
     try:
         here = Path.cwd()
-        if path.is_relative_to(here) and len(here.parts) > 1:  # everything lies below the root
+        if path.is_relative_to(here) and len(here.parts) > 1:  # not if that is the root
             return str(path.relative_to(here))
     except OSError:  # the working directory was deleted
         pass

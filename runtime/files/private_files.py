@@ -1,4 +1,4 @@
-"""Private files and directories: created without following links, replaced in one step, and whether one was deleted."""
+"""Private files and directories: created without following links, replaced atomically, and checked for deletion."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_NAMES = 1000
 
 
 class DeletionCheck:
-    """Notices that an open file was deleted: writes to it still succeed, and what it holds is lost when it is closed.
+    """Detects that an open file was deleted. Writes to it still succeed, but its content is lost when it is closed.
 
-    A file that was moved is not deleted: whoever moved it has it, and what is written goes there.
+    A file that was moved does not count as deleted.
     """
 
     def __init__(self) -> None:
@@ -32,8 +32,8 @@ class DeletionCheck:
 
         Args:
             file: its descriptor.
-            path: the name that it had.
-            within_s: seconds after the last question in which the system is not asked again.
+            path: its name.
+            within_s: the check is skipped, and returns false, for so many seconds after the last one.
         """
         at = time.monotonic()
         if at - self._checked < within_s:
@@ -43,8 +43,8 @@ class DeletionCheck:
         return about.st_nlink == 0 and not _is_named(path, about)
 
 
-def is_gone(path: Path) -> bool:
-    """Whether nothing has this name; `False` where that cannot be seen, as after a change of the user."""
+def is_missing(path: Path) -> bool:
+    """Whether no file has this name; `False` if that is unknown, as after a change of the user."""
     try:
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -55,18 +55,18 @@ def is_gone(path: Path) -> bool:
 
 
 def deleted_error(path: Path, events: int) -> OutputError:
-    """The error of a file that was deleted while it was written.
+    """Returns the error for a file that was deleted while it was written.
 
     Args:
-        path: the name that it had.
-        events: how many it held; they are lost.
+        path: its name.
+        events: number of events in it, which are lost.
     """
     noun = "event" if events == 1 else "events"
     return OutputError(errno.ENOENT, f"deleted while it was written: {events:,} {noun} are lost", str(path))
 
 
 def _is_named(path: Path, about: os.stat_result) -> bool:
-    """Whether this name leads to the file: not every file system counts links."""
+    """Whether this name refers to the file. Not every file system counts links."""
     try:
         return os.path.samestat(path.lstat(), about)
     except OSError:
@@ -74,13 +74,13 @@ def _is_named(path: Path, about: os.stat_result) -> bool:
 
 
 def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], Path]) -> tuple[int, Path]:
-    """A new file under this name, or the next one that is free; links are not followed.
+    """Creates a file with this name, or with the next free one. Links are not followed.
 
     Args:
         path: the name.
         flags: for `os.open`.
-        mode: rights, without those of the umask.
-        other_name: makes name number 2, 3, ... of a name.
+        mode: permissions, before the umask is applied.
+        other_name: returns alternative number 2, 3, ... of a name.
 
     Raises:
         OSError: if it cannot be created.
@@ -95,20 +95,20 @@ def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], 
 
 
 def refuse_link(directory: Path) -> None:
-    """Sees that a directory's name, which is ours, is no symbolic link: what is written there would land elsewhere.
+    """Checks that a directory of stepscope is not a symbolic link, so that files are not written to another place.
 
     Raises:
         OSError: if it is one.
     """
     if directory.is_symlink():
-        said = f"{directory} is a symbolic link, and is not followed; remove it, or put a directory in its place"
-        raise OSError(errno.ELOOP, said)
+        text = f"{directory} is a symbolic link, and is not followed; remove it, or put a directory in its place"
+        raise OSError(errno.ELOOP, text)
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Writes a small file that only this user can read, in one step, in place of whatever has its name.
+    """Writes or replaces a small file, readable for this user only, in one step.
 
-    Several threads and processes may write the same file: it has the content of one of them. No temporary file stays.
+    Several threads and processes may write the same file: it gets the content of one of them. No temporary file remains.
 
     Raises:
         OSError: if that is not possible.
@@ -124,7 +124,7 @@ def replace_private(path: Path, data: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """A hidden name beside this one for a file that is being written; each call returns another, on every thread."""
+    """Returns a hidden name in the same directory for a file that is being written. Each call returns a different one."""
     return path.with_name(f".{path.name}.{os.urandom(8).hex()}")
 
 

@@ -1,4 +1,4 @@
-"""Windows that are opened afterwards: the flight recorder's half of the windows stage."""
+"""The window router of the flight recorder: opens windows in the past."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events.intervals import FOREVER, Interval, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
-from stepscope.runtime.flight.retention import KeptBlock, Retention
+from stepscope.runtime.flight.retention import RetainedBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
 from stepscope.runtime.flight.triggers.trigger import StepTimes
@@ -20,8 +20,8 @@ from stepscope.runtime.windows.open_window import STEPS, OpenWindow
 from stepscope.runtime.windows.router import RECORDER, WindowRouter, WindowsStatistics
 from stepscope.runtime.windows.step_marks import StepMark
 
-KEPT_PAUSES = KEPT_LOSSES = 1 << 16
-"""Of the steps that are kept: as many as there may be steps."""
+MAX_PAUSES = MAX_LOSSES = 1 << 16
+"""Pauses and losses that are remembered: as many as steps can be retained."""
 
 
 class _Loss(msgspec.Struct):
@@ -34,45 +34,46 @@ class _Loss(msgspec.Struct):
 
 
 class FlightWindows(WindowRouter):
-    """Keeps what arrives instead of sorting it; `save` opens a window in the past, which is then fed and closed as any.
+    """Retains events instead of routing them. `save` opens a window in the past, which gets retained and new events, and
+    closes like any other window.
 
-    An event is taken to be in a window, outside, late or superseded when it is let go; until then it is kept.
-    No clock, no thread; I/O only inside `Retention`.
+    An event counts as retained until it is discarded; then it counts as accepted, outside, late or superseded. The class has
+    no clock and no thread, and does I/O only in `Retention`.
     """
 
     def __init__(
         self, serial: int, linger_ns: int, fallback_track: int, settings: FlightRecorder, directory: Path | None
     ) -> None:
-        """Args: as for `WindowRouter`; the settings; the session's directory, `None` to keep everything on the heap."""
+        """Args: as for `WindowRouter`; the settings; the session's directory, `None` to retain everything in memory."""
         super().__init__(serial, linger_ns, fallback_track)
-        self.retention = Retention(directory, serial, settings.max_bytes, self._leaving)
+        self.retention = Retention(directory, serial, settings.max_bytes, self._account_discarded)
         self.steps = StepLog(settings.steps)
         self._settings = settings
         self._ends: dict[int, int] = {}
-        """By window, the number of the step before whose begin it ends; of windows whose end is to come."""
-        self._backlog: dict[int, deque[KeptBlock]] = {}
+        """For each window whose end is not reached: the number of the first step after it."""
+        self._backlog: dict[int, deque[RetainedBlock]] = {}
         self._urgent: list[EventBatch] = []
-        self._pauses: deque[tuple[int, int | None]] = deque(maxlen=KEPT_PAUSES)
-        self._losses: deque[_Loss] = deque(maxlen=KEPT_LOSSES)
-        self._absences: deque[tuple[str, str, Interval]] = deque(maxlen=KEPT_LOSSES)
+        self._pauses: deque[tuple[int, int | None]] = deque(maxlen=MAX_PAUSES)
+        self._losses: deque[_Loss] = deque(maxlen=MAX_LOSSES)
+        self._absences: deque[tuple[str, str, Interval]] = deque(maxlen=MAX_LOSSES)
         self._run_end: WindowEnds | None = None
         self._saved_until = 0
         self._saved_last = -1
         self._watermark = 0
 
-    # what the pipeline tells
+    # called by the pipeline
 
     def open(self, first: StepMark) -> int:
-        """Recording begins, or begins again; no window is opened."""
+        """Recording begins or resumes. This opens no window."""
         self._run_end = None
         self._end_pause(first.ts)
         self.steps.add(_mark_block(first, self._serial))
         return -1
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """Recording ends, if it has not, and with it the windows that wait for steps which never came.
+        """Recording ends. Windows that wait for further steps end with it.
 
-        The marks of the last steps may be on their way still: which ones came is known when all until the end have.
+        Marks of the last steps may still arrive, so these windows end when the watermark has reached the end.
         """
         if self._run_end is not None:
             return
@@ -83,7 +84,7 @@ class FlightWindows(WindowRouter):
             self._pauses.append((end.at, None))
 
     def pause(self, at: int) -> None:
-        """Nothing is recorded from here on; told twice, it counts once."""
+        """Recording pauses. A second call has no effect."""
         if self._paused_at is None:
             self._pauses.append((at, None))
         super().pause(at)
@@ -94,7 +95,7 @@ class FlightWindows(WindowRouter):
         return super().resume(at)
 
     def watermark(self, source: str, at: int) -> None:
-        """Every event of `source` that began before `at` was delivered."""
+        """A source has delivered every event that began before `at`."""
         super().watermark(source, at)
         self._watermark = self._watermarks[RECORDER]
         if self._run_end is not None and self._watermark >= self._run_end.at:
@@ -110,12 +111,12 @@ class FlightWindows(WindowRouter):
             self._losses.append(_Loss(source, reason, count, at))
 
     def source_missing(self, source: str, why: str, interval: Interval) -> None:
-        """A source has nothing of a time in which it was to record."""
+        """A source recorded nothing in a time in which it should have."""
         super().source_missing(source, why, interval)
         self._absences.append((source, why, interval))
 
     def take_marks(self, marks: Block) -> None:
-        """Takes step marks ahead of the events between them; a window that ends with one of them ends now."""
+        """Adds step marks, before the events between them, and ends windows whose last step is over."""
         self.steps.add(marks[marks["id"] == self._serial])
         for window in self._open:
             wanted = self._ends.get(window.index)
@@ -124,20 +125,20 @@ class FlightWindows(WindowRouter):
         super().take_marks(marks)
 
     def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
-        """Keeps a block, and gives windows that are open what belongs to them."""
+        """Retains a block, and returns batches for the open windows that its events belong to."""
         events, batches = self._arrived(source, events)
         if len(events):
-            for kept, piece, heap in self.retention.add(source, events, args):
+            for block, piece, heap in self.retention.add(source, events, args):
                 for window in self._open:
-                    given = self._give(window, kept, piece, heap)
-                    self._released += sum(map(len, given))
-                    batches += given
+                    delivered = self._deliver_block(window, block, piece, heap)
+                    self._released += sum(map(len, delivered))
+                    batches += delivered
         return batches
 
     # saving
 
     def ended_steps(self, until: int) -> StepTimes:
-        """Steps that ended by `until`, each once, without those that recording paused in."""
+        """Returns steps that ended by `until`, each once, except steps with a pause in them."""
         steps = self.steps.ended(until)
         for start, end in self._pauses if len(steps) else ():
             whole = (steps.ends <= start) | (steps.starts >= (FOREVER if end is None else end))
@@ -156,34 +157,34 @@ class FlightWindows(WindowRouter):
         return len(self._open)
 
     @property
-    def steps_kept(self) -> int:
-        """Steps that could be saved now, the one under way included."""
+    def steps_retained(self) -> int:
+        """Steps that could be saved now, including the current one."""
         return min(len(self.steps), self._settings.steps + 1)
 
     def began(self, at: int) -> int:
-        """When a step that began at `at`, in ns, went on after its last pause."""
+        """Returns when a step that began at `at`, in ns, resumed after its last pause; `at` without a pause."""
         last = self._pauses[-1][1] if self._pauses else None
         return at if last is None else max(at, last)
 
     def clamp(self, at: int) -> int:
-        """A time, in ns, that is not after the run's end."""
+        """Limits a time, in ns, to the run's end."""
         return at if self._run_end is None else min(at, max(self._run_end.at - 1, 0))
 
     def window_at(self, at: int) -> OpenWindow | None:
-        """The window that is open and holds this time."""
+        """Returns the open window that contains this time."""
         return next((window for window in self._open if window.start <= at < window.interval[1]), None)
 
     def saved_at(self, at: int) -> bool:
-        """Whether a window holds, or has held, this time."""
+        """Whether a window, open or closed, contains this time."""
         return at < self._saved_until
 
     def save(self, at: int, at_once: bool, now: int) -> OpenWindow:
-        """Opens a window with the last steps up to the one that `at` belongs to, and gives it what is kept of them.
+        """Opens a window with the last steps up to the one that contains `at`, and queues their retained blocks for it.
 
         Args:
-            at: time in ns; known are all events before it, and it is in no other window.
-            at_once: end at `at` instead of the end of the step and of those after it.
-            now: from when on the window waits for late sources.
+            at: time in ns. All events before it have arrived, and no other window contains it.
+            at_once: end the window at `at` instead of the end of the step and of those after it.
+            now: begin of the time that the window waits for late sources.
         """
         last = self.steps.find(at)
         start, notes = self._begin(last, at)
@@ -201,21 +202,21 @@ class FlightWindows(WindowRouter):
         else:
             self._ends[window.index] = ends_with
         self._saved_last = window.index
-        self._tell(window)
+        self._add_history(window)
         stop = window.interval[1]
-        blocks = [kept for kept in self.retention.blocks() if kept.last >= start and kept.first < stop]
-        for kept in blocks:
-            kept.wanted += 1
+        blocks = [block for block in self.retention.blocks() if block.last >= start and block.first < stop]
+        for block in blocks:
+            block.wanted += 1
         self._backlog[window.index] = deque(blocks)
         return window
 
     def end_at_once(self, window: OpenWindow, at: int, now: int) -> None:
-        """Ends a window that still waits for steps to follow."""
+        """Ends a window that still waits for further steps."""
         if window.end is None:
             self._end(window, max(at, window.start + 1), now, "the steps to follow were not waited for")
 
     def deliver(self) -> list[EventBatch] | None:
-        """What one more of the kept blocks gives to the windows that wait for it; `None` when nothing is left."""
+        """Returns the batches of one queued block; `None` if no block is queued."""
         if self._urgent:
             urgent, self._urgent = self._urgent, []
             self._released += sum(map(len, urgent))
@@ -223,15 +224,15 @@ class FlightWindows(WindowRouter):
         for window in self._open:
             backlog = self._backlog.get(window.index)
             if backlog:
-                batches = self._give_kept(window, backlog.popleft())
+                batches = self._deliver_retained(window, backlog.popleft())
                 self._released += sum(map(len, batches))
                 return batches
         return None
 
-    def let_go(self, until: int) -> None:
-        """Lets go of what is older than the last steps were at this time, in ns."""
+    def discard(self, until: int) -> None:
+        """Discards everything older than the last steps at this time, in ns."""
         horizon = self.steps.trim(min(until, self._watermark))
-        self.retention.let_go(horizon)
+        self.retention.discard(horizon)
         while self._pauses and (end := self._pauses[0][1]) is not None and end < horizon:
             self._pauses.popleft()
         while self._losses and self._losses[0].at < horizon:
@@ -239,8 +240,8 @@ class FlightWindows(WindowRouter):
         while self._absences and self._absences[0][2][1] < horizon:
             self._absences.popleft()
 
-    def end_keeping(self) -> list[EventBatch]:
-        """Lets go of everything; what windows still waited for is given to them first."""
+    def end_retention(self) -> list[EventBatch]:
+        """Returns the batches of all queued blocks, and discards everything."""
         batches: list[EventBatch] = []
         while (more := self.deliver()) is not None:
             batches += more
@@ -256,12 +257,12 @@ class FlightWindows(WindowRouter):
         return closed
 
     def kept(self) -> dict[str, int]:
-        """Events of each source that are kept and in no window."""
+        """Returns the number of retained events that are in no window, by source."""
         parts = (self._accepted, self._outside, self._late, self._superseded)
         return {source: count - sum(part[source] for part in parts) for source, count in list(self._seen.items())}
 
     def ledger(self) -> dict[str, SourceLedger]:
-        """Accounts of each source over the run; what is kept counts when it is let go."""
+        """Returns the accounts of each source over the run. Retained events count when they are discarded."""
         kept = self.kept()
         return {
             source: msgspec.structs.replace(known, produced=known.produced - kept.get(source, 0))
@@ -280,7 +281,7 @@ class FlightWindows(WindowRouter):
         return not self._backlog.get(window.index) and not self._urgent and super()._ready(window, now)
 
     def _settle(self) -> None:
-        """Of a window in the past all is kept until it is closed: blocks of any of its times may follow."""
+        """A window in the past retains all its state until it is closed, as blocks of any time may follow."""
 
     def _same_step(self, one: int, other: int) -> bool:
         return not len(self.steps) or self.steps.find(one) == self.steps.find(other)
@@ -298,7 +299,7 @@ class FlightWindows(WindowRouter):
         self._ends.pop(window.index, None)
 
     def _begin(self, last: int, at: int) -> tuple[int, list[str]]:
-        """When the window begins whose last step is number `last`, and why later than it should."""
+        """Returns the begin of a window with this last step, and notes if it begins later than requested."""
         notes: list[str] = []
         start = self.steps.mark(max(last - self._settings.steps + 1, self.steps.first)).ts
         early = min(self.retention.early, self._watermark)
@@ -323,8 +324,8 @@ class FlightWindows(WindowRouter):
         self._end(window, max(end.at, window.start + 1), now, "the run ended before the steps that were to be saved")
         window.cut_short = end.cut_short
 
-    def _tell(self, window: OpenWindow) -> None:
-        """Tells a new window what happened in its time: steps, pauses, losses."""
+    def _add_history(self, window: OpenWindow) -> None:
+        """Adds the steps, pauses and losses of a new window's time to it."""
         begin, stop = window.interval
         super().take_marks(self.steps.since(begin))
         window.gaps.clear()
@@ -342,49 +343,49 @@ class FlightWindows(WindowRouter):
         for source, why, (start, end) in self._absences:
             window.count_missing(source, why, start, end)
 
-    def _give(self, window: OpenWindow, kept: KeptBlock, events: Block, args: bytes) -> list[EventBatch]:
-        """The part of a block that belongs to a window; its events count as accepted, each once."""
+    def _deliver_block(self, window: OpenWindow, block: RetainedBlock, events: Block, args: bytes) -> list[EventBatch]:
+        """Returns the batches of a block's events that belong to a window. Each event counts once as accepted."""
         inside = touching_any(events, window.recorded)
         if not inside.any():
             return []
         gaps = inside & (events["kind"] == Kind.GAP)
         if gaps.any():
-            if kept.counted is not None:
+            if block.counted is not None:
                 events = events.copy()
-                events["id"][gaps & kept.counted] = 0
-            kept.counted = gaps if kept.counted is None else kept.counted | gaps
+                events["id"][gaps & block.counted] = 0
+            block.counted = gaps if block.counted is None else block.counted | gaps
         inside &= events["kind"] != Kind.GAP
-        new = inside if kept.taken is None else inside & ~kept.taken
-        kept.taken = inside if kept.taken is None else kept.taken | inside
-        self._accepted[kept.source] += int(new.sum())
-        return window.release(EventBatch(kept.source, window.index, window.take(kept.source, events), args))
+        new = inside if block.taken is None else inside & ~block.taken
+        block.taken = inside if block.taken is None else block.taken | inside
+        self._accepted[block.source] += int(new.sum())
+        return window.release(EventBatch(block.source, window.index, window.take(block.source, events), args))
 
-    def _give_kept(self, window: OpenWindow, kept: KeptBlock) -> list[EventBatch]:
-        kept.wanted -= 1
-        read = self.retention.read(kept)
+    def _deliver_retained(self, window: OpenWindow, block: RetainedBlock) -> list[EventBatch]:
+        block.wanted -= 1
+        read = self.retention.read(block)
         if read is None:
-            window.count_dropped(kept.source, "unreadable", kept.count)
+            window.count_dropped(block.source, "unreadable", block.count)
             return []
-        return self._give(window, kept, *read)
+        return self._deliver_block(window, block, *read)
 
-    def _leaving(self, kept: KeptBlock) -> None:
-        """A block is let go: windows that still wait for it get it now, and the rest of it is accounted for."""
-        for window in self._open if kept.wanted else ():
+    def _account_discarded(self, block: RetainedBlock) -> None:
+        """Before a block is discarded: queues it for windows that need it, and accounts for its other events."""
+        for window in self._open if block.wanted else ():
             backlog = self._backlog.get(window.index)
-            if backlog and kept in backlog:
-                backlog.remove(kept)
-                self._urgent += self._give_kept(window, kept)
-        near = any(kept.first < end and kept.last >= start for (start, end), _ in self._closed)
-        if kept.taken is None and not near:
-            self._outside[kept.source] += kept.count
+            if backlog and block in backlog:
+                backlog.remove(block)
+                self._urgent += self._deliver_retained(window, block)
+        near = any(block.first < end and block.last >= start for (start, end), _ in self._closed)
+        if block.taken is None and not near:
+            self._outside[block.source] += block.count
             return
-        read = self.retention.read(kept)
-        taken = np.zeros(0, np.bool_) if kept.taken is None else kept.taken
+        read = self.retention.read(block)
+        taken = np.zeros(0, np.bool_) if block.taken is None else block.taken
         if read is None:
-            self._outside[kept.source] += kept.count - int(taken.sum())
+            self._outside[block.source] += block.count - int(taken.sum())
             return
-        left = read[0]["kind"] != Kind.GAP
-        self._account(kept.source, read[0][left & ~taken] if len(taken) else read[0][left])
+        rest = read[0]["kind"] != Kind.GAP
+        self._account(block.source, read[0][rest & ~taken] if len(taken) else read[0][rest])
 
 
 def _mark_block(mark: StepMark, serial: int) -> Block:

@@ -1,4 +1,4 @@
-"""The flight recorder on the loop: what is kept, what fired, what is saved, which windows stay."""
+"""The flight recorder on the loop: asks the triggers, and opens, retains and deletes windows."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ FACTS = "flight"
 MAX_CAUSES = 64
 """Further triggers that are named in one window."""
 MAX_SAVING = 8
-"""Windows that may be on their way to the exporters; a storm of triggers must not pile them up."""
+"""Windows that wait for exporters at most. Triggers that fire again and again must not fill the memory."""
 
 
 class FlightStatistics(msgspec.Struct, frozen=True):
     """Accounts of the flight recorder."""
 
-    kept: RetentionStatistics
+    retained: RetentionStatistics
     triggers: WatchStatistics
-    steps_kept: int
-    """Those that could be saved now, the one under way included."""
+    steps_retained: int
+    """Steps that could be saved now, including the current one."""
     windows_saved: int
-    """Windows that were closed, those deleted since included."""
+    """Closed windows, including those deleted since."""
     windows_deleted: int
 
     def lines(self, *, closed: bool) -> Iterator[str]:
-        """The same in words.
+        """Yields lines for the report.
 
         Args:
-            closed: whether the run is over, so that nothing is kept any more.
+            closed: whether the run is over, so that nothing is retained.
         """
-        kept, triggers = self.kept, self.triggers
+        retained, triggers = self.retained, self.triggers
         if not closed:
-            steps = human_count(max(self.steps_kept - 1, 0), "step")
-            size = f"{human_count(kept.events, 'event')}, {kept.bytes / 2**20:,.1f} MiB"
+            steps = human_count(max(self.steps_retained - 1, 0), "step")
+            size = f"{human_count(retained.events, 'event')}, {retained.bytes / 2**20:,.1f} MiB"
             yield f"keeps {steps} and the one under way: {size}"
         fired = ", ".join(f"{reason} ({count:,})" for reason, count in triggers.fired.items())
         yield f"fired {human_count(sum(triggers.fired.values()), 'time')}: {fired}" if fired else "fired never"
@@ -57,8 +57,8 @@ class FlightStatistics(msgspec.Struct, frozen=True):
         yield f"saved {human_count(self.windows_saved, 'window')}{deleted}{already}"
 
     def notes(self, settings: FlightRecorder) -> Iterator[str]:
-        """What is not as it should be, or why there is nothing."""
-        kept, triggers = self.kept, self.triggers
+        """Yields a note for each problem, and the reason if nothing was saved."""
+        retained, triggers = self.retained, self.triggers
         if not triggers.windows:
             watched = ", ".join(trigger.name for trigger in settings.triggers) or "no trigger"
             yield f"nothing saved: of {watched} none fired, and save() was not called; the last steps were let go"
@@ -67,18 +67,18 @@ class FlightStatistics(msgspec.Struct, frozen=True):
             yield f"not saved ({why}): {counts}"
         if triggers.refused:
             yield f"not saved: {triggers.refused:,} calls of save() came faster than they could be looked at"
-        if kept.let_go_early:
+        if retained.discarded_early:
             yield (
-                f"kept too short: {kept.let_go_early:,} events were let go before {settings.steps:,} steps had passed, "
+                f"kept too short: {retained.discarded_early:,} events were let go before {settings.steps:,} steps had passed, "
                 f"to stay below FlightRecorder.max_bytes ({settings.max_bytes:,}); raise it, or keep fewer steps"
             )
-        if kept.heap_bytes:
+        if retained.heap_bytes:
             yield (
-                f"not safe from a kill: {kept.heap_bytes:,} bytes of the last steps are kept on the heap, as the session "
+                f"not safe from a kill: {retained.heap_bytes:,} bytes of the last steps are kept on the heap, as the session "
                 "directory cannot be written; see Options.session_dir"
             )
-        if kept.unreadable:
-            yield f"unreadable: {kept.unreadable:,} events in files of the session directory that were damaged"
+        if retained.unreadable:
+            yield f"unreadable: {retained.unreadable:,} events in files of the session directory that were damaged"
         for name, missed in triggers.missed.items():
             yield f"trigger {name!r} is behind: it did not see what happened in {human_count(missed, 'look')}"
         if triggers.errors:
@@ -104,24 +104,24 @@ class Flight:
         self.windows = FlightWindows(serial, linger_ns, fallback_track, settings, directory)
         self._saved = SavedWindows(settings.keep_newest, settings.keep_slowest)
         self._blocks: list[tuple[str, Block]] = []
-        self._told: dict[str, dict[str, int]] = {}
-        """What was suppressed by the time of the last window."""
+        self._reported: dict[str, dict[str, int]] = {}
+        """Counts of suppressed findings when the last window was opened."""
 
     @property
     def busy(self) -> bool:
         """Whether something fired that is not saved yet."""
         return self.watch.waiting
 
-    def settled(self, at: int) -> bool:
-        """Whether all is saved that fired by `at`, in ns."""
-        return self.watch.settled(at)
+    def resolved(self, at: int) -> bool:
+        """Whether all findings until `at`, in ns, were processed."""
+        return self.watch.resolved(at)
 
     def saw(self, source: str, events: Block) -> None:
-        """A block has arrived; the triggers are shown it with the next look."""
+        """Adds a block that has arrived, for the next look of the triggers."""
         self._blocks.append((source, events))
 
     def look(self, until: int) -> None:
-        """Everything up to this time, in ns, is known: asks the triggers, opens windows, lets go of what is old."""
+        """All events up to this time, in ns, have arrived: asks the triggers, opens windows and discards old blocks."""
         windows = self.windows
         blocks, self._blocks = self._blocks, []
         known = until
@@ -137,23 +137,23 @@ class Flight:
             for fired in self.watch.look(news):
                 self._save(fired, until)
             known = self.watch.known
-        windows.let_go(known)
+        windows.discard(known)
 
     def finished(self, window: Window) -> list[int]:
-        """A window is closed; the indices of those whose output is to be deleted now."""
+        """A window was closed. Returns the indices of windows whose output must be deleted now."""
         return self._saved.add(window)
 
     @property
-    def staying(self) -> tuple[int, ...]:
-        """The windows that were saved and not deleted since, the oldest first; from any thread."""
-        return self._saved.staying
+    def remaining(self) -> tuple[int, ...]:
+        """The windows that were saved and not deleted, the oldest first. Any thread may call."""
+        return self._saved.remaining
 
     def statistics(self) -> FlightStatistics:
         """Accounts so far."""
         return FlightStatistics(
-            kept=self.windows.retention.statistics(),
+            retained=self.windows.retention.statistics(),
             triggers=self.watch.statistics(),
-            steps_kept=self.windows.steps_kept,
+            steps_retained=self.windows.steps_retained,
             windows_saved=self._saved.saved,
             windows_deleted=self._saved.discarded,
         )
@@ -187,7 +187,7 @@ class Flight:
             window.notes += self._suppressed()
 
     def _refusal(self, fired: Fired, step: int) -> str:
-        """Why a window is not to be opened, empty if it is."""
+        """Why no window may be opened; empty if it may."""
         if not fired.always and self.windows.open_count + self._unwritten() >= MAX_SAVING:
             return "busy"
         return self.watch.refusal(fired, step)
@@ -199,15 +199,15 @@ class Flight:
             window.notes.append(_sentence(about))
 
     def _suppressed(self) -> list[str]:
-        """What did not save since the last window was opened."""
+        """A note on findings that were suppressed since the last window was opened."""
         counts = self.watch.statistics().suppressed
         new = [
             f"{reason} {human_count(more, 'time')} ({why})"
             for why, reasons in counts.items()
             for reason, count in reasons.items()
-            if (more := count - self._told.get(why, {}).get(reason, 0))
+            if (more := count - self._reported.get(why, {}).get(reason, 0))
         ]
-        self._told = counts
+        self._reported = counts
         return [f"fired before and did not save: {', '.join(new)}"] if new else []
 
 

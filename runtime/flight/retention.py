@@ -1,4 +1,4 @@
-"""What the flight recorder keeps: the blocks of the last steps, within a limit of bytes."""
+"""Retention of the flight recorder: the blocks of the last steps, within a limit of bytes."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.flight.kept_segment import Segment
+from stepscope.runtime.flight.segment import Segment
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.session.directory import KEPT_PREFIX
 
 OVERHEAD = 512
-"""Bytes that the account of a block is taken to need."""
+"""Assumed size of a `RetainedBlock`, in bytes."""
 
 
-class KeptBlock(msgspec.Struct, eq=False):
-    """Where a block is, and which of its events went into a window."""
+class RetainedBlock(msgspec.Struct, eq=False):
+    """Position of a block, and a record of which events were saved in a window."""
 
     source: str
     count: int
-    """Events, gaps apart."""
+    """Number of events, without gaps."""
     first: int
     last: int
     """First begin and last end of its events, in ns."""
@@ -36,61 +36,61 @@ class KeptBlock(msgspec.Struct, eq=False):
     at: int
     size: int
     taken: NDArray[np.bool_] | None = None
-    """Which events are in some window; `None`: none is."""
+    """Mask of events that are in a window; `None` if none is."""
     counted: NDArray[np.bool_] | None = None
-    """Which of its gaps some window counts."""
+    """Mask of gaps that a window has counted."""
     wanted: int = 0
-    """Windows that are yet to be given it."""
+    """Number of windows that still need it."""
 
 
 class RetentionStatistics(msgspec.Struct, frozen=True):
-    """Accounts of what is kept."""
+    """Accounts of the retained events."""
 
     events: int
-    """Kept now."""
+    """Retained now."""
     bytes: int
     peak_bytes: int
-    let_go: int
-    """Events that were let go, in windows or not."""
-    let_go_early: int
-    """Of these, those that were let go to stay below the limit, before their steps had passed."""
+    discarded: int
+    """Discarded events, saved in windows or not."""
+    discarded_early: int
+    """Of these, events that had to be discarded before their time, to stay below the limit."""
     heap_bytes: int
-    """Kept now where a killed process would not leave them, as the session directory could not be written."""
+    """Retained now in memory that a kill loses, because the session directory could not be written."""
     unreadable: int
-    """Events whose file had been damaged when they were wanted."""
+    """Events in files that were damaged."""
 
 
 class Retention:
-    """Blocks in the order of their arrival, in segments that are let go whole.
+    """Blocks in the order of their arrival, in segments that are discarded as a whole.
 
-    A segment is let go when all of its events ended before the time that is asked for, or when room is needed: then the
-    oldest one goes, whatever it holds.
+    A segment is discarded when all its events ended before the requested time. If the limit is reached, the oldest segment is
+    discarded in any case.
     """
 
     def __init__(
-        self, directory: Path | None, profiler: int, max_bytes: int, leaving: Callable[[KeptBlock], None]
+        self, directory: Path | None, profiler: int, max_bytes: int, before_discard: Callable[[RetainedBlock], None]
     ) -> None:
         """
         Args:
-            directory: of the session; `None` keeps everything on the heap.
-            profiler: its number, in the names of the files.
-            max_bytes: what may be kept.
-            leaving: is called with each block that is about to be let go, while it can be read.
+            directory: of the session; `None` to retain everything in memory.
+            profiler: its number, for the names of the files.
+            max_bytes: the limit.
+            before_discard: called with each block before it is discarded, while it can still be read.
         """
         self.early = -1
-        """Latest end of an event that was let go early, in ns."""
+        """Latest end of an event that was discarded early, in ns."""
         self._directory = directory
         self._profiler = profiler
         self._max = max_bytes
         self._piece = min(max(max_bytes // 32, 1 << 15), fmt.CHUNK_BYTES)
-        self._leaving = leaving
-        self._segments: deque[tuple[Segment, list[KeptBlock]]] = deque()
+        self._before_discard = before_discard
+        self._segments: deque[tuple[Segment, list[RetainedBlock]]] = deque()
         self._number = 0
-        self._bytes = self._peak = self._events = self._let_go = self._let_go_early = self._unreadable = 0
+        self._bytes = self._peak = self._events = self._discarded = self._discarded_early = self._unreadable = 0
         _open.add(self)
 
-    def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[KeptBlock, Block, bytes]]:
-        """Keeps a block, in pieces; yields each with what it holds, once it is kept."""
+    def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[RetainedBlock, Block, bytes]]:
+        """Retains a block in pieces. Yields each piece with its events and arguments after it was written."""
         for piece, heap, _ in fmt.split_events(events, args, self._piece):
             ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compression="")
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
@@ -99,7 +99,7 @@ class Retention:
             segment = self._segment()
             at, size = self._append(segment, payload, flags)
             segment, blocks = self._segments[-1]
-            kept = KeptBlock(
+            block = RetainedBlock(
                 source=source,
                 count=int((piece["kind"] != int(Kind.GAP)).sum()),
                 first=int(piece["ts"].min()),
@@ -108,36 +108,36 @@ class Retention:
                 at=at,
                 size=size,
             )
-            segment.last = max(segment.last, kept.last)
-            blocks.append(kept)
+            segment.last = max(segment.last, block.last)
+            blocks.append(block)
             self._bytes += OVERHEAD
-            self._events += kept.count
+            self._events += block.count
             self._peak = max(self._peak, self._bytes)
-            yield kept, piece, heap
+            yield block, piece, heap
 
-    def blocks(self) -> Iterator[KeptBlock]:
-        """What is kept, in the order of its arrival."""
+    def blocks(self) -> Iterator[RetainedBlock]:
+        """Yields the retained blocks in the order of their arrival."""
         for _, blocks in self._segments:
             yield from blocks
 
-    def read(self, kept: KeptBlock) -> tuple[Block, bytes] | None:
-        """The events of a block and their arguments; `None`, counted, if its file was damaged."""
-        payload = kept.segment.read(kept.at, kept.size)
+    def read(self, block: RetainedBlock) -> tuple[Block, bytes] | None:
+        """Returns the events of a block and their arguments; `None`, and counts them, if the file was damaged."""
+        payload = block.segment.read(block.at, block.size)
         decoded = None if payload is None else fmt.decode_events(payload, 0)
         if decoded is None:
-            self._unreadable += kept.count
+            self._unreadable += block.count
             return None
         return decoded[1], bytes(decoded[2])
 
-    def let_go(self, before: int) -> None:
-        """Lets go of the segments whose events all ended before this time, in ns, and which no window waits for."""
+    def discard(self, before: int) -> None:
+        """Discards the segments whose events all ended before this time, in ns, and which no window needs."""
         for index in range(len(self._segments) - 2, -1, -1):
             segment, blocks = self._segments[index]
             if segment.last <= before and not any(block.wanted for block in blocks):
                 self._remove(index)
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Discards everything."""
         while self._segments:
             self._remove(0)
 
@@ -153,8 +153,8 @@ class Retention:
             events=self._events,
             bytes=self._bytes,
             peak_bytes=self._peak,
-            let_go=self._let_go,
-            let_go_early=self._let_go_early,
+            discarded=self._discarded,
+            discarded_early=self._discarded_early,
             heap_bytes=sum(segment.size for segment, _ in self._segments if not segment.in_file),
             unreadable=self._unreadable,
         )
@@ -188,10 +188,10 @@ class Retention:
     def _remove(self, index: int, early: bool = False) -> None:
         segment, blocks = self._segments[index]
         for block in blocks:
-            self._leaving(block)
+            self._before_discard(block)
             self._events -= block.count
-            self._let_go += block.count
-            self._let_go_early += block.count if early else 0
+            self._discarded += block.count
+            self._discarded_early += block.count if early else 0
         if early:
             self.early = max(self.early, segment.last)
         del self._segments[index]

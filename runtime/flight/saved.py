@@ -1,4 +1,4 @@
-"""Which of the windows that were saved are kept."""
+"""Retention of saved windows: the newest and the slowest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SavedWindow(msgspec.Struct, frozen=True):
 
 
 class SavedWindows:
-    """The newest and the slowest; whatever is neither is to be deleted."""
+    """The newest and the slowest saved windows. All others must be deleted."""
 
     def __init__(self, keep_newest: int, keep_slowest: int) -> None:
         self._newest = keep_newest
@@ -28,26 +28,26 @@ class SavedWindows:
         self.discarded = 0
 
     @property
-    def staying(self) -> tuple[int, ...]:
-        """Those that are neither deleted nor to be, the oldest first."""
+    def remaining(self) -> tuple[int, ...]:
+        """Windows that are retained, the oldest first."""
         return tuple(saved.index for saved in self._kept)
 
     def add(self, window: Window) -> list[int]:
-        """Takes note of a window; the indices of those that are to be deleted now, this one among them or not."""
+        """Adds a window. Returns the indices of windows that must be deleted now, perhaps including this one."""
         self.saved += 1
         slowest = max((step.end_ns - step.start_ns for step in window.steps), default=window.end_ns - window.start_ns)
         self._kept.append(SavedWindow(window.index, slowest))
         by_age = sorted(self._kept, key=lambda saved: saved.index, reverse=True)
         by_time = sorted(self._kept, key=lambda saved: (saved.slowest_ns, -saved.index), reverse=True)
-        staying = {saved.index for saved in (*by_age[: self._newest], *by_time[: self._slowest])}
-        leaving = [saved.index for saved in self._kept if saved.index not in staying]
-        self._kept = [saved for saved in self._kept if saved.index in staying]
-        self.discarded += len(leaving)
-        return leaving
+        remaining = {saved.index for saved in (*by_age[: self._newest], *by_time[: self._slowest])}
+        discarded = [saved.index for saved in self._kept if saved.index not in remaining]
+        self._kept = [saved for saved in self._kept if saved.index in remaining]
+        self.discarded += len(discarded)
+        return discarded
 
 
 def window_name(index: int, facts: object) -> str:
-    """A name for a file of a saved window: its index, and the step and reason that its metadata tell."""
+    """Returns a file name for a saved window: its index, and the step and reason in its metadata."""
     text = f"{index:06}"
     if isinstance(facts, dict):
         known: dict[object, object] = facts  # pyright: ignore[reportUnknownVariableType]

@@ -22,9 +22,9 @@ MAX_STEPS = 1 << 16
 
 
 class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keeps the last steps at all times, and saves them as a window when a trigger fires: `trace(keep_last=...)`.
+    """Retains the last steps at all times, and saves them as a window when a trigger fires: `trace(keep_last=...)`.
 
-    No event is in two windows: where triggers follow one another closely, a window begins where the one before ended.
+    No event is in two windows: if triggers fire in quick succession, a window begins where the previous one ended.
 
     Raises:
         ValueError: for a value out of its range, or two triggers of one name; names the field.
@@ -34,31 +34,31 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
     __unchecked__ = ("triggers",)
 
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
-    """Steps that a window holds, the one in which the trigger fired included."""
+    """Steps of a window, including the one in which the trigger fired."""
     triggers: tuple[Trigger, ...] = (SlowStep(), Raised(), NotFinite(), MemoryHigh(), Stalled(), Terminated())
-    """What saves, besides `Profiler.save`. Each by its name, once."""
+    """Triggers that save, in addition to `Profiler.save`. Their names must differ."""
     cooldown: Annotated[float, msgspec.Meta(ge=0)] = 30.0
-    """Seconds after a trigger has saved in which the same trigger does not save again, unless it finds something twice as
-    bad, such as a step of twice the time; it is counted."""
+    """Seconds after a save in which the same trigger only counts. A finding that is twice as bad, such as a step of twice the
+    time, saves all the same."""
     cooldown_steps: Whole = 0
     """The same in steps; both must have passed."""
     after: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)] = 0
-    """Steps after the one of the trigger that are saved as well."""
+    """Steps after the one of the trigger that are saved, too."""
     keep_newest: Whole = 8
-    """Saved windows that are kept because they are the newest; others are deleted, unless they are among the slowest."""
+    """Number of newest saved windows to retain. A window that is neither among the newest nor the slowest is deleted."""
     keep_slowest: Whole = 8
-    """Saved windows that are kept because their slowest step is among the slowest."""
+    """Number of saved windows to retain because their slowest step is among the slowest."""
     max_windows: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Windows that are saved in all, those deleted since included; what fires later is counted only."""
+    """Limit of saved windows, including those deleted since. After that, triggers only count."""
     max_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 128 << 20
-    """What may be kept in memory; steps that do not fit are let go before their time, and windows say so."""
+    """Memory for retained steps. Older steps that do not fit are discarded early, and windows have a note of that."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given: Any = self.triggers
-        if not isinstance(given, list | tuple):
+        triggers: Any = self.triggers
+        if not isinstance(triggers, list | tuple):
             raise TypeError(
-                f"FlightRecorder.triggers must be a tuple of triggers, {got(given)}; write triggers=({_likely(given)},)"
+                f"FlightRecorder.triggers must be a tuple of triggers, {got(triggers)}; write triggers=({_likely(triggers)},)"
             )
         for trigger in self.triggers:
             if isinstance(trigger, type) or not isinstance(trigger, Trigger):
@@ -78,12 +78,12 @@ class FlightRecorder(Checked, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ValueError("FlightRecorder.keep_newest and keep_slowest are both 0: nothing that is saved would stay")
 
 
-def _likely(given: object) -> str:
-    """What was probably meant by something that is no trigger: a class that was not called, or a trigger's name."""
+def _likely(value: object) -> str:
+    """Suggests a trigger for a value that is none: a class that was not called, or the name of a trigger."""
     kinds = (SlowStep, Raised, NotFinite, MemoryHigh, Stalled, Terminated)
-    if isinstance(given, Trigger) and not isinstance(given, type):
-        return f"{type(given).__name__}(...)"
+    if isinstance(value, Trigger) and not isinstance(value, type):
+        return f"{type(value).__name__}(...)"
     return next(
-        (f"stepscope.triggers.{kind.__name__}()" for kind in kinds if given is kind or given == kind().name),
+        (f"stepscope.triggers.{kind.__name__}()" for kind in kinds if value is kind or value == kind().name),
         "stepscope.triggers.SlowStep()",
     )

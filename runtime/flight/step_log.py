@@ -1,4 +1,4 @@
-"""When the last steps began: what a window that is opened afterwards is measured by."""
+"""The step marks of the last steps, from which windows in the past get their borders."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from stepscope.runtime.windows.step_marks import StepMark
 
 
 class StepLog:
-    """The marks of the last steps, numbered from 0 in the order of their times, whatever numbers the steps have."""
+    """The marks of the last steps. They are numbered from 0 in the order of their times, independent of `step_num`."""
 
-    def __init__(self, keep: int) -> None:
-        """Args: steps that ended and are kept, besides the one under way."""
-        self._keep = keep
+    def __init__(self, capacity: int) -> None:
+        """Args: number of ended steps to retain, in addition to the current one."""
+        self._capacity = capacity
         self._marks: Block = empty_block()
         self._first = 0
         self._judged = 0
 
     def __len__(self) -> int:
-        """Marks that are kept."""
+        """Number of retained marks."""
         return len(self._marks)
 
     @property
     def first(self) -> int:
-        """Number of the oldest mark that is kept."""
+        """Number of the oldest retained mark."""
         return self._first
 
     @property
@@ -34,7 +34,7 @@ class StepLog:
         return self._first + len(self._marks)
 
     def add(self, marks: Block) -> None:
-        """Adds marks; those that are known already change nothing."""
+        """Adds marks. Known marks are ignored."""
         if not len(marks):
             return
         if len(self._marks) and int(marks["ts"].min()) <= int(self._marks["ts"][-1]):
@@ -43,7 +43,7 @@ class StepLog:
         self._marks = joined[np.argsort(joined["ts"], kind="stable")]
 
     def mark(self, number: int) -> StepMark:
-        """A mark that is kept."""
+        """Returns a retained mark."""
         row = self._marks[number - self._first]
         return StepMark(int(row["ts"]), int(row["step"]), int(row["track"]), int(row["parent"]))
 
@@ -66,13 +66,13 @@ class StepLog:
         return StepTimes(rows["step"][:-1].astype(np.int64), ts[:-1], ts[1:])
 
     def trim(self, until: int) -> int:
-        """Lets go of steps older than the last ones at a time, in ns; the time from which on steps are kept."""
+        """Removes steps older than the last ones at a time, in ns. Returns the time from which on steps are retained."""
         if not len(self._marks):
             return 0
-        surplus = max(int(np.searchsorted(self._marks["ts"], until, side="right")) - self._keep - 1, 0)
+        surplus = max(int(np.searchsorted(self._marks["ts"], until, side="right")) - self._capacity - 1, 0)
         horizon = int(self._marks["ts"][surplus])
-        # Half as many again may gather, so that each look copies few.
-        if surplus > self._keep // 2 + 64:
+        # Removal waits for a surplus of half the capacity, so that marks are seldom copied.
+        if surplus > self._capacity // 2 + 64:
             self._marks = self._marks[surplus:].copy()
             self._first += surplus
         return horizon

@@ -1,4 +1,4 @@
-"""The watch: asks the triggers, and decides what is saved."""
+"""The trigger watch: asks the triggers, and decides which findings are saved."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from stepscope.runtime.flight.triggers.trigger_thread import Answer, TriggerThre
 MAX_WAITING = 256
 """Calls of `save` that may wait for the loop."""
 MAX_REASONS = 256
-"""Reasons that are told apart; the reasons of calls are the user's, and may be without number."""
-
+"""Reasons with counts of their own; further ones count as `other`, as the program chooses the reasons of `save`."""
 
 WORSE = 2.0
-"""What is so many times as bad as what was saved last is saved although the cool-down has not passed."""
+"""A finding whose severity is this many times that of the last saved one is saved despite the cool-down."""
 
 
 class Fired(msgspec.Struct, frozen=True):
     """A trigger fired."""
 
     reason: str
-    """Name of the trigger, or what the call of `save` said."""
+    """Name of the trigger, or the argument of `save`."""
     finding: Finding
     always: bool = False
-    """The cool-down does not hold: the run ends with it."""
+    """Ignores the cool-down, because the run ends with this finding."""
 
 
 class WatchStatistics(msgspec.Struct, frozen=True):
@@ -40,28 +39,27 @@ class WatchStatistics(msgspec.Struct, frozen=True):
     windows: int
     """Windows that were opened."""
     joined: dict[str, int]
-    """Fired in a step that was saved, or being saved, already."""
+    """Fired in a step that a window contains already."""
     suppressed: dict[str, dict[str, int]]
-    """Did not save, by why (`cooldown`, `max_windows`, `busy`, `too many` at once) and reason."""
+    """Not saved, by cause (`cooldown`, `max_windows`, `busy`, `too many` at once) and reason."""
     waiting: int
     refused: int
-    """Calls of `save` that were too many at a time to be looked at."""
+    """Calls of `save` that were refused because too many waited."""
     errors: int
     missed: dict[str, int] = {}
-    """Looks that triggers of the program missed, because too many waited for them."""
+    """Looks that triggers of the program missed, because too many looks waited."""
 
 
 class TriggerWatch:
-    """One evaluator for each trigger, and the calls of `save`. Evaluators of the program's triggers are on threads of their
-    own."""
+    """Has one evaluator for each trigger, and the queue of `save` calls. Each trigger of the program has its own thread."""
 
     def __init__(self, settings: FlightRecorder) -> None:
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
-        """By evaluators."""
+        """Exceptions of evaluators."""
         self.known = 0
-        """Up to when, in ns, all that triggers find was taken at the last look."""
+        """Time, in ns, up to which the findings of all triggers were collected by the last look."""
         self._settings = settings
-        # Appended to by any thread and by signal handlers: a deque needs no lock for that.
+        # Any thread and signal handlers append: a deque needs no lock for that.
         self._calls: deque[Fired] = deque()
         self._waiting: list[Fired] = []
         self._last: dict[str, tuple[int, int, float]] = {}
@@ -70,20 +68,17 @@ class TriggerWatch:
         self._suppressed: dict[str, Counter[str]] = {}
         self._windows = self._refused = 0
         self._evaluators: list[tuple[str, Evaluator]] = []
-        self._beside: list[TriggerThread] = []
+        self._threads: list[TriggerThread] = []
         for trigger in settings.triggers:
             if _is_ours(trigger):
                 self._evaluators.append((trigger.name, trigger.evaluator()))
             else:
-                self._beside.append(TriggerThread(trigger))
+                self._threads.append(TriggerThread(trigger))
 
     # from any thread
 
     def call(self, fired: Fired) -> bool:
-        """Takes a call of `save`, to be looked at with the others that wait; false if they are too many.
-
-        What ends the run is not among those that may be too many.
-        """
+        """Queues a call of `save`. Returns whether there was room; a finding with `always` is never refused."""
         if len(self._calls) >= MAX_WAITING and not fired.always:
             self._refused += 1
             return False
@@ -94,44 +89,44 @@ class TriggerWatch:
 
     @property
     def waiting(self) -> bool:
-        """Whether something fired that was not looked at yet, or may fire for what triggers look at now."""
-        return bool(self._calls or self._waiting) or any(beside.waited_for for beside in self._beside)
+        """Whether findings wait to be processed, or a trigger's thread is at work."""
+        return bool(self._calls or self._waiting) or any(thread.waited_for for thread in self._threads)
 
-    def settled(self, at: int) -> bool:
-        """Whether all was looked at that fired by `at`, in ns."""
-        return not (self._calls or self._waiting) and all(beside.settled(at) for beside in self._beside)
+    def resolved(self, at: int) -> bool:
+        """Whether all findings until `at`, in ns, were processed."""
+        return not (self._calls or self._waiting) and all(thread.resolved(at) for thread in self._threads)
 
     def take_calls(self) -> None:
-        """Takes the calls that came so far."""
+        """Counts the queued calls of `save`, for the next look."""
         while self._calls:
             self._note(self._calls.popleft())
 
     def look(self, news: News) -> list[Fired]:
-        """What has fired, in the order of its times, up to when all triggers know everything."""
+        """Asks all triggers. Returns the findings, by time, up to the time that all triggers have seen (`known`)."""
         for name, evaluator in self._evaluators:
             self._take(name, ask(evaluator, news), news.now)
         self.known = news.now
-        for beside in self._beside:
+        for thread in self._threads:
             try:
-                beside.look(news)
+                thread.look(news)
             except RuntimeError as error:  # there is no thread for it
-                self.raised.record_and_log("look", error, f"trigger {beside.name!r}")
+                self.raised.record_and_log("look", error, f"trigger {thread.name!r}")
             self.known = min(
-                self.known, beside.seen(news.now)
+                self.known, thread.seen(news.now)
             )  # before the answers: more may come while they are taken
-            for answer in beside.answers():
-                self._take(beside.name, answer, news.now)
+            for answer in thread.answers():
+                self._take(thread.name, answer, news.now)
         due = sorted((fired for fired in self._waiting if fired.finding.at <= self.known), key=lambda f: f.finding.at)
         self._waiting = [fired for fired in self._waiting if fired.finding.at > self.known]
         return due
 
     def end(self) -> None:
-        """Nobody looks any more."""
-        for beside in self._beside:
-            beside.end()
+        """Ends the threads of triggers."""
+        for thread in self._threads:
+            thread.end()
 
     def refusal(self, fired: Fired, step: int) -> str:
-        """Why a window is not to be opened for this, empty if it is."""
+        """Why no window may be opened for this; empty if one may."""
         settings = self._settings
         if settings.max_windows is not None and self._windows >= settings.max_windows:
             return "max_windows"
@@ -144,16 +139,16 @@ class TriggerWatch:
         return "cooldown" if soon else ""
 
     def opened(self, fired: Fired, step: int) -> None:
-        """A window was opened for this."""
+        """Counts a window that was opened for this."""
         self._windows += 1
         self._last[fired.reason] = (fired.finding.at, step, fired.finding.severity)
 
     def joined(self, fired: Fired) -> None:
-        """A window has, or had, its step already."""
+        """Counts a finding whose step a window contains already."""
         self._joined[fired.reason] += 1
 
     def suppress(self, fired: Fired, why: str) -> None:
-        """Nothing is saved for this."""
+        """Counts a finding that is not saved."""
         self._suppressed.setdefault(why, Counter())[fired.reason] += 1
 
     def statistics(self) -> WatchStatistics:
@@ -166,7 +161,7 @@ class TriggerWatch:
             waiting=len(self._waiting),
             refused=self._refused,
             errors=self.raised.count,
-            missed={beside.name: beside.missed for beside in self._beside if beside.missed},
+            missed={thread.name: thread.missed for thread in self._threads if thread.missed},
         )
 
     def _note(self, fired: Fired) -> None:
@@ -183,11 +178,11 @@ class TriggerWatch:
             self._fired[name] += answer.more
             self._suppressed.setdefault("too many", Counter())[name] += answer.more
         for finding in answer.found:
-            # What is said to be in the future would be waited for at the end of the run.
+            # A finding in the future would delay the end of the run.
             self._note(Fired(name, msgspec.structs.replace(finding, at=min(finding.at, now))))
 
 
 def _is_ours(trigger: Trigger) -> bool:
-    """Whether a trigger runs nothing of the program."""
+    """Whether a trigger runs no code of the program."""
     asks = isinstance(trigger, MemoryHigh) and trigger.device is not None
     return type(trigger).__module__.startswith(f"{__package__}.") and not asks

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.accounting.sums import added_up
+from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 
@@ -77,7 +76,7 @@ def together(several: Iterable[GivenUp]) -> GivenUp:
         others, windows = min(others + one.others, _MOST), min(windows + one.windows, _MOST)
         if one.ledger is not None:
             ledgers.append(one.ledger)
-    return GivenUp(events, others, windows, added_up(ledgers) if ledgers else None)
+    return GivenUp(events, others, windows, sum_ledgers(ledgers) if ledgers else None)
 
 
 _decode = msgspec.msgpack.Decoder(GivenUp).decode

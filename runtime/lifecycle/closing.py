@@ -1,4 +1,4 @@
-"""What is left to do for closing a profiler when nothing more is recorded, on a thread of its own."""
+"""Closes a profiler on a separate thread, after its recording has ended."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ from stepscope.runtime.threads.one_shot import OneShot
 log = logging.getLogger("stepscope")
 
 OVERRUN = 0.35
-"""Seconds that closing may take beyond `Options.close_timeout` before the loop is given up."""
+"""Seconds beyond `Options.close_timeout` after which the caller stops waiting for the loop."""
 MANY = 100
-"""Windows that wait to be closed, from which on they may be what takes long."""
+"""If so many windows wait to be closed, they may be the reason for the delay."""
 JOINING = 0.1
-"""Seconds beyond `Options.close_timeout` in which threads that have done their work may end."""
+"""Seconds beyond `Options.close_timeout` to wait for threads whose work is done."""
 LATE_CLOSING_S = 5.0
-"""How long the interpreter's exit waits for closings that have passed their deadline."""
-LOOK_S = 0.02
-"""Between two looks at whether a late closing has ended."""
+"""Seconds that the interpreter's exit waits for closings past their deadline."""
+POLL_S = 0.02
+"""Seconds between two checks whether a late closing has ended."""
 
 _unfinished: set[CloseProcedure] = set()
 """Closings that have begun and not ended, without those whose loop is blocked by a `derive` of a backend."""
 
 
 class CloseProcedure:
-    """Closes a profiler's backends, windows and exporters on the loop, and says so in its directory when that is done.
+    """Closes a profiler's backends, windows and exporters on the loop, and then removes the note of the run.
 
-    Where the loop does not get done with it, it is given up, because the caller's deadline counts. Nothing is deleted then:
-    the session stays when the process ends, with the note of the run that says where it is, for `stepscope recover`. Should
-    the loop go on after all, closing is completed.
+    If the loop does not finish by the deadline, the caller stops waiting (`given_up`). The session and the note of the run
+    then stay for `stepscope recover`. If the loop finishes later, closing is completed.
     """
 
     def __init__(
@@ -58,9 +57,9 @@ class CloseProcedure:
         output: Output,
     ) -> None:
         self.given_up = False
-        """Whether something that was recorded has not been delivered, as far as is known now."""
+        """Whether the loop missed the deadline, so that recorded events may not have been delivered."""
         self.note = ""
-        """What is to be said of that."""
+        """A note on that for diagnostics."""
         self._name = name
         self._options = options
         self._hub = hub_
@@ -70,11 +69,11 @@ class CloseProcedure:
         self._output = output
 
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
-        """Does it.
+        """Closes the profiler.
 
         Args:
-            bound: sources that other threads may have to change first.
-            closes_by: when it is to be done, in ns.
+            bound: sources that must be stopped on other threads first.
+            closes_by: returns the deadline, in ns.
         """
         _unfinished.add(self)
         deadline = closes_by()
@@ -99,10 +98,11 @@ class CloseProcedure:
             join(max(until - clock.now(), 0) / 1e9)
 
     def _late(self, removal: OneShot[None], closed: int) -> str:
-        """Waits as long as closing may overrun its deadline; why it has not ended then, empty if it has.
+        """Waits `OVERRUN` seconds longer. Returns the reason if closing has not ended by then, else an empty text.
 
         Args:
-            closed: windows that were closed before closing began.
+            removal: the removal of the pipeline from the loop.
+            closed: number of windows that were closed before closing began.
         """
         before = self._pipeline.statistics()
         answer = self._hub.start(anyio.lowlevel.checkpoint)
@@ -110,18 +110,18 @@ class CloseProcedure:
             return ""
         now = self._pipeline.statistics()
         waited = now.windows.opened - closed
-        # Many windows are sorted and closed in one turn of the loop, which answers nobody meanwhile.
+        # The loop closes many windows in one turn, and does not answer meanwhile.
         if waited >= MANY and (answer.done or (now.windows, now.offered) != (before.windows, before.offered)):
             return f"{human_count(waited, 'window')} waited, more than there was time for"
         if answer.done:
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
         if blocked:
-            _unfinished.discard(self)  # nobody knows whether it will ever return
+            _unfinished.discard(self)  # it may never return
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
 
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
-        """Ends a closing that was given up, and logs that nothing is left to recover."""
+        """Completes a closing after its deadline, and logs that there is nothing to recover."""
         self._end(removal)
         if not self.given_up:
             log.warning(
@@ -131,14 +131,14 @@ class CloseProcedure:
             )
 
     def _end(self, removal: OneShot[None]) -> None:
-        """Waits until the pipeline is closed, or could not be."""
+        """Waits until the pipeline was closed or has failed."""
         try:
             removal.result()
             if self._accounts is not None:
                 self._hub.do(self._accounts.close)
             self._output.finish()
             self.given_up = False
-        except BaseException as error:  # a fault of ours, or the end of the loop
+        except BaseException as error:  # an internal error, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)
             self._give_up("it failed: please report it")
         try:
@@ -160,14 +160,14 @@ class CloseProcedure:
 
 
 def wait_for_late_closings() -> None:
-    """Waits at the interpreter's exit for closings that have passed their deadline, as on a machine that is overloaded, for
-    `LATE_CLOSING_S` at most: a process that ends sooner leaves its session directory behind.
+    """Waits at the interpreter's exit for closings past their deadline, `LATE_CLOSING_S` at most. Otherwise the session
+    directory of an overloaded process would stay.
 
     There is no wait for a closing whose loop is blocked.
     """
     deadline = time.monotonic() + LATE_CLOSING_S
     while _unfinished and time.monotonic() < deadline:
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 os.register_at_fork(after_in_child=_unfinished.clear)

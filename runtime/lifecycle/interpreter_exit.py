@@ -1,9 +1,8 @@
-"""What happens when the interpreter exits with a profiler open: it is closed, within its deadline.
+"""Closes open profilers, within their deadlines, when the interpreter exits.
 
-CPython first calls the functions of `threading._register_atexit`, then waits for threads that are no daemons, then
-calls those of `atexit`, when the newer versions start no thread any more. A profiler is closed by the first, while every
-pool of threads still works, unless other threads go on: then a thread of ours, for which CPython waits as well, closes it
-when they have ended.
+CPython first calls the functions of `threading._register_atexit`, then waits for non-daemon threads, and then calls those of
+`atexit`, when newer versions cannot start threads. Profilers are closed in the first phase, while pools of threads still work.
+If other threads of the program still run, a non-daemon thread closes the profilers after these threads have ended.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
 log = logging.getLogger("stepscope")
 
 LOOK = 0.05
-"""Seconds between two looks at whether the interpreter still waits."""
+"""Seconds between two checks whether the interpreter still waits."""
 
 _open: Collection[StepController] = ()
 """Profilers that are to be closed."""
 _close_all: Callable[[], None] = call_before_close
 _last: Thread | None = None
-"""Closes when the program's threads have ended."""
+"""The thread that closes profilers after the program's threads have ended."""
 _at_once = Event()
 
 
@@ -47,7 +46,7 @@ def close_at_exit(profilers: Collection[StepController], close_all: Callable[[],
 
 
 def _close() -> None:
-    """The main thread has done its work."""
+    """Called when the main thread has ended its work."""
     global _last
     start_also_at_exit()
     try:
@@ -64,9 +63,9 @@ def _close() -> None:
                 ", ".join(thread.name for thread in others[:3]),
             )
     except RuntimeError:
-        pass  # the system gives no further thread
+        pass  # the system refuses a further thread
     except BaseException:
-        # Ctrl-C, as a thread may press it that saw the main thread end: the interpreter waits for no thread any more.
+        # Ctrl-C: the interpreter does not wait for threads any more.
         _at_once.set()
         _close_all()
         raise
@@ -75,7 +74,7 @@ def _close() -> None:
 
 
 def _used_here() -> bool:
-    """Whether an open profiler is stepped by this thread, or has a backend that only this one can stop."""
+    """Whether this thread steps an open profiler, or must stop a backend of one."""
     return any(
         each._stepper == get_ident()  # pyright: ignore[reportPrivateUsage]
         or any(source.open and source.here for source in each._bound())  # pyright: ignore[reportPrivateUsage]
@@ -84,7 +83,7 @@ def _used_here() -> bool:
 
 
 def _at_work() -> list[threading.Thread]:
-    """Threads that the interpreter waits for, but for those of pools: these may be idle, and are ended by the exit."""
+    """Threads that the interpreter waits for, except threads of pools, which the exit ends."""
     pools = getattr(_workers, "_threads_queues", {})
     without = (threading.main_thread(), threading.current_thread())
     return [thread for thread in threading.enumerate() if not (thread.daemon or thread in without or thread in pools)]
@@ -98,24 +97,24 @@ def _close_last() -> None:
 
 
 def _give_up_waiting() -> None:
-    """Ctrl-C ends the interpreter's wait for threads."""
+    """Ends the wait for threads after Ctrl-C."""
     _at_once.set()
     if _last is not None:
         _last.join()
 
 
 def _close_what_is_open() -> None:
-    """eventlet replaces what the interpreter calls first at its exit by a function that does not call ours."""
+    """Closes profilers if `_close` was not called, because eventlet replaced the function that calls it."""
     if _open:
         start_also_at_exit()
         _close_all()
 
 
-# Exporters write on worker threads, and the executors that run them end before atexit's functions are called. The
-# hook that concurrent.futures uses for that runs in reverse order of registration, and ours was registered later.
-# A forked child closes what it has opened itself; nothing of its parent's is left in it.
+# Exporters write on worker threads, whose executors end before atexit's functions are called. The hook of
+# concurrent.futures for that runs in reverse order of registration, and this one is registered later.
+# A forked child closes only its own profilers.
 call_before_threads_end(_close)
-# Called last.
+# Called in reverse order.
 atexit.register(signals.finish)
 atexit.register(call_after_exit)
 atexit.register(close_recorder)

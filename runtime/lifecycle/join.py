@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.runtime import _core
 from stepscope.runtime.errors import SessionError
-from stepscope.runtime.files.private_files import is_gone
+from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.recording import recorder
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
@@ -27,7 +27,7 @@ from stepscope.runtime.session.directory import (
     session_of,
     write_identity,
 )
-from stepscope.runtime.session.processes import parent_of
+from stepscope.runtime.session.system import parent_of
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.threads import locks
 
@@ -158,7 +158,7 @@ def _session_above() -> Path | None:
 
 def _join(session: Path) -> None:
     global _joined, _part
-    if is_gone(session):
+    if is_missing(session):
         raise SessionError(
             f"{session} is not there any more; if the program traces again in another place, nothing of this process is recorded: "
             "give all of its traces the same Options.session_dir"

@@ -22,10 +22,10 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
-from stepscope.runtime.session.directory import forget_run, keep_run
+from stepscope.runtime.session.directory import add_run, remove_run
 from stepscope.runtime.session.launch import launch_directory, launch_name, own_directory
 from stepscope.runtime.session.note import MAX_OUTPUTS, SessionNote, new_note, replace_note
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.summary import Summary
@@ -188,7 +188,7 @@ class Output:
                     *(self.path, error.strerror),
                 )
                 return
-            keep_run(session, profiler, self._note[0])
+            add_run(session, profiler, self._note[0])
 
     @property
     def announced(self) -> bool:
@@ -232,7 +232,7 @@ class Output:
                         "%s cannot be deleted: %s; the run has ended, so there is nothing to recover: delete it when you can",
                         *(path, error.strerror),
                     )
-                forget_run(Path(note.directory), note.profiler)
+                remove_run(Path(note.directory), note.profiler)
 
     def _journal(self) -> ExporterWorker | None:
         for worker in self.pipeline.workers if self.pipeline else ():
@@ -261,7 +261,7 @@ class Output:
         flight = None if self.pipeline is None else self.pipeline.flight
         if flight is None or journal is None or not isinstance(journal.exporter, _Journal):
             return ()
-        paths = [journal.exporter.path_of(window) for window in flight.staying]
+        paths = [journal.exporter.path_of(window) for window in flight.remaining]
         return tuple(dict.fromkeys(path for path in paths if path is not None))
 
     def journal_path(self) -> Path | None:

@@ -1,5 +1,5 @@
-"""What is done when the profilers of a process are closed together: before that, at its exit and by a signal that ends it;
-and after that, at its exit or by a signal."""
+"""Hooks that front doors register: called before all profilers of a process are closed, or after that, at the exit or by a
+signal."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ _exit: list[Callable[[], object]] = []
 
 
 def before_close(function: Callable[[], object]) -> None:
-    """Has a function called, the last one first, where profilers are closed because the process ends; it may be called
-    more than once, and by the handler of a signal. For front doors that have more to do than to close. What it raises is
-    logged.
+    """Registers a function to call before profilers are closed because the process ends. The last one is called first.
+
+    It may be called more than once, and in a signal handler. Exceptions are logged.
 
     Args:
-        function: what is to be done; it must not wait for long.
+        function: must not wait for long.
     """
     _functions.append(function)
 
 
 def call_before_close() -> None:
-    """Calls the functions."""
+    """Calls the functions of `before_close`."""
     for function in reversed(_functions):
         try:
             function()
-        except Exception as error:  # the others, and the profilers, have to be closed all the same
+        except Exception as error:  # the other functions must be called, and the profilers closed
             log.error("what comes before the end of profilers failed", exc_info=error)
 
 
 def after_signal(function: Callable[[str], object]) -> None:
-    """Has a function called when a signal has had the profilers closed and ends the process: nothing of the interpreter's
-    exit is called then. It is called with the signal's name, inside of a handler or on another thread, whatever the
-    program holds at the time: it must wait for no lock, such as that of `sys.stderr`. What it raises is logged. It is not
-    called in forked children, whatever they trace.
+    """Registers a function to call after a signal had the profilers closed, before it ends the process. Functions of `atexit`
+    are not called then.
+
+    It is called in a handler or on another thread, and must not wait for locks, such as that of `sys.stderr`, as the program
+    may hold them. Exceptions are logged. It is not called in forked children.
 
     Args:
-        function: what is to be done; it must not wait for long.
+        function: gets the name of the signal; must not wait for long.
     """
     _last.append(function)
 
 
 def call_after_signal(name: str) -> None:
-    """Calls these functions."""
+    """Calls the functions of `after_signal`."""
     for function in _last:
         try:
             function(name)
-        except Exception as error:  # the process has to end all the same
+        except Exception as error:  # the process must end in any case
             log.error("what follows the end of profilers failed", exc_info=error)
 
 
 def after_exit(function: Callable[[], object]) -> None:
-    """Has a function called when the interpreter exits, after the profilers are closed and before the interpreter stops the
-    threads that still run. What it raises is logged. In forked children it is called as well.
+    """Registers a function to call at the interpreter's exit, after the profilers are closed and before daemon threads stop.
+    Exceptions are logged. It is called in forked children, too.
 
     Args:
-        function: what is to be done; it must not wait for long.
+        function: must not wait for long.
     """
     _exit.append(function)
 
 
 def call_after_exit() -> None:
-    """Calls these functions."""
+    """Calls the functions of `after_exit`."""
     for function in _exit:
         try:
             function()

@@ -1,4 +1,4 @@
-"""Starting: how long `start()` waits for other threads."""
+"""Waiting of `start()` for other threads, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ T = TypeVar("T", covariant=True)
 
 
 class Waitable(Protocol[T]):
-    """Something that another thread does."""
+    """Work on another thread."""
 
     def result(self, timeout: float) -> T: ...
     def wait(self, timeout: float) -> bool: ...
 
 
 def wait_for_start(begun: Waitable[T], profiler: str, seconds: float, backend: str = "") -> T:
-    """Waits for something that `start()` needs, and returns its result.
+    """Waits for work that `start()` needs. Returns its result, or raises its exception.
 
     Args:
-        begun: the thing; what it raises is raised here.
+        begun: the work.
         profiler: name of the profiler.
-        seconds: to wait at most.
+        seconds: the deadline.
         backend: the one that is being opened, if one is.
 
     Raises:
-        BackendError: if a backend takes longer to open.
-        ProfilerStateError: if something else takes longer.
+        BackendError: after the deadline, if the `open` of a backend has not returned.
+        ProfilerStateError: after the deadline, for any other reason.
     """
     if begun.wait(seconds):
         return begun.result(seconds)

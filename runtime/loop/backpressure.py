@@ -11,7 +11,7 @@ from typing import Protocol
 import anyio
 import anyio.lowlevel
 
-from stepscope.runtime.accounting.internal_errors import InternalErrors
+from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, split_block
 from stepscope.runtime.loop_threads.condition import LoopCondition

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.internal_errors import InternalErrors
+from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.events.survey import of_kind, survey
@@ -24,9 +24,9 @@ from stepscope.runtime.recording.recorder import Recorder
 from stepscope.runtime.sources.source import Source
 from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import BackgroundCall
-from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.native_threads import RLock
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import deliver_for
 from stepscope.runtime.windows.router import RECORDER
 
 T = TypeVar("T")

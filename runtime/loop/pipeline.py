@@ -12,9 +12,8 @@ import anyio
 import anyio.abc
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.internal_errors import InternalErrors, contained
+from stepscope.runtime.accounting.error_log import InternalErrors, contained
 from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
-from stepscope.runtime.accounting.part_errors import GRACE
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
@@ -45,14 +44,14 @@ from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
-from stepscope.runtime.requests.armed_facts import add_recorded
+from stepscope.runtime.requests.armed_window import add_recorded
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.source import Producer, Source
 from stepscope.runtime.sources.thread_bound import source_of
 from stepscope.runtime.sources.thread_coverage import ThreadCoverage
-from stepscope.runtime.threads.export_context import deliver_for
 from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import GRACE, deliver_for
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
@@ -167,18 +166,9 @@ class Pipeline:
         return behind or self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
 
     @property
-    def look_every(self) -> int:
-        """ns between two looks at the cost; 0 without a budget."""
-        return 0 if self.overhead.budget is None else round(self.overhead.budget.interval * 1e9)
-
-    @property
     def ending(self) -> Ending:
         """How the window ended that was open when the run did."""
         return self._windows.ending
-
-    def look_ahead(self, at: int) -> Detail | None:
-        """The level of detail to go to at once, if the loop is too far behind to say so; on the thread that steps."""
-        return self.overhead.look_ahead(self.routed_to, at)
 
     # called by the drain loop
 
@@ -295,7 +285,7 @@ class Pipeline:
         if self._flushes and not self._windows.waiting() and not self.delivered:
             flight, flushes, self._flushes = self.flight, self._flushes, []
             for flush in flushes:
-                if flush.at <= self.routed_to and (flight is None or flight.settled(flush.at)):
+                if flush.at <= self.routed_to and (flight is None or flight.resolved(flush.at)):
                     self._spawn(partial(self._flushed, flush.done))
                 else:
                     self._flushes.append(flush)
@@ -511,7 +501,7 @@ class Pipeline:
         """What windows that are saved wait for is given to them."""
         if self.flight is not None:
             self.flight.watch.end()
-            self._give(self.flight.windows.end_keeping())
+            self._give(self.flight.windows.end_retention())
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""

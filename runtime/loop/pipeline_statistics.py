@@ -18,19 +18,19 @@ class PipelineStatistics(msgspec.Struct, frozen=True):
     windows: WindowsStatistics
     exporters: tuple[ExporterStatistics, ...]
     drained: int
-    """Events that the recorder held while this profiler was open."""
+    """Events that the recorder passed to this profiler."""
     routed: int
-    """Those that were sorted into windows, or found to belong to none."""
+    """Of these, events that the window router has processed."""
     unrouted: int
-    """Those that were dropped because the deadline for closing came first."""
+    """Of these, events that were dropped because closing reached its deadline."""
     undelivered: int
-    """Events of backends that have yet to be sorted: the steps of their time are not known."""
+    """Events of backends that wait for the window router: the steps of their time are not known yet."""
     batches: int
     offered: int
-    """Events that were offered to each exporter."""
+    """Events offered to each exporter."""
     loop_ns: int
     """Time that the loop spent on this pipeline, exporters not included, in ns."""
     overhead: OverheadStatistics
     flight: FlightStatistics | None = None
     faults: int = 0
-    """What went wrong in the runtime itself: there is a mistake in stepscope then, or no memory."""
+    """Internal errors: mistakes in stepscope, or a lack of memory."""

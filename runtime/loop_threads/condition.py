@@ -1,4 +1,4 @@
-"""A change: what one thread waits for on its loop, and another tells of."""
+"""A condition variable across event loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.runtime.threads import locks
 
 
 class _Waiter:
-    """One `wait_for`: its loop, and whether that was woken since it last looked at the condition."""
+    """One `wait_for`: its loop, and whether that was woken since the condition was last checked."""
 
     __slots__ = ("event", "loop", "woken")
 
@@ -19,28 +19,29 @@ class _Waiter:
         self.woken = False
 
     def wake(self) -> None:
-        """Wakes the loop, once: a system call and a switch of threads each time would cost more than the work."""
+        """Wakes the loop once until it checks the condition: each wake-up costs a system call and a switch of threads."""
         if self.woken:
             return
-        self.woken = True  # before the loop is woken, which resets it when it looks
+        self.woken = True  # before the loop wakes, as it resets this
         try:
             self.loop.call_soon_threadsafe(self.event.set)
         except RuntimeError:
-            return  # that loop has ended: nobody waits there any more
+            return  # the loop has ended
         except BaseException:
-            self.woken = False  # a signal handler has raised: the next call wakes it
+            self.woken = False  # a signal handler raised: the next call wakes the loop
             raise
 
 
 class LoopCondition:
-    """A condition across event loops. Telling costs next to nothing while nobody waits, and never fails."""
+    """Coroutines on any loop wait for a condition; any thread notifies them. `notify_all` never fails, and is cheap if nothing
+    waits."""
 
     def __init__(self) -> None:
         self._waiting: set[_Waiter] = set()
         self._lock = locks.reentrant()
 
     def notify_all(self) -> None:
-        """Makes those who wait look again; from any thread."""
+        """Makes all waiting coroutines check their conditions again. Any thread may call."""
         if self._waiting:
             with self._lock:
                 waiting = list(self._waiting)
@@ -48,13 +49,13 @@ class LoopCondition:
                 waiter.wake()
 
     async def wait_for(self, condition: Callable[[], object]) -> None:
-        """Returns when `condition()` is true. It is asked at once, and after each `tell()`."""
+        """Returns when `condition()` is true. Checks it at once, and after each `notify_all()`."""
         me = _Waiter(asyncio.get_running_loop())
         with self._lock:
             self._waiting.add(me)
         try:
             while True:
-                me.woken = False  # before the condition is asked: a change after that wakes again
+                me.woken = False  # before the check: a change after it wakes the loop again
                 if condition():
                     return
                 await me.event.wait()

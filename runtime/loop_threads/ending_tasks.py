@@ -1,4 +1,4 @@
-"""Ends tasks of asyncio for certain, and has what must not be left half done finished."""
+"""Cancels asyncio tasks reliably, and finishes work that must not be interrupted."""
 
 from __future__ import annotations
 
@@ -8,52 +8,52 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-AGAIN = 0.5
-"""Seconds after which a task that goes on is cancelled once more."""
+CANCEL_AGAIN_S = 0.5
+"""Seconds after which a task that still runs is cancelled again."""
 
 
 async def end_tasks(*tasks: asyncio.Task[Any] | asyncio.Future[Any]) -> None:
-    """Cancels tasks and returns when they have ended, also if this is cancelled meanwhile; what they raise is theirs.
+    """Cancels tasks and returns when all have ended, even if the caller is cancelled meanwhile. Ignores their exceptions.
 
-    One cancellation may be swallowed: `asyncio.wait_for` of Python 3.11 returns the result instead if that comes at the same
-    moment, and libraries make errors of their own of it. A task that works in a loop would go on for ever then. A task that
-    takes longer to end is cancelled while it does so: what it must not leave half done belongs into `finish`.
+    A task is cancelled again every `CANCEL_AGAIN_S` seconds, as a cancellation can get lost: `asyncio.wait_for` of Python 3.11
+    returns a result that comes at the same moment, and some libraries replace the exception. A task that needs longer for its
+    cleanup is interrupted in it: do such cleanup in `finish`.
 
     Raises:
-        asyncio.CancelledError: if this was cancelled; no task goes on then, either.
+        asyncio.CancelledError: if the caller was cancelled, after all tasks have ended.
     """
-    left = {task for task in tasks if not task.done()}
+    pending = {task for task in tasks if not task.done()}
     cancelled: asyncio.CancelledError | None = None
-    while left:
-        for task in left:
+    while pending:
+        for task in pending:
             task.cancel()
         try:
-            await asyncio.wait(left, timeout=AGAIN)
+            await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
         except asyncio.CancelledError as error:
             cancelled = error
-        left = {task for task in left if not task.done()}
+        pending = {task for task in pending if not task.done()}
     if cancelled is not None:
         raise cancelled
 
 
 async def finish(work: Coroutine[Any, Any, T] | asyncio.Future[T], seconds: float) -> T:
-    """What something gives that goes on however often this is cancelled meanwhile, but not for ever.
+    """Awaits work that continues if the caller is cancelled, and returns its result.
 
     Args:
-        work: what is not to be left half done.
-        seconds: after which it is cancelled.
+        work: the work that must not be interrupted.
+        seconds: time after which it is cancelled all the same.
 
     Raises:
-        TimeoutError: if it was cancelled as it took too long.
-        asyncio.CancelledError: if this was cancelled meanwhile: when it has ended.
+        TimeoutError: if it took too long.
+        asyncio.CancelledError: if the caller was cancelled, after the work has ended.
     """
     task = asyncio.ensure_future(work)
     clock = asyncio.get_running_loop().time
     end = clock() + seconds
     cancelled: asyncio.CancelledError | None = None
-    while not task.done() and (left := end - clock()) > 0:
+    while not task.done() and (remaining := end - clock()) > 0:
         try:
-            await asyncio.wait({task}, timeout=left)
+            await asyncio.wait({task}, timeout=remaining)
         except asyncio.CancelledError as error:
             cancelled = error
     late = not task.done()
@@ -63,7 +63,7 @@ async def finish(work: Coroutine[Any, Any, T] | asyncio.Future[T], seconds: floa
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        # What it raised is seen as the reason of the cancellation, and is not lost.
+        # The exception of the work becomes the cause, so that it is not lost.
         raise cancelled from (None if task.cancelled() else task.exception())
     if late:
         raise TimeoutError(f"it was not done in {seconds:g} s")

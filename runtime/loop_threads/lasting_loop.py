@@ -1,4 +1,4 @@
-"""Event loops that a task cannot end."""
+"""Event loops that continue if a task raises `SystemExit` or `KeyboardInterrupt`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import selectors
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any
 
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.files.descriptors import check_free_descriptors
 
 log = logging.getLogger("stepscope")
 
 LOOP_DESCRIPTORS = 12
-"""More than a loop opens. libuv ends the process where it gets none for its first loop."""
+"""Upper bound of the descriptors of a loop. libuv ends the process if it gets none for its first loop."""
 
 _Selector = selectors.DefaultSelector
-"""The one of when stepscope was imported: gevent and eventlet replace it."""
+"""As it was when stepscope was imported: gevent and eventlet replace it."""
 
 if TYPE_CHECKING:
     _Loop = asyncio.SelectorEventLoop
@@ -27,25 +27,25 @@ else:
 
 
 class _Lasting(_Loop):
-    """Goes on where asyncio's loops end: when a task or a callback, other than the main task, raises `SystemExit` or
-    `KeyboardInterrupt`. Who waits for the task gets that; the log has it in any case."""
+    """Unlike asyncio's loops, it continues if a task or a callback, other than the main task, raises `SystemExit` or
+    `KeyboardInterrupt`. The exception is logged, and awaiting the task raises it."""
 
     _main: asyncio.Future[Any] | None = None
     _executor: Executor | None = None
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        """Unlike the base, which waits for the executor on a thread that it starts, and that may be a greenlet: the threads
-        of ours end by themselves."""
+        """Does not wait, unlike the base class, whose waiting thread may be a greenlet. The threads of `DaemonExecutor` end by
+        themselves."""
         if self._executor is not None:
             self._executor.shutdown(wait=False)
 
     def set_default_executor(self, executor: Any) -> None:
-        """As the base."""
+        """As the base class."""
         self._executor = executor
         super().set_default_executor(executor)
 
     def run_until_complete(self, future: Any) -> Any:
-        """As the base."""
+        """As the base class."""
         main = self._main = asyncio.ensure_future(future, loop=self)
         try:
             return super().run_until_complete(main)
@@ -53,7 +53,7 @@ class _Lasting(_Loop):
             self._main = None
 
     def run_forever(self) -> None:
-        """As the base, but for what tasks raise."""
+        """As the base class, but for exceptions of tasks."""
         while True:
             try:
                 return super().run_forever()
@@ -64,10 +64,10 @@ class _Lasting(_Loop):
 
 
 def lasting_loop() -> asyncio.AbstractEventLoop:
-    """A new loop: uvloop's where that is installed, else asyncio's.
+    """Returns a new loop: uvloop's if that is installed, else asyncio's.
 
     Raises:
-        OSError: if the process may not open as many files as a loop needs.
+        OSError: if the process cannot open as many files as a loop needs.
     """
     check_free_descriptors(LOOP_DESCRIPTORS)
     try:
@@ -80,5 +80,5 @@ def lasting_loop() -> asyncio.AbstractEventLoop:
 
 
 def is_lasting(loop: object) -> bool:
-    """Whether it is such a loop, which runs nothing of the program's."""
+    """Whether a loop is of this kind, and so runs no code of the program but that of exporters and backends."""
     return isinstance(loop, _Lasting)

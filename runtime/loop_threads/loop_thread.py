@@ -1,4 +1,4 @@
-"""A thread with an event loop of its own, which nothing has to wait for."""
+"""Daemon threads with an event loop, and worker threads of these loops."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MAX_WORKERS = 8
 OUR_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
 """Modules whose functions call those of parts on a loop."""
 JOIN_S = 1.0
-"""Seconds in which the thread of a loop that has done its work ends, at most."""
+"""Seconds to wait for the end of a thread whose work is done."""
 
 
 def loop_name() -> str:
-    """`uvloop` where it can be imported, else `asyncio`."""
+    """Returns `uvloop` if it can be imported, else `asyncio`."""
     try:
         importlib.import_module("uvloop")
     except ImportError:
@@ -42,18 +42,17 @@ def loop_name() -> str:
 
 
 class LoopThread:
-    """Runs a coroutine function to its end on a loop in a daemon thread, also if it blocks the loop for ever.
+    """Runs an async function on a loop in a daemon thread. `asyncio.to_thread` uses daemon threads there, too.
 
-    What it hands to `asyncio.to_thread` runs on daemon threads as well, so that nothing of it holds up the exit of
-    the interpreter.
+    So the interpreter can exit even if the function blocks its loop for ever.
 
     Args:
         name: of the thread.
-        work: the coroutine function.
-        failed: called on the thread with what the work raised, or what kept its loop from being made.
+        work: the async function.
+        failed: called on the thread with the exception of the work, or of making the loop.
 
     Raises:
-        RuntimeError: if the system gives no further thread.
+        RuntimeError: if the system refuses a further thread.
     """
 
     def __init__(
@@ -61,14 +60,14 @@ class LoopThread:
     ) -> None:
         self.ended = False
         self.change = LoopCondition()
-        """Told of when it has ended."""
+        """Notified when the thread has ended."""
         self._work = work
         self._failed = failed
         self._scope: anyio.CancelScope | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._cancelled = False
         self._calls: list[Callable[[], object]] = []
-        """What is to be called when the loop is there."""
+        """Calls that wait until the loop exists."""
         self._lock = Lock()
         self._executor = DaemonExecutor()
         self._context = contextvars.copy_context()
@@ -76,19 +75,19 @@ class LoopThread:
         background_call.start(self._thread)
 
     def join(self, seconds: float) -> None:
-        """Waits for the end of a thread that has `ended`, and of what it started, `seconds` at most."""
+        """Waits for the thread and its workers, `seconds` at most. Call it after `ended` is true."""
         deadline = time.monotonic() + seconds
         for thread in (self._thread, *self._executor.threads):
             background_call.join(thread, max(deadline - time.monotonic(), 0))
 
     def call(self, what: Callable[[], object]) -> None:
-        """Calls it on the loop, as soon as there is one; from any thread. It is not called if the work has ended."""
+        """Calls a function on the loop as soon as the loop exists. Any thread may call. No effect if the work has ended."""
         with self._lock:
             if self._loop is None:
                 self._calls.append(what)
             else:
                 with contextlib.suppress(RuntimeError):  # it has ended meanwhile
-                    # In a context of the loop's: libraries look there for what runs them.
+                    # In the context of the loop: libraries look there for the name of their async library.
                     self._loop.call_soon_threadsafe(what, context=self._context.copy())
 
     def inside(self) -> str:
@@ -100,7 +99,7 @@ class LoopThread:
         return "" if called is None else f"{called.f_code.co_name}() at {called.f_code.co_filename}:{called.f_lineno}"
 
     def cancel(self) -> None:
-        """Cancels the work; from any thread. Work that blocks the loop does not notice."""
+        """Cancels the work. Any thread may call. No effect while the work blocks the loop."""
         with self._lock:
             self._cancelled = True
             if self._loop is not None and self._scope is not None:
@@ -131,8 +130,8 @@ class LoopThread:
 
 
 def run_on_own_loop(work: Callable[[], Awaitable[T]]) -> T:
-    """Runs a coroutine function to its end on a thread of its own and returns its result; also where a loop runs already,
-    as in callbacks."""
+    """Runs an async function on a new thread with its own loop, and returns its result. Usable where a loop already runs, as in
+    callbacks."""
     done: OneShot[T] = OneShot()
 
     async def main() -> None:
@@ -154,9 +153,9 @@ def run_on_own_loop(work: Callable[[], Awaitable[T]]) -> T:
 
 
 async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Calls a function on a worker thread of the running loop. When cancelled it waits for the end of the call.
+    """Calls a function on a worker thread of the running loop. If cancelled, it waits for the end of the call.
 
-    As `anyio.to_thread.run_sync`, which starts its threads by `threading`: where that is patched they would be greenlets.
+    Used instead of `anyio.to_thread.run_sync`, whose threads are greenlets if `threading` was patched.
     """
     result: list[T] = []
     stopped: list[StopIteration] = []
@@ -164,7 +163,7 @@ async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     def run() -> None:
         try:
             result.append(call(*args, **kwargs))
-        except StopIteration as error:  # asyncio takes it for no result of a future
+        except StopIteration as error:  # a future of asyncio cannot have it
             stopped.append(error)
 
     await anyio.lowlevel.checkpoint_if_cancelled()
@@ -176,7 +175,7 @@ async def call_in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 
 
 class NativeFuture(Future[T]):
-    """A future whose lock is a native one, also where a greenlet library has replaced the threads of the standard library."""
+    """A future with a native lock, even if a greenlet library has replaced the threads of the standard library."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,9 +183,9 @@ class NativeFuture(Future[T]):
 
 
 class DaemonExecutor(ThreadPoolExecutor):
-    """A pool of daemon threads, which the interpreter does not wait for at its exit.
+    """A pool of daemon threads, for which the interpreter does not wait at its exit.
 
-    It is one of `ThreadPoolExecutor`'s kind because loops accept no other as their default.
+    A subclass of `ThreadPoolExecutor` because loops accept no other as their default.
     """
 
     def __init__(self) -> None:
@@ -194,14 +193,14 @@ class DaemonExecutor(ThreadPoolExecutor):
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = self._idle = 0
         self.threads: list[Thread] = []
-        """Those that were started."""
+        """All threads that were started."""
         self._guard = Lock()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Runs the call on a thread of the pool; with the program's signal mask, if code of the program submits it.
+        """Runs a call on a thread of the pool. It has the program's signal mask if code of the program submits it.
 
         Raises:
-            RuntimeError: if there is none, and the system gives none; then it is not run later, either.
+            RuntimeError: if the pool has no thread and the system refuses one. The call is not run later.
         """
         future: Future[T] = NativeFuture()
         of_program = _core.runs_programs_code()
@@ -243,6 +242,6 @@ class DaemonExecutor(ThreadPoolExecutor):
                 self._idle += 1
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Lets the threads end when they have done what they were given; never waits."""
+        """Ends the threads after the submitted calls. Never waits."""
         for _ in range(self._workers):
             self._jobs.put(None)

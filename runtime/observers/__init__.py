@@ -1,4 +1,4 @@
-"""What is recorded besides the program's own events (`Options.signals`): stacks, waits, tasks, queues, processor time.
+"""Signals (`Options.signals`): extra measurements such as stacks, waits, queues and processor time.
 
 Read first: `observing`, then `stack_sampler` and `task_runs`.
 """

@@ -1,4 +1,4 @@
-"""Writes that the program waits for, as spans: `os.fsync` and `os.fdatasync`."""
+"""Records `os.fsync` and `os.fdatasync`, with which a program waits for writes, as spans."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.display.code_places import caller
 from stepscope.runtime.observers import observing
-from stepscope.runtime.observers.code_places import caller
 from stepscope.runtime.observers.observing import SignalSource
 
 CATEGORY = "forced write"
@@ -34,7 +34,7 @@ class ForcedWrites(SignalSource):
             self._replaced.append((name, original, ours))
 
     def end(self) -> None:
-        """Puts the original functions back, unless somebody else has replaced ours since."""
+        """Restores the original functions, unless other code has replaced the wrappers since."""
         while self._replaced:
             name, original, ours = self._replaced.pop()
             if getattr(os, name) is ours:

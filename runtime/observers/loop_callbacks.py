@@ -1,4 +1,4 @@
-"""Callbacks of asyncio's loops that are no tasks and hold the loop up, as spans."""
+"""Records callbacks of asyncio loops that block their loop, other than tasks, as spans."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.display.code_places import place_of
 from stepscope.runtime.events import strings
 from stepscope.runtime.loop_threads.lasting_loop import is_lasting
-from stepscope.runtime.observers.code_places import place_of
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 CATEGORY = "loop callback"
 LONG_NS = 50_000_000
@@ -20,16 +20,16 @@ LONG_NS = 50_000_000
 
 
 class LoopCallbacks:
-    """Measures what loops of asyncio call between `begin` and `end`. Loops such as uvloop's have handles of their own."""
+    """Measures callbacks of asyncio loops between `begin` and `end`. It does not see other loops, such as uvloop's."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
-        """`note` is told what could not be recorded, and why."""
+        """Args: gets a message if something cannot be recorded."""
         self._note = note
         self._original: Any = None
         self._wrapper: Any = None
 
     def begin(self) -> None:
-        """Wraps `asyncio.Handle._run`, through which a loop calls everything, also steps of tasks."""
+        """Wraps `asyncio.Handle._run`, by which a loop calls everything, including steps of tasks."""
         handles: Any = asyncio.events.Handle
         original: Any = getattr(handles, "_run", None)
         if original is None or not hasattr(handles, "_callback"):
@@ -39,7 +39,7 @@ class LoopCallbacks:
 
         @functools.wraps(original)
         def run(handle: Any) -> Any:
-            callback = handle._callback  # a callback that cancels its handle takes it away
+            callback = handle._callback  # before the call, as a callback that cancels its handle removes it
             begin = now()
             try:
                 return original(handle)
@@ -51,7 +51,7 @@ class LoopCallbacks:
         handles._run = run
 
     def end(self) -> None:
-        """Puts the original back, unless somebody else has replaced ours since."""
+        """Restores the original, unless other code has replaced the wrapper since."""
         handles: Any = asyncio.events.Handle
         if self._wrapper is not None and handles._run is self._wrapper:
             handles._run = self._original
@@ -61,7 +61,7 @@ class LoopCallbacks:
         if self._wrapper is None:
             return  # ended meanwhile
         try:
-            # What a task's step or wake-up is bound to is that task, which is recorded as such.
+            # Steps and wake-ups of a task are methods of the task, which is recorded itself.
             if asyncio.isfuture(getattr(callback, "__self__", None)) or is_lasting(asyncio.get_running_loop()):
                 return
             _core.past_span(strings.intern(_name(callback)), strings.category(CATEGORY), begin)
@@ -72,7 +72,7 @@ class LoopCallbacks:
 
 
 def _name(callback: Any) -> str:
-    """Its qualified name with its file and line; of what a socket's transport does for a protocol, that of the protocol's method."""
+    """Qualified name, file and line of a callback; for a socket's transport, those of the protocol's method."""
     callback = _of_protocol(callback)
     called = callback
     for _ in range(8):

@@ -1,6 +1,6 @@
-"""Observing: what is recorded beside the program's own events, while a profiler is open that wants it (`Options.signals`).
+"""Starts and stops the sources of signals (`Options.signals`).
 
-Each signal has a source, which begins with the first profiler that wants it and ends with the last.
+Each signal has one source in a process, which begins with the first profiler that wants it and ends with the last.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.accounting.part_errors import from_signal_handler
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.options import Signal
 from stepscope.runtime.threads import locks
+from stepscope.runtime.threads.user_code import from_signal_handler
 
 if TYPE_CHECKING:
     from stepscope.runtime.steps.step_controller import StepController
@@ -28,14 +28,14 @@ _READ_OF_STEPS = {
 
 
 class SignalSource:
-    """What records one signal. Sources are of the process, and know which profilers want them."""
+    """Records one signal in the process, for all profilers in `users`."""
 
     signal: ClassVar[Signal]
 
     def __init__(self) -> None:
         self.users: dict[StepController, None] = {}
         self.note = ""
-        """What it cannot record, and why."""
+        """Why it does not record, or not all; empty if it does."""
 
     def begin(self) -> None:
         """The first profiler that wants it has started."""
@@ -44,19 +44,19 @@ class SignalSource:
         """The last one has closed."""
 
     def forget(self) -> None:
-        """In a forked child: as `end`, but what other threads did is not there. They may hold any lock."""
+        """Like `end`, in a forked child: there are no other threads, and locks may be locked."""
         self.end()
 
 
 class StepReadings(SignalSource):
-    """What the system says where a step begins: read in C (core/readings.c)."""
+    """Readings of the system at the begin of a step, made in C (core/readings.c)."""
 
     signal = "steps"
 
     def begin(self) -> None:
-        """Says what the system does not tell."""
-        lacks = [name for name, path in _READ_OF_STEPS.items() if not _readable(path)]
-        self.note = f"{', '.join(lacks)} cannot be read on this machine" if lacks else ""
+        """Notes which readings are not available."""
+        missing = [name for name, path in _READ_OF_STEPS.items() if not _readable(path)]
+        self.note = f"{', '.join(missing)} cannot be read on this machine" if missing else ""
 
 
 class Collections(SignalSource):
@@ -65,12 +65,12 @@ class Collections(SignalSource):
     signal = "collections"
 
     def begin(self) -> None:
-        """Has Python call at each."""
+        """Registers the callback for collections."""
         if _core.collection not in gc.callbacks:
             gc.callbacks.append(_core.collection)
 
     def end(self) -> None:
-        """Ends that."""
+        """Removes the callback."""
         if _core.collection in gc.callbacks:
             gc.callbacks.remove(_core.collection)
 
@@ -80,12 +80,12 @@ _lock = locks.reentrant()
 
 
 def add(source: SignalSource) -> None:
-    """Says who records a signal."""
+    """Registers the source of a signal."""
     _sources[source.signal] = source
 
 
 def begin(profiler: StepController, signals: tuple[Signal, ...]) -> None:
-    """Has signals recorded for a profiler that starts. A source that fails is off, and says why."""
+    """Begins signals for a profiler that starts. If a source fails, it is off, and its note has the reason."""
     with _lock:
         for source in [_sources[name] for name in signals if name in _sources]:
             first = not source.users
@@ -96,7 +96,7 @@ def begin(profiler: StepController, signals: tuple[Signal, ...]) -> None:
 
 
 def end(profiler: StepController) -> None:
-    """A profiler has closed."""
+    """Ends the signals of a profiler that closes."""
     with _lock:
         for source in _sources.values():
             if profiler in source.users:
@@ -106,7 +106,7 @@ def end(profiler: StepController) -> None:
 
 
 def notes(signals: tuple[Signal, ...]) -> tuple[str, ...]:
-    """What cannot be recorded of these, in words."""
+    """Returns a note for each of these signals that is not recorded completely."""
     sources = [_sources[name] for name in signals if name in _sources]
     return tuple(f"signal {source.signal!r}: {source.note}" for source in sources if source.note)
 

@@ -1,4 +1,4 @@
-"""How many processors a process and its children use, and would use if they had them, as counters that grow."""
+"""Counters of the processor time that a process and its children use, and of the time that they wait for processors."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from stepscope.runtime.events import clock, strings, tracks
 CATEGORY = "processor demand"
 THIS_PROCESS = ("this process runs", "this process waits")
 CHILDREN = ("child processes run", "child processes wait")
-"""Names of counters: ns on processors, and ns of waiting for one."""
+"""Names of counters: ns on processors, and ns of waiting for a processor."""
 PROCESSORS = "processors"
 IN_USE = "processors in use"
-"""How many ns the processors that this process may use were busy, whoever used them."""
+"""Counter: ns for which the processors that this process may use were busy, with any process."""
 MOST_PROCESSES = 64
 MOST_THREADS = 256
-"""Threads from which on no more children are read; reading one takes about 10 µs."""
+"""After so many threads, no further children are read: reading a thread takes about 10 µs."""
 
 
 class ProcessorDemand:
-    """The counters, which only grow; of a process that ends, what was read last stays in them."""
+    """The counters. They only grow, and include the last readings of processes that have ended."""
 
     def __init__(self) -> None:
         self._read: dict[int, tuple[int, int]] = {}
         self._sums: dict[str, int] = dict.fromkeys((*THIS_PROCESS, *CHILDREN), 0)
 
     def record(self) -> None:
-        """Reads the schedstat of every thread, and records the sums. Where there is none, nothing is recorded."""
+        """Reads the schedstat of every thread and records the sums. Without schedstat, it records nothing."""
         before, self._read = self._read, {}
         times, waiting = _core.thread_times(os.getpid())
         self._add(THIS_PROCESS, times, before)
@@ -50,7 +50,7 @@ class ProcessorDemand:
             if ran < 0:
                 continue
             self._read[tid] = ran, waited
-            # Time before the first reading of a thread is not of this run.
+            # Time before the first reading of a thread does not belong to this run.
             for name, now, then in zip(
                 names, (ran, waited), before.get(tid, (0, 0) if before else (ran, waited)), strict=True
             ):
@@ -58,14 +58,14 @@ class ProcessorDemand:
 
 
 def processors() -> float:
-    """Processors that this process may use: by its affinity, and by the quota of its control group."""
+    """Returns the number of processors that this process may use, by its affinity and the quota of its control group."""
     count = float(len(os.sched_getaffinity(0)))
     quota, _, period = _core.read_proc("/sys/fs/cgroup/cpu.max").partition(" ")
     return min(count, int(quota) / int(period)) if quota.isdigit() and period.strip().isdigit() else count
 
 
 def busy_ns() -> float:
-    """ns for which the processors that this process may use were not idle, since the machine began (`/proc/stat`)."""
+    """Returns for how many ns since boot the processors that this process may use were not idle (`/proc/stat`)."""
     mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     for line in _core.read_proc("/proc/stat").splitlines():

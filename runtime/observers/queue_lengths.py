@@ -1,4 +1,4 @@
-"""Lengths of asyncio's queues, as counters by the place where each queue is made."""
+"""Records the lengths of asyncio queues, as counters by the place that makes the queue."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import weakref
 from typing import Any
 
 from stepscope.runtime import _core
+from stepscope.runtime.display.code_places import described_frame
 from stepscope.runtime.events import clock, strings, tracks
-from stepscope.runtime.observers.code_places import described_frame
 
 CATEGORY = "asyncio queue"
 MOST_QUEUES = 256
-"""Queues that are followed at once; a program may make queues for ever."""
+"""Queues that are followed at the same time."""
 
 
 class QueueLengths:
-    """Follows queues that are made between `begin` and `end`, as long as the program keeps them."""
+    """Follows queues that are made between `begin` and `end`, as long as the program refers to them."""
 
     def __init__(self) -> None:
         self._followed: list[tuple[weakref.ref[asyncio.Queue[Any]], str]] = []
@@ -40,7 +40,7 @@ class QueueLengths:
         queues.__init__ = init
 
     def end(self) -> None:
-        """Puts the original back, unless somebody else has replaced ours since; forgets the queues."""
+        """Restores the original, unless other code has replaced the wrapper since. Forgets the queues."""
         queues: Any = asyncio.Queue
         if self._wrapper is not None and queues.__init__ is self._wrapper:
             queues.__init__ = self._original
@@ -48,7 +48,7 @@ class QueueLengths:
         self._followed.clear()
 
     def record(self) -> None:
-        """Records how many items wait in the queues of each place."""
+        """Records the number of items in the queues of each place."""
         lengths: dict[str, int] = {}
         for entry in list(self._followed):
             queue = entry[0]()
@@ -62,7 +62,7 @@ class QueueLengths:
 
 
 def _caller() -> str:
-    """The function that makes a queue, with its file and line: the innermost that is not in asyncio itself."""
+    """The innermost function outside of asyncio that makes a queue, with its file and line."""
     frame = inspect.currentframe()
     while frame is not None and (frame.f_code.co_filename == __file__ or "/asyncio/" in frame.f_code.co_filename):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The sampler, a thread that samples the stack of the thread that steps, and reads the processor time of all threads."""
+"""The sampler: a thread that samples the stack of the stepping thread, and reads the processor time of all threads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.annotations import asyncio_tasks
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.tracks import TrackKind
@@ -26,12 +26,12 @@ SAMPLE_S = 0.05
 THREADS_S = 1.0
 """Seconds between two readings of the processor time of threads, and of the lengths of queues."""
 MAX_NAMES = 256
-"""Names of threads that are told apart; a program may start threads for ever."""
+"""Thread names with counters of their own; further threads share one."""
 OTHERS = "other threads"
 
 
 class Target(NamedTuple):
-    """A thread whose stack is sampled, and its row."""
+    """A thread whose stack is sampled, and its track."""
 
     ident: int
     tid: int
@@ -39,7 +39,7 @@ class Target(NamedTuple):
 
 
 class Sampler:
-    """The thread. It ends by itself soon after `end`."""
+    """The sampling thread. It ends soon after `end`."""
 
     def __init__(self, stacks: SignalSource, cpu: SignalSource) -> None:
         self._stacks, self._cpu = stacks, cpu
@@ -50,11 +50,11 @@ class Sampler:
         start(self._thread)
 
     def end(self) -> None:
-        """Asks the thread to end."""
+        """Makes the thread end. Does not wait."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
-        """Closes the descriptor, once the thread is over, or if it was in another process."""
+        """Closes the descriptor. The thread does that at its end; a forked child must call it."""
         os.close(self._stop)
 
     def _run(self) -> None:
@@ -69,7 +69,7 @@ class Sampler:
                         self._demand.record()
                     if TASKS.users:
                         TASKS.queues.record()
-        except Exception as error:  # the program and its other signals go on
+        except Exception as error:  # the program and its other signals continue
             self._stacks.note = self._cpu.note = f"ended: {error_text(error)}"
         self.close()
 
@@ -91,35 +91,35 @@ class Sampler:
 
 
 class ThreadTimes:
-    """Processor time of each thread of the process, as counters by the names of threads.
+    """Processor time of the threads of the process, as counters by thread name.
 
-    Threads of one name share a counter. It only grows: the time of a thread that has ended stays in it.
+    Threads with the same name share a counter. It only grows, and includes threads that have ended.
     """
 
     def __init__(self) -> None:
-        self._taken: dict[int, int] = {}
+        self._times: dict[int, int] = {}
         self._names: dict[int, str] = {}
         self._sums: dict[str, int] = {}
         self._category = strings.category("thread cpu")
 
     def record(self) -> str:
-        """Records them; returns what could not be read."""
+        """Records the counters. Returns a note if some threads cannot be read; else an empty text."""
         note = ""
         known = python_threads()
         tids = [tid for tid, _, _ in _core.thread_times(os.getpid())[0]]
         if not tids:
             tids, note = list(known), "only threads that Python started: /proc/self/task cannot be read"
-        before, self._taken = self._taken, {}
+        before, self._times = self._times, {}
         for tid in tids:
-            taken = processor_time(tid)
-            added = taken - before.get(tid, 0)
-            if added < 0:  # a number that another thread has now
-                added = taken
+            total = processor_time(tid)
+            added = total - before.get(tid, 0)
+            if added < 0:  # a new thread has this number now
+                added = total
                 self._names.pop(tid, None)
             name = self._name(tid, known)
-            self._taken[tid] = taken
+            self._times[tid] = total
             self._sums[name] = self._sums.get(name, 0) + added
-        self._names = {tid: self._names[tid] for tid in self._taken}
+        self._names = {tid: self._names[tid] for tid in self._times}
         now, track = clock.now(), tracks.process()
         for name, value in self._sums.items():
             _core.put(True, strings.intern(name), self._category, track, now, float(value), b"")
@@ -141,17 +141,16 @@ def _comm(tid: int) -> str:
 
 
 def processor_time(tid: int) -> int:
-    """ns for which a thread of this process was on processors; 0 if there is no such thread."""
+    """Returns the processor time of a thread of this process, in ns; 0 if there is no such thread."""
+    thread_clock = (~tid << 3) | 6  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED
     try:
-        return time.clock_gettime_ns(
-            (~tid << 3) | 6
-        )  # CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED: the kernel's time-of-thread clocks
+        return time.clock_gettime_ns(thread_clock)
     except OSError:
         return 0
 
 
 def python_threads() -> dict[int, threading.Thread]:
-    """Threads that Python knows, by their numbers in the system. No lock is taken, which gevent may have replaced."""
+    """Returns the threads of `threading`, by thread id. It acquires no lock, as gevent may have replaced that."""
     found = [(getattr(thread, "native_id", None), thread) for thread in list(_active().values())]
     return {tid: thread for tid, thread in found if tid is not None}
 
@@ -161,8 +160,8 @@ def _active() -> dict[int, threading.Thread]:
 
 
 def _target(profiler: StepController) -> Target | None:
-    """The thread that steps, while that is recorded: before the first step, the one whose event loop runs, else the one that began
-    the window."""
+    """The thread to sample while a profiler records: the stepping thread; before the first step, the thread of a running event
+    loop, or else the one that began the window."""
     if not profiler.recording_now:
         return None
     loop = asyncio_tasks.running_loop() if profiler._stepper == 0 else None  # pyright: ignore[reportPrivateUsage]
@@ -183,20 +182,20 @@ _sampler: Sampler | None = None
 
 class _Sampled(SignalSource):
     def begin(self) -> None:
-        """Starts the thread, unless the other signal has."""
+        """Starts the thread, if the other signal has not."""
         global _sampler
         if _sampler is None:
             _sampler = Sampler(STACKS, THREADS)
 
     def end(self) -> None:
-        """Ends it, unless the other signal goes on."""
+        """Ends the thread, unless the other signal needs it."""
         global _sampler
         if _sampler is not None and not (STACKS.users or THREADS.users):
             ending, _sampler = _sampler, None
             ending.end()
 
     def forget(self) -> None:
-        """The thread is not there."""
+        """Releases the sampler in a forked child, where the thread does not exist."""
         global _sampler
         if _sampler is not None:
             ending, _sampler = _sampler, None
@@ -204,7 +203,7 @@ class _Sampled(SignalSource):
 
 
 class Stacks(_Sampled):
-    """Where the thread is that steps, as instants."""
+    """Stacks of the stepping thread, as instants."""
 
     signal = "stacks"
 

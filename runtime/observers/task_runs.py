@@ -1,4 +1,4 @@
-"""Tasks of asyncio that are recorded without annotations: every loop is watched from its begin on."""
+"""Records asyncio tasks without annotations: watches every loop from its begin on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from stepscope.runtime.observers.observing import SignalSource
 from stepscope.runtime.observers.queue_lengths import QueueLengths
 
 _OWNERS = ((asyncio.Runner, "run"), (asyncio.BaseEventLoop, "run_forever"))
-"""Where loops begin to run: `asyncio.run`, whatever its loop is, and loops of asyncio that are run by hand."""
+"""The methods that run loops: `asyncio.run`, with any loop, and asyncio loops that the program runs itself."""
 
 
 class TaskRuns(SignalSource):
-    """Each task as a span, with the time in which it waits inside of that; callbacks that are no tasks and take long; and how
-    long the loop's queues are."""
+    """Records each task as a span, with its waiting time; slow callbacks that are no tasks; and the lengths of queues."""
 
     signal = "tasks"
 
@@ -29,10 +28,10 @@ class TaskRuns(SignalSource):
         super().__init__()
         self._undo: list[Callable[[], None]] = []
         self.queues = QueueLengths()
-        self.callbacks = LoopCallbacks(self._say)
+        self.callbacks = LoopCallbacks(self._set_note)
 
     def begin(self) -> None:
-        """Wraps what runs loops."""
+        """Wraps the methods that run loops."""
         _core.record_tasks(True)
         for owner, name in _OWNERS:
             self._replace(owner, name)
@@ -40,14 +39,14 @@ class TaskRuns(SignalSource):
         self.callbacks.begin()
 
     def end(self) -> None:
-        """Puts it back, where nobody else has replaced it since."""
+        """Restores the methods, unless other code has replaced them since."""
         _core.record_tasks(False)
         self.queues.end()
         self.callbacks.end()
         while self._undo:
             self._undo.pop()()
 
-    def _say(self, note: str) -> None:
+    def _set_note(self, note: str) -> None:
         self.note = note
 
     def _replace(self, owner: Any, name: str) -> None:
@@ -60,12 +59,12 @@ class TaskRuns(SignalSource):
                 asyncio_tasks.watch_loop(loop)
             return original(runs, *args, **kwargs)
 
-        def put_back() -> None:
+        def restore() -> None:
             if getattr(owner, name) is run:
                 setattr(owner, name, original)
 
         setattr(owner, name, run)
-        self._undo.append(put_back)
+        self._undo.append(restore)
 
 
 TASKS = TaskRuns()

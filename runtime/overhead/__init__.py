@@ -1,4 +1,4 @@
-"""What recording costs, and how it is kept within the user's budget.
+"""The overhead budget: measures the cost of recording, and lowers the level of detail to stay within the budget.
 
 Read first: `budget`, then `meter` (measures), `governor` (decides) and `controller` (acts).
 """

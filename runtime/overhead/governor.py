@@ -1,6 +1,6 @@
-"""The governor: which level of detail keeps the cost of recording within its budget.
+"""The governor: chooses the level of detail at which recording stays within its budget.
 
-A pure state machine: it is told what was measured and what the next higher level would cost, and answers with a level.
+A pure state machine: from the measured cost and the expected cost of the next higher level it computes the new level.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from stepscope.runtime.schedule.detail import LEVELS
 SMOOTHING = 0.5
 """Weight of the latest reading."""
 MARGIN = 0.7
-"""Share of the budget within which the next higher level must be expected to stay before detail is raised to it."""
+"""Detail is raised if the next higher level is expected to cost less than this share of the budget."""
 PATIENCE = 2
 """Readings in a row that must agree before detail is raised, at first."""
 LONGEST_PATIENCE = 64
@@ -19,9 +19,9 @@ LONGEST_PATIENCE = 64
 class Governor:
     """Lowers detail by a level when recording costs more than its budget, and raises it by one when there is room.
 
-    There is room when the next higher level was expected to cost less than `MARGIN` of the budget for some readings in a
-    row. Detail that was raised and had to be lowered again soon makes that twice as many, so what is expected may be wrong
-    for ever without detail going up and down for ever.
+    There is room when the next higher level was expected to cost less than `MARGIN` of the budget in several consecutive
+    readings. Their number doubles each time that a raised level had to be lowered again soon, so that a wrong expectation
+    does not make detail go up and down for ever.
     """
 
     def __init__(self, budget: float) -> None:
@@ -31,7 +31,7 @@ class Governor:
         """
         self._budget = budget
         self.level = 0
-        """Which of `LEVELS`."""
+        """Index into `LEVELS`."""
         self.cost: float | None = None
         """The smoothed cost at this level; `None` before the first reading of it."""
         self.patience = PATIENCE
@@ -39,14 +39,14 @@ class Governor:
         self._since_raised = 2 * LONGEST_PATIENCE
 
     def update(self, cost: float, higher: float) -> int:
-        """Takes a reading and decides.
+        """Adds a reading and chooses the level.
 
         Args:
-            cost: what recording took since the reading before, all of it at this level, as a share of the time.
-            higher: what the next higher level would have taken, as far as is known.
+            cost: cost of recording since the previous reading, all of it at this level, as a share of the time.
+            higher: expected cost at the next higher level.
 
         Returns:
-            The level from now on.
+            Index of the level from now on.
         """
         self.cost = cost if self.cost is None else self.cost + SMOOTHING * (cost - self.cost)
         self._since_raised += 1
@@ -57,11 +57,11 @@ class Governor:
         if self.cost > self._budget and self.level < len(LEVELS) - 1:
             if self._since_raised <= 2 * self.patience:
                 self.patience = min(2 * self.patience, LONGEST_PATIENCE)
-            self._go(self.level + 1)
+            self._set_level(self.level + 1)
         elif self.level and self._calm >= self.patience:
-            self._go(self.level - 1)
+            self._set_level(self.level - 1)
             self._since_raised = 0
         return self.level
 
-    def _go(self, level: int) -> None:
+    def _set_level(self, level: int) -> None:
         self.level, self.cost, self._calm = level, None, 0

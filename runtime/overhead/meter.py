@@ -1,4 +1,4 @@
-"""The meter: what recording costs, by counting events and by the processor clocks of the runtime's own threads."""
+"""The meter: measures the cost of recording by counting events and reading the processor clocks of the runtime's threads."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from stepscope.runtime.events.survey import survey
 from stepscope.runtime.loop_threads.own_threads import is_ours
 
 OPERATOR_SPANS = 6.5
-"""An operator costs as much as so many spans: most of it is what the framework does to tell of it. Measured with
-`aten::add` of torch 2.13 (docs/performance.md)."""
+"""Cost of an operator in spans: most of it is the work of the framework to report it. Measured with `aten::add` of torch
+2.13 (docs/performance.md)."""
 
 ARGUMENTS = {"number": 1, "text": "some text"}
-"""What the cost of arguments is measured with."""
+"""Arguments that the measurement encodes."""
 
 
 class EventCosts(msgspec.Struct, frozen=True):
-    """What recording adds to the program, in ns, beyond what the same call costs while nothing records."""
+    """Cost of recording one event, in ns, in addition to the cost of the same call while nothing records."""
 
     span: float
     instant: float
@@ -35,7 +35,7 @@ class EventCosts(msgspec.Struct, frozen=True):
 
 @functools.cache
 def event_costs() -> EventCosts:
-    """Measured on this machine, once in a process, within about a millisecond."""
+    """Measures the costs on this machine, once in a process. Takes about a millisecond."""
     span, instant = _core.event_costs()
     start = _core.now()
     for _ in range(64):
@@ -44,26 +44,26 @@ def event_costs() -> EventCosts:
 
 
 class RuntimeCpuClock:
-    """Processor time of the threads that the runtime runs."""
+    """Processor time of the runtime's threads."""
 
     def __init__(self) -> None:
         self._seen: dict[int, int] = {}
         self._total = 0
 
     def read(self, threads: list[threading.Thread]) -> int:
-        """Processor time since the first reading, in ns. What a thread took after the last reading before it ended is
-        missing.
+        """Returns the processor time since the first reading, in ns. The time of a thread between the last reading and its
+        end is missing.
 
         Args:
-            threads: those that are alive, `threading.enumerate()`. That waits for a lock of Python's.
+            threads: `threading.enumerate()`. The caller makes that call, as it waits for a lock of Python's.
         """
         # eventlet's stand-in for the main thread has no number.
         numbers = (getattr(thread, "native_id", None) for thread in threads if is_ours(thread))
         alive = {number for number in numbers if number}
         first = not self._seen
         for native in alive:
-            # The clock of another thread, as clock_gettime(2) has it. Unlike the one that pthread_getcpuclockid()
-            # gives, it may be read, and fails, when the thread has ended.
+            # The clock of another thread (clock_gettime(2)). Unlike the result of pthread_getcpuclockid(), it can be read
+            # after the thread has ended: the call fails then.
             with contextlib.suppress(OSError):
                 now = time.clock_gettime_ns((~native << 3) | 6)
                 self._total += 0 if first else now - self._seen.get(native, 0)
@@ -74,7 +74,7 @@ class RuntimeCpuClock:
 
 
 class EventCounts(msgspec.Struct):
-    """Events of one profiler, by what they cost; to be added to."""
+    """Number of events of one profiler, by cost."""
 
     spans: int = 0
     instants: int = 0
@@ -89,7 +89,7 @@ class EventCounts(msgspec.Struct):
             return
         found = survey(events)
         self.operators += found.operators
-        self.spans += found.spans + found.lost  # what overflowed has cost nearly as much as what was kept
+        self.spans += found.spans + found.lost  # an event that overflowed has cost nearly as much as a recorded one
         self.steps += found.steps
         self.instants += found.others
         self.arguments += found.arguments
@@ -104,7 +104,7 @@ class EventCounts(msgspec.Struct):
 
     @property
     def total(self) -> int:
-        """All of them, as the background sees them."""
+        """All events and step marks."""
         return self.spans + self.instants + self.operators + self.steps
 
     @property
@@ -113,9 +113,9 @@ class EventCounts(msgspec.Struct):
         return self.spans + self.instants
 
     def events_ns(self, costs: EventCosts) -> float:
-        """What the events of the program cost its threads."""
+        """Time that the events of the program took on its threads."""
         return self.spans * costs.span + self.instants * costs.instant + self.arguments * costs.arguments
 
     def operators_ns(self, costs: EventCosts) -> float:
-        """What the operators cost the program's threads."""
+        """Time that the operators took on the program's threads."""
         return self.operators * costs.operator

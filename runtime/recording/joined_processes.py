@@ -15,7 +15,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError, SessionError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Kind, empty_block
-from stepscope.runtime.files.private_files import is_gone
+from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.recording.joined_accounts import WorkerAccounts, WorkerStatistics
 from stepscope.runtime.recovery.session_files import SessionFiles
@@ -70,7 +70,7 @@ class Worker:
         now = _core.now()
         if now - self.seen_ns > LOOK_AGAIN:
             # One that leaves removes its directory; that of the session somebody else may have removed.
-            self.taking_part = not is_gone(self.directory / "process.json") or is_gone(self.directory.parent)
+            self.taking_part = not is_missing(self.directory / "process.json") or is_missing(self.directory.parent)
             self.running = self.identity.running
             self.seen_ns = now if self.running else self.seen_ns
 
@@ -316,7 +316,7 @@ class Workers:
             cause = error if isinstance(error, OSError) else error.__cause__
             if isinstance(cause, OSError) and cause.errno in _SHORTAGE:
                 raise cause from None
-            if not is_gone(directory):
+            if not is_missing(directory):
                 log.warning("a process that joined cannot be followed: %s", error)
         self._known.add(directory)
 

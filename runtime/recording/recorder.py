@@ -20,7 +20,7 @@ from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import temporary_directory
-from stepscope.runtime.files.private_files import is_gone
+from stepscope.runtime.files.private_files import is_missing
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.joined_processes import Workers
 from stepscope.runtime.recording.late_release import LateRelease
@@ -36,7 +36,7 @@ from stepscope.runtime.session.directory import (
     remove_session,
     unmark_delivered,
 )
-from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.session.system import IN_MEMORY, file_system_of
 from stepscope.runtime.threads import greenlets
 from stepscope.runtime.threads.native_threads import Lock
 
@@ -146,7 +146,7 @@ class Recorder:
             try:
                 remove_session(self.directory)
             except OSError as error:
-                if is_gone(self.directory):
+                if is_missing(self.directory):
                     break
                 # A process that leaves at this moment removes its own files: the rest of the session is still there.
                 if last:
@@ -246,7 +246,7 @@ class Recorder:
         now = time.monotonic()
         if now - self._looked >= LOOK_EVERY:
             # One that was removed does not count as there again, whoever makes another of its name.
-            self._looked, self._gone = now, self._gone or (self.on_disk and is_gone(self.directory))
+            self._looked, self._gone = now, self._gone or (self.on_disk and is_missing(self.directory))
         return self._gone
 
     def close(self) -> None:

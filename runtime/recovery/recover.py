@@ -35,7 +35,7 @@ from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindo
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
-from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.system import is_running
 from stepscope.runtime.windows.router import divide
 from stepscope.runtime.windows.window import Window
 

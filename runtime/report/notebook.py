@@ -1,4 +1,4 @@
-"""A line in a notebook's cell that says how far a run is."""
+"""A line in a notebook's cell with the progress of a run."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ log = logging.getLogger("stepscope")
 
 INTERVAL_S = 0.5
 """Between two updates."""
-LATEST_S = 1.0
-"""That the end of the block waits for the last one, at most."""
+JOIN_S = 1.0
+"""Seconds that the end of the block waits for the last update, at most."""
 
 
 @contextmanager
-def progress(ask: Callable[[], ProfilerStatistics]) -> Generator[None]:
-    """Shows it as long as the block lasts, where a kernel of IPython runs; elsewhere nothing. A thread of its own does it.
+def progress(read: Callable[[], ProfilerStatistics]) -> Generator[None]:
+    """Shows the progress during the block, on a separate thread. Without a kernel of IPython it shows nothing.
 
-    A display that fails is logged, and the block goes on.
+    If the display fails, it is logged, and the block continues.
     """
-    over = Event()
-    thread = Thread(target=_Shown(ask, over).run, name="stepscope progress", daemon=True) if _in_kernel() else None
+    ended = Event()
+    thread = Thread(target=_Display(read, ended).run, name="stepscope progress", daemon=True) if _in_kernel() else None
     try:
         if thread is not None:
             start(thread)
@@ -40,35 +40,35 @@ def progress(ask: Callable[[], ProfilerStatistics]) -> Generator[None]:
     try:
         yield
     finally:
-        over.set()
+        ended.set()
         if thread is not None:
-            join(thread, LATEST_S)
+            join(thread, JOIN_S)
 
 
-class _Shown:
-    """A display and what it showed last."""
+class _Display:
+    """An output in the cell, which is updated."""
 
-    def __init__(self, ask: Callable[[], ProfilerStatistics], over: Event) -> None:
-        self._ask, self._over = ask, over
+    def __init__(self, read: Callable[[], ProfilerStatistics], ended: Event) -> None:
+        self._read, self._ended = read, ended
 
     def run(self) -> None:
-        """Updates it until all is over, and then once more."""
+        """Updates the output until the block has ended, and once more after that."""
         try:
             began = at = clock.now()
-            first = last = self._ask().steps
+            first = last = self._read().steps
             display = import_module("IPython.display").display
-            handle: Any = display(_bundle(self._ask(), first, began, began), raw=True, display_id=True)
-            while not self._over.wait(INTERVAL_S):
-                now = self._ask()
+            handle: Any = display(_bundle(self._read(), first, began, began), raw=True, display_id=True)
+            while not self._ended.wait(INTERVAL_S):
+                now = self._read()
                 handle.update(_bundle(now, last, at, began), raw=True)
                 last, at = now.steps, clock.now()
-            handle.update(_bundle(self._ask(), first, began, began), raw=True)
+            handle.update(_bundle(self._read(), first, began, began), raw=True)
         except Exception:
             log.warning("the progress of the run is not shown any more", exc_info=True)
 
 
 def _in_kernel() -> bool:
-    """Whether a kernel runs this; IPython in a terminal has no display that can be updated."""
+    """Whether this runs in a kernel. IPython in a terminal has no output that can be updated."""
     found: Any = sys.modules.get("IPython")
     shell = found.get_ipython() if found is not None else None
     return getattr(shell, "kernel", None) is not None

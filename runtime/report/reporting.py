@@ -1,19 +1,22 @@
-"""Reporting: what a profiler says of itself, its tables and its accounts."""
+"""Reporting: the methods of a profiler that return summaries, statistics, diagnostics and errors."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.analysed import ShownText, as_html
 from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.errors import BackendError, ExporterError, InternalError, ScheduleError, TriggerError
 from stepscope.runtime.events import clock
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.closing import CloseProcedure
 from stepscope.runtime.lifecycle.output_directory import Output
+from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.observers import observing
 from stepscope.runtime.options import Signal
@@ -21,7 +24,6 @@ from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.report.audit import audit
 from stepscope.runtime.report.notebook import progress
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
-from stepscope.runtime.report.recorded_errors import error_notes, kept_errors, schedule_errors
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.schedule.diagnostics import explain
 from stepscope.runtime.schedule.schedule import ScheduleFunction
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Reporting(Saving):
-    """The half of a profiler that is asked; it changes nothing, and may be called from any thread."""
+    """The part of a profiler that only reads. Any thread may call its methods."""
 
     def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None, output: Output) -> None:
         super().__init__(name, schedule, keep_last)
@@ -43,28 +45,28 @@ class Reporting(Saving):
         self._anchor: clock.ClockAnchor | None = None
         self._ending: CloseProcedure | None = None
         self._signals: tuple[Signal, ...] = ()
-        """What is recorded beside the program's own events."""
+        """Signals that are recorded (`Options.signals`)."""
         self._without_effect = ""
-        """What the options ask of rings in vain."""
+        """A note on options of rings that have no effect, as the rings exist already."""
 
     def _repr_html_(self) -> str:
-        """For notebooks: how far it is, and the first rows of the table."""
+        """For notebooks: the state, and the first rows of the table."""
         return as_html(self)
 
     @property
     def control(self) -> Controller | None:
-        """What takes requests for windows from outside; `None` if nothing does."""
+        """The controller that receives requests for windows; `None` without one."""
         return None
 
     def summary(
         self, sort_by: str = "self", top: int | None = 20, format: Literal["table", "markdown", "json"] = "table"
     ) -> str:
-        """What windows hold: statistics of the steps, the parts of a step, which add up to it, and a table with the spans of one
-        name and category in a row, those of other processes apart.
+        """Returns statistics of the steps, the parts of a step, which add up to it, and a table of spans: one row for each name
+        and category, with separate rows for other processes.
 
-        A window that is open is shown as far as its events have come; nothing is waited for. Percentages are of the time of the
-        steps; without steps, of what was recorded. Self time is what was not spent in child spans. Steps have none: they are
-        drawn around what the program does, whose rows have that time.
+        Of an open window, it includes the events that have arrived; it does not wait. Percentages refer to the time of the
+        steps, or without steps to the recorded time. Self time excludes child spans. Steps have no self time: it belongs to
+        the spans inside of them.
 
         Args:
             sort_by: a column: `self`, `total`, `count`, `min`, `max`, `mean`, `p50`, `p95`, `p99`, `name` or `category`.
@@ -80,25 +82,25 @@ class Reporting(Saving):
         return text if format != "table" else ShownText(text, lambda: table.cut(sort_by, top))
 
     def aggregates(self) -> Summary:
-        """The same as data."""
+        """Returns the same as data."""
         return self.output.total()
 
     def saved(self) -> tuple[Path, ...]:
-        """Files of the windows that `keep_last` has saved and kept, the oldest first, as far as they are complete.
+        """Returns the complete files of windows that `keep_last` saved and did not delete, the oldest first.
 
-        Each is a journal: `stepscope convert` makes a trace of it. Empty without `keep_last`, and without a journal.
+        Each is a journal: `stepscope convert` makes a trace of it. Empty without `keep_last` or without a journal.
         """
         return self.output.saved()
 
     def progress(self) -> AbstractContextManager[None]:
-        """In a notebook, shows in the cell how far the run is while a `with` block lasts: steps, their rate, what was dropped.
+        """In a notebook, shows the progress in the cell during a `with` block: steps, their rate, and dropped events.
 
-        A thread of its own updates it twice a second; the loop waits for nothing. Without a kernel of IPython it does nothing.
+        A separate thread updates it twice a second. Without a kernel of IPython it does nothing.
         """
         return progress(self.statistics)
 
     def statistics(self) -> ProfilerStatistics:
-        """A frozen snapshot of every stage."""
+        """Returns an immutable snapshot of every stage."""
         flight = None if self._pipeline is None else self._pipeline.flight
         return ProfilerStatistics(
             state=self._state,
@@ -107,14 +109,14 @@ class Reporting(Saving):
             steps_ignored=self._ignored,
             windows=self._windows if flight is None else flight.windows.statistics().opened,
             windows_left_out=self._windows_left_out,
-            pauses_untold=self._pauses_untold,
+            pauses_not_drawn=self._pauses_not_drawn,
             transitions=self._took.statistics(),
             recorder=self._accounts.statistics() if self._accounts else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
         )
 
     def diagnostics(self) -> tuple[str, ...]:
-        """Why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
+        """Returns reasons why nothing, or less than the schedule wanted, was recorded; empty if all is well."""
         notes: tuple[str, ...] = (
             () if self.schedule_error is None else (f"the schedule failed: {error_text(self.schedule_error)}",)
         )
@@ -127,7 +129,7 @@ class Reporting(Saving):
         if self._pipeline is not None:
             notes += self._replaced_notes(self._pipeline.statistics())
             notes += tuple(self._pipeline.notes)
-            notes += tuple(error_notes(self._pipeline))
+            notes += tuple(_error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
         if self._ending is not None and self._ending.given_up:
             notes += (self._ending.note,)
@@ -143,16 +145,16 @@ class Reporting(Saving):
         return notes
 
     def _replaced_notes(self, pipeline: PipelineStatistics) -> tuple[str, ...]:
-        """A note that a library which has replaced the threads may be why exporters failed."""
+        """If exporters failed and a library has replaced the threads: a note that this may be the reason."""
         library = threads_replaced_by()
         given_up = self._ending is not None and self._ending.given_up
         failed = given_up or any(output.errors for output in pipeline.exporters)
         return (replaced_note(library),) if library and failed else ()
 
     def audit(self) -> tuple[str, ...]:
-        """Every account of this run that does not balance, in words; empty if all do.
+        """Returns a sentence for each account of this run that does not balance.
 
-        An account that seems wrong is looked at again: the loop goes on counting meanwhile.
+        The loop counts meanwhile, so an account that seems wrong is checked again.
         """
         found: tuple[str, ...] = ()
         for _ in range(5):
@@ -163,7 +165,7 @@ class Reporting(Saving):
         return found
 
     def report(self) -> RunReport:
-        """What was recorded, what was dropped, by which clock, at what cost, and what could not be had."""
+        """Returns the trust report: recorded and dropped events, clocks, costs, and reasons for anything that is missing."""
         reports = {} if self._pipeline is None else {source.name: source.report() for source in self._pipeline.sources}
         return RunReport(
             name=self.name,
@@ -178,20 +180,73 @@ class Reporting(Saving):
         )
 
     def raise_errors(self) -> None:
-        """Raises what backends, exporters, triggers, callbacks and the schedule raised so far, if anything.
+        """Raises the exceptions of backends, exporters, triggers, callbacks and the schedule so far, if there are any.
 
         Raises:
             ExceptionGroup: of `BackendError`, `ExporterError` and `TriggerError`, and of `InternalError` for faults of
                 stepscope itself, each with the original as its cause.
         """
-        errors: list[Exception] = [*self._calls.raised.errors, *kept_errors(self._pipeline)]
-        errors += schedule_errors(self.schedule_error)
+        errors: list[Exception] = [*self._calls.raised.errors, *_pipeline_errors(self._pipeline)]
+        errors += _schedule_errors(self.schedule_error)
         if errors:
             raise ExceptionGroup(f"profiler {self.name!r} kept {human_count(len(errors), 'error')}", errors)
 
     def _explain(self) -> tuple[str, ...]:
-        """Why less was recorded than the schedule wanted, by what is known of the run's last step."""
+        """Returns reasons why less was recorded than the schedule wanted."""
         steps, open_steps, recorded = self._step - self._first_step, self._open_steps, self._recorded_steps
         if self._pipeline is not None:
             open_steps = open_steps or self._pipeline.ending.cut_steps
         return explain(self.schedule, steps, recorded=recorded, open_steps=open_steps, first=max(self._first_step, 0))
+
+
+def _pipeline_errors(pipeline: Pipeline | None) -> list[Exception]:
+    """Exceptions of backends, triggers, exporters and callbacks, and internal errors, each with its cause."""
+    errors: list[Exception] = []
+    if pipeline is None:
+        return errors
+    for source in pipeline.sources:
+        errors += [_wrapped(BackendError(f"backend {source.name!r}: {text}"), e) for e, text in source.raised.retained]
+    for error, text in pipeline.flight.watch.raised.retained if pipeline.flight else ():
+        errors.append(_wrapped(TriggerError(f"a trigger failed: {text}"), error))
+    for worker in pipeline.workers:
+        errors += [
+            _wrapped(ExporterError(f"exporter {worker.name!r}: {text}"), e) for e, text in worker.raised.retained
+        ]
+    for fault, text in pipeline.faults.raised.retained:
+        errors.append(_wrapped(InternalError(f"a fault of stepscope: {text}; please report it"), fault))
+    return errors
+
+
+def _schedule_errors(error: BaseException | None) -> list[Exception]:
+    """The exception of the schedule; a `SystemExit` and the like as the cause of a `ScheduleError`."""
+    if error is None:
+        return []
+    if isinstance(error, Exception):
+        return [error]
+    return [_wrapped(ScheduleError(f"the schedule failed: {error_text(error)}"), error)]
+
+
+def _error_notes(pipeline: Pipeline) -> Iterator[str]:
+    """A sentence for each backend and exporter that failed. The flight recorder reports its triggers itself."""
+    for source in pipeline.sources:
+        yield from source.blocked_notes
+        if source.raised.count:
+            count = human_count(source.raised.count, "time")
+            yield f"backend {source.name!r} failed {count}, first in {source.raised.first}; raise_errors() raises it"
+    for worker in pipeline.workers:
+        statistics = worker.statistics()
+        if statistics.errors:
+            count = human_count(statistics.errors, "time")
+            yield f"exporter {worker.name!r} failed {count}, first by {statistics.first_error}; raise_errors() raises it"
+    faults = pipeline.faults.raised
+    if faults.count:
+        count = human_count(faults.count, "fault")
+        yield (
+            f"{count} of stepscope, first in {faults.first}: something of what was recorded may be missing; please "
+            "report what raise_errors() raises"
+        )
+
+
+def _wrapped(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error

@@ -1,4 +1,4 @@
-"""What control needs of a profiler."""
+"""The interface of a profiler that control needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepscope.runtime.requests.window_request import WindowRequest
 
 
 class Armable(Protocol):
-    """A profiler, as far as windows are asked of it. Every method may be called from any thread, and never waits."""
+    """A profiler that accepts requests for windows. Any thread may call its methods, and none waits."""
 
     name: str
 
@@ -22,7 +22,7 @@ class Armable(Protocol):
 
     @property
     def stage(self) -> str:
-        """Name of the stage that it is of; empty if nobody says."""
+        """Name of its stage; empty if it has none."""
         ...
 
     def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed: ...

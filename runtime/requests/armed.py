@@ -9,29 +9,29 @@ import msgspec
 from stepscope.runtime.settings.documented import Documented
 
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-"""A window may be asked for that is longer than steps have numbers."""
+"""The last step of a requested window may be larger than any step number."""
 
 ArmedState = Literal["queued", "running", "recorded", "aborted", "cut", "missed", "withdrawn"]
-"""Of an armed window. `cut`: the run ended inside of it. `missed`: its steps passed without it. `withdrawn`: it was
+"""State of an armed window. `cut`: the run ended inside of it. `missed`: its steps passed without it. `withdrawn`: it was
 aborted, or could not be planned, before it began."""
 
 
 class Armed(Documented, frozen=True, omit_defaults=True):
-    """What becomes of a request: true if something will be recorded."""
+    """The answer to a request. It is true if something will be recorded."""
 
     accepted: bool
     """Whether something will be recorded."""
     first: Step | None = None
-    """The first step that will be recorded; `None` if that depends on another window, which ends by the clock."""
+    """The first step to be recorded; `None` if it depends on another window, which ends by the clock."""
     last: Step | None = None
-    """The last one; `None` if the window ends by the clock, or by another's end. Without a first one: to an abort, the step
-    with which windows end that have begun by then."""
+    """The last step; `None` if the window ends by the clock, or depends on another window. In the answer to an abort, without
+    `first`: the step with which windows end."""
     run_id: str = ""
-    """That of the request."""
+    """Run id of the request."""
     reason: str = ""
-    """Why it was refused, or in what it differs from what was asked for."""
+    """Why it was refused, or how the window differs from the request."""
     nearest: Step | None = None
-    """If it was refused because of its steps: the first that such a window could begin with."""
+    """If it was refused because of its steps: the first step with which it would be accepted."""
 
     def __bool__(self) -> bool:
         return self.accepted
@@ -55,23 +55,23 @@ class Armed(Documented, frozen=True, omit_defaults=True):
 
 
 class ArmedStatus(Documented, frozen=True, omit_defaults=True):
-    """One armed window, as it stands."""
+    """State of an armed window."""
 
     run_id: str
-    """That of the request."""
+    """Run id of the request."""
     trigger: str
-    """What asked for it: `call`, `file`, `signal`, `socket`, `collector`, `environment`, or as a program says."""
+    """Origin of the request: `call`, `file`, `signal`, `socket`, `collector`, `environment`, or a name that the program chose."""
     requested: str
-    """In words."""
+    """The request as text."""
     state: ArmedState
-    """Whether it waits (`queued`) or runs, or what became of it: `cut` by the run's end, `missed` if its steps passed without
-    it, `withdrawn` before it began."""
+    """`queued` or `running`; at the end `recorded`, `aborted`, `cut` by the run's end, `missed` if its steps passed without it,
+    or `withdrawn` before it began."""
     first: Step | None = None
     """First step, planned or recorded."""
     last: Step | None = None
     """Last step, planned or recorded."""
     reason: str = ""
-    """Why it is so, and in what it differs from what was asked for."""
+    """Reason of the state, and how the window differs from the request."""
     granularity: Annotated[int, msgspec.Meta(ge=1, lt=1 << 53)] = 1
     """It is made of whole groups of so many steps."""
 

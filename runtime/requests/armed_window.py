@@ -1,23 +1,24 @@
-"""One window that was asked for while the program runs: where it stands, and what is to be said of it."""
+"""An armed window: its state, and its facts for the metadata of the recorded window."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
+from stepscope.runtime.windows.window import Step
 
 Gate = Callable[[int], str]
-"""Asked on the thread that steps when the window is to begin, once; it returns why it must not, or nothing."""
+"""Called once on the stepping thread when the window should begin. Returns why it must not; empty if it may."""
 
 
 class ArmedWindow:
-    """Belongs to one profiler, whose lock guards it."""
+    """A requested window of one profiler, whose lock guards it."""
 
     def __init__(self, request: WindowRequest, trigger: str, first: int, last: int, gate: Gate | None = None) -> None:
-        """Args: the request; what asked for it; first and last step, `NEVER` if not known; what is asked at its begin."""
+        """Args: the request; its trigger; first and last step, `NEVER` if unknown; the gate of its begin."""
         self.request = request
         self.trigger = trigger
         self.first = first
@@ -26,9 +27,9 @@ class ArmedWindow:
         self.state: ArmedState = "queued"
         self.reason = ""
         self.admitted = gate is None
-        """Whether the gate has let it pass."""
+        """Whether the gate has allowed it."""
         self.looked_at = False
-        """Whether backends, as they are open, were asked for its detail."""
+        """Whether the open backends were asked if they can record its detail."""
         self.begun_at = 0
         """When it began, in ns."""
         self.deadline = 0
@@ -36,45 +37,45 @@ class ArmedWindow:
         self.longer = 0
         """ns that it was extended by before it began."""
         self.abort_reason: str | None = None
-        """Why it is to end with its last step, which was a later one before."""
+        """Why `last` was moved to an earlier step."""
 
     @property
     def begin(self) -> int:
-        """The step from which on backends are to do something for it."""
+        """The first step of its warm-up."""
         return self.first if self.first == NEVER else max(self.first - self.request.warmup, 0)
 
     @property
     def timed(self) -> bool:
-        """Whether it is measured in seconds."""
+        """Whether its length is in seconds."""
         return self.request.seconds is not None
 
     def is_over(self, step: int, now: int) -> bool:
-        """Whether the window that runs does not have this step any more.
+        """Whether the running window has ended before this step.
 
         Args:
             step: the step that begins.
-            now: when, in ns.
+            now: the time, in ns.
         """
         return step > self.last or (0 < self.deadline <= now)
 
     def move(self, step: int) -> None:
-        """Gives it as many steps from this one on, or from the next that begins a group."""
+        """Moves it to begin with this step, or with the next one that begins a group, with the same length."""
         length = self.last - self.first
         self.first = -(-step // self.request.granularity) * self.request.granularity
         self.last = NEVER if self.last == NEVER else self.first + length
 
     def note(self, text: str) -> None:
-        """Adds to what is said of it."""
+        """Adds a text to the reason."""
         self.reason = f"{self.reason}; {text}" if self.reason else text
 
     def end(self, state: ArmedState, reason: str = "") -> None:
-        """It is over."""
+        """Ends it with this state."""
         self.state = state
         if reason:
             self.note(reason)
 
     def status(self) -> ArmedStatus:
-        """How it stands."""
+        """Returns its state."""
         return ArmedStatus(
             run_id=self.request.run_id,
             trigger=self.trigger,
@@ -87,7 +88,7 @@ class ArmedWindow:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What the window's metadata say of it, as known at its begin."""
+        """Returns facts for the window's metadata, as known at its begin."""
         request = self.request
         facts = {
             "trigger": self.trigger,
@@ -102,3 +103,28 @@ class ArmedWindow:
             "detail": None if request.detail is None else request.detail.text(),
         }
         return {name: value for name, value in facts.items() if value not in (None, "")}
+
+
+ARMED = "armed"
+"""Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
+
+
+def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step]) -> None:
+    """Completes the metadata of a finished window, if it was armed, by the recorded steps.
+
+    Args:
+        facts: metadata of the window, which are changed.
+        rank: of the process.
+        steps: of the window.
+    """
+    armed: dict[str, Any] | None = facts.get(ARMED)
+    if armed is None or not steps:
+        return
+    first, last = steps[0].number, steps[-1].number
+    armed.update(first_step=first, last_step=last, name=recorded_name(rank, first, last, str(armed.get("run_id", ""))))
+
+
+def recorded_name(rank: int | None, first: int, last: int, run_id: str = "") -> str:
+    """Returns a name for a window's files: `rank0_start10_stop12`, and `_` with the run id if there is one."""
+    name = f"rank{rank or 0}_start{first}_stop{last}"
+    return f"{name}_{run_id}" if run_id else name

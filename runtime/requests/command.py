@@ -1,4 +1,4 @@
-"""What is asked of a profiler from outside of its process, and what it answers. Socket and collector speak the same."""
+"""Commands of other processes to a profiler, and its answers. The socket and the collector use the same."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stepscope.runtime.requests.end_change import EndChange, EndRequest
 from stepscope.runtime.requests.window_request import Rank, RunId, Seconds, StepNumber, WindowRequest
 
 VERSION = 1
-"""Of commands and answers; a process that knows another one only says so."""
+"""Version of commands and answers; a process with another version answers with an error."""
 MAX_BYTES = 1 << 16
-"""Of a command or an answer."""
+"""Size limit of a command or an answer."""
 MAX_RATE = 1e9
-"""Steps per second: one takes a nanosecond at least. After the number of the step was set, readings may say more."""
+"""Upper bound, in steps per second: a program that sets the step number can cause any rate."""
 
 Version = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 Pid = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -28,7 +28,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     version: Version = VERSION
     command: Literal["arm", "extend", "abort", "status", "propose", "decide"]
-    """`propose` arms a window, or changes when one ends, only if `decide` says so before that makes a difference."""
+    """`propose` prepares a window, or another end of one. It takes effect only if `decide` confirms it in time."""
     request: WindowRequest | None = None
     """For `arm` and `propose`."""
     end: EndChange | None = None
@@ -40,36 +40,36 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     run_id: RunId | None = None
     """For `abort`: only windows of this run id."""
     proposal: Name = ""
-    """For `propose` and `decide`: which."""
+    """For `propose` and `decide`: name of the proposal."""
     committed: bool = False
     """For `decide`."""
     reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    """For `decide` and `abort`: why."""
+    """For `decide` and `abort`: the reason."""
 
     def end_request(self) -> EndRequest:
-        """What `extend` and `abort` ask for."""
+        """Returns the request of `extend` or `abort`."""
         if self.command == "extend":
             return EndRequest(command="extend", steps=self.steps, seconds=self.seconds)
         return EndRequest(command="abort", run_id=self.run_id or "", reason=self.reason or "a command")
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one profiler answers. Numbers have bounds, as those of a command: whoever is connected can send any."""
+    """Answer of one profiler. All numbers have bounds, because a peer can send any."""
 
     version: Version = VERSION
     profiler: str = ""
     rank: Rank | None = None
     stage: str = ""
-    """That it is of; empty if nobody says."""
+    """Its stage; empty without one."""
     host: str = ""
     pid: Pid = 0
     step: StepNumber = 0
     """Number of its current step."""
     rate: StepsPerSecond = 0.0
-    """Its steps per second, lately."""
+    """Its recent steps per second."""
     armed: Armed | None = None
     """For `arm`, `propose` and `extend`, and for an `abort` on several ranks."""
     windows: tuple[ArmedStatus, ...] = ()
-    """For `abort` those that it ends, for `status` all that are known."""
+    """For `abort` the windows that it ends, for `status` all."""
     error: str = ""
     """Why nothing was done."""

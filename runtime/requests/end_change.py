@@ -1,4 +1,4 @@
-"""A change of when armed windows end: they go on for longer, or end early, with the same step on all ranks."""
+"""Changes of the end of armed windows: they become longer, or end early, with the same step on all ranks."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ OTHER_UNIT = "the window is one of {}: say how many more"
 
 
 class EndRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is asked for, of whatever window runs."""
+    """A request for another end of the running window."""
 
     command: Literal["extend", "abort"]
     steps: StepNumber = 0
-    """`extend`: so many steps more, rounded up to whole groups of the window."""
+    """`extend`: number of further steps, rounded up to whole groups of the window."""
     seconds: Seconds = 0.0
-    """`extend`: or so much longer."""
+    """`extend`: or further seconds."""
     run_id: RunId = ""
     """`abort`: only windows of this run id; empty for all."""
     reason: str = ""
-    """`abort`: why."""
+    """`abort`: the reason."""
 
     def text(self) -> str:
-        """In a few words: `extend by 5 steps`."""
+        """Returns the request as text: `extend by 5 steps`."""
         if self.command == "abort":
             return f"abort of {self.run_id!r}" if self.run_id else "abort"
         return f"extend by {self.seconds:g} s" if self.seconds else f"extend by {self.steps} steps"
 
 
 class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What becomes of which windows. What it does depends on the windows only, not on when it is carried out."""
+    """A change of the end of windows. Its result depends on the windows only, not on the time of its execution."""
 
     command: Literal["extend", "abort"]
-    """`abort`: windows end with `last`; those that would begin later are forgotten. `extend`: one goes on until `last`."""
+    """`abort`: windows end with `last`, and later ones are removed. `extend`: one window continues until `last`."""
     last: StepNumber = 0
     first: StepNumber = 0
-    """`extend`: the first step of the window that is meant."""
+    """`extend`: the first step of the window."""
     until: StepNumber = 0
     """`extend`: its last step so far."""
     seconds: Seconds = 0.0
-    """`extend`: so much longer, for a window that ends by the clock."""
+    """`extend`: further seconds of a window that ends by the clock."""
     run_id: RunId = ""
     """`abort`: only windows of this run id; empty for all."""
     reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
@@ -64,13 +64,13 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.last if self.command == "abort" else self.until) + 1
 
     def concerns(self, window: ArmedWindow) -> bool:
-        """Whether it is about this one."""
+        """Whether it changes this window."""
         if self.command == "extend":
             return window.first == self.first
         return not self.run_id or window.request.run_id == self.run_id
 
     def answer(self, windows: Sequence[ArmedWindow]) -> Armed:
-        """What becomes of these windows, which it concerns, by their first steps; or why they stay as they are."""
+        """Returns the answer for windows that it concerns, sorted by their first steps."""
         return self._abort(windows) if self.command == "abort" else self._extend(windows)
 
     def _abort(self, windows: Sequence[ArmedWindow]) -> Armed:
@@ -100,7 +100,7 @@ class EndChange(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Armed(True, window.first, self.last or None, window.request.run_id, self.text())
 
     def text(self) -> str:
-        """In a few words: `extended to step 12`."""
+        """Returns the change as text: `extended to step 12`."""
         if self.command == "abort":
             return f"aborted with step {self.last}: {self.reason}" if self.reason else f"aborted with step {self.last}"
         return f"extended by {self.seconds:g} s" if self.seconds else f"extended to step {self.last}"
@@ -114,11 +114,11 @@ class PendingEnd(NamedTuple):
 
 
 class ChosenEnd(NamedTuple):
-    """What all ranks are asked to agree to; without a change, why nothing can be done."""
+    """A change for all ranks; or `None` and the reason."""
 
     change: EndChange | None
     ranks: tuple[int, ...] = ()
-    """Those whose windows it is about."""
+    """The ranks with windows that it concerns."""
     reason: str = ""
 
 
@@ -126,19 +126,19 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
     """Chooses how the windows of several ranks end.
 
     Args:
-        asked: what is wanted.
-        windows: what is armed on each rank, and what was.
-        ahead: the first step that all of them have ahead of them, with time to agree on it.
+        asked: the request.
+        windows: the armed windows of each rank, also those that have ended.
+        ahead: the first step that all ranks can reach in time after they have agreed on it.
 
     Returns:
-        The same change for all, or why there is none.
+        The same change for all ranks, or the reason why there is none.
     """
     if asked.command == "abort":
         meant = {
-            rank: [window for window in held if window.open and asked.run_id in ("", window.run_id)]
-            for rank, held in windows.items()
+            rank: [window for window in statuses if window.open and asked.run_id in ("", window.run_id)]
+            for rank, statuses in windows.items()
         }
-        ranks = tuple(sorted(rank for rank, held in meant.items() if held))
+        ranks = tuple(sorted(rank for rank, statuses in meant.items() if statuses))
         if not ranks:
             return ChosenEnd(None, reason=NOTHING_WAITS)
         last = max(ahead - 1, 0)
@@ -146,16 +146,17 @@ def choose_end(asked: EndRequest, windows: Mapping[int, Sequence[ArmedStatus]], 
             return ChosenEnd(None, reason=BEYOND.format(last))
         change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason)
         return ChosenEnd(change, ranks)
-    running = [window for held in windows.values() for window in held if window.state == "running"]
+    running = [window for statuses in windows.values() for window in statuses if window.state == "running"]
     if not running:
         return ChosenEnd(None, reason=NOTHING)
-    # Where some ranks are in another window already, the earlier one is meant; it is over there, and so refused.
+    # If ranks are in different windows, the earlier one counts. Ranks that have ended it lead to a refusal.
     window = min(running, key=lambda each: each.first or 0)
     same = {
         rank: next(
-            (each for each in held if each.first == window.first and each.state not in ("missed", "withdrawn")), None
+            (each for each in statuses if each.first == window.first and each.state not in ("missed", "withdrawn")),
+            None,
         )
-        for rank, held in windows.items()
+        for rank, statuses in windows.items()
     }
     for rank, each in sorted(same.items()):
         if each is not None and not each.open:

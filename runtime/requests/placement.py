@@ -1,4 +1,4 @@
-"""Where a requested window goes: which steps it gets beside the schedule's windows and those that are armed already.
+"""Placement of a requested window: its steps, next to the schedule's windows and other armed windows.
 
 Pure functions over step numbers: no clock, no thread.
 """
@@ -13,22 +13,22 @@ from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
 MOST_CHANGES = 1000
-"""Changes of the schedule that are looked at; a window that collides with all of them is refused."""
+"""Limit of collisions; a window that still collides after so many is refused."""
 
 ASK_TO_WAIT = "ask with overlap='queue' to wait"
 
 
 class Placement(NamedTuple):
-    """Which steps the window gets; without a first step it is refused."""
+    """The steps of a window; without a first step it is refused."""
 
     first: int | None
     last: int = NEVER
     reason: str = ""
     nearest: int | None = None
-    """Of one that is refused: the first step that it could have."""
+    """If it is refused: the first step with which it would be accepted."""
 
 
-class _Taken(NamedTuple):
+class _Occupied(NamedTuple):
     first: int
     last: int
     what: str
@@ -38,14 +38,14 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
     """Finds the steps of a window.
 
     Args:
-        request: what was asked for.
-        ahead: the first step that still can be recorded.
-        armed: windows that run or are to come.
-        schedule: the profiler's own. Of one that does not know its future nothing is taken into account.
+        request: the request.
+        ahead: the first step that can still be recorded.
+        armed: running and queued windows.
+        schedule: of the profiler. One that is no `PlannedSchedule` is ignored.
 
     Returns:
-        First and last step, and in what they differ from what was asked for, or why the window is refused. The first
-        step is `NEVER` if it depends on a window that ends by the clock.
+        First and last step, and how they differ from the request; or the reason of a refusal. The first step is `NEVER` if
+        it depends on a window that ends by the clock.
     """
     if isinstance(schedule, Always):
         return Placement(None, reason="the profiler records every step; give it a schedule, or control=...")
@@ -63,17 +63,19 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         notes.append(f"rounded to groups of {request.granularity} steps")
     what = ""
     for _ in range(MOST_CHANGES):
-        taken = _collision(first, last, armed, schedule)
-        if taken is None:
+        occupied = _collision(first, last, armed, schedule)
+        if occupied is None:
             return Placement(first, last, "; ".join(notes))
-        what = taken.what
-        moved = NEVER if taken.last == NEVER else -(-(taken.last + 1) // request.granularity) * request.granularity
+        what = occupied.what
+        moved = (
+            NEVER if occupied.last == NEVER else -(-(occupied.last + 1) // request.granularity) * request.granularity
+        )
         if request.overlap == "refuse":
-            why = f"{_steps(first, last)} overlap {taken.what}; {ASK_TO_WAIT}"
+            why = f"{_steps(first, last)} overlap {occupied.what}; {ASK_TO_WAIT}"
             return Placement(None, reason=why, nearest=None if moved == NEVER else moved)
-        if taken.last == NEVER:
-            return Placement(NEVER, NEVER, f"begins when {taken.what} has ended")
-        note = f"queued behind {taken.what}"
+        if occupied.last == NEVER:
+            return Placement(NEVER, NEVER, f"begins when {occupied.what} has ended")
+        note = f"queued behind {occupied.what}"
         if note not in notes:
             notes.append(note)
         first, last = moved, NEVER if last == NEVER else last + moved - first
@@ -94,21 +96,21 @@ def _steps(first: int, last: int) -> str:
     return f"step {first}" if first == last else f"steps {first}-{last}"
 
 
-def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Taken | None:
+def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Occupied | None:
     for window in armed:
-        if window.first == NEVER:  # it waits for another one, and takes its place then
+        if window.first == NEVER:  # it waits for another one, and gets its steps later
             continue
         if window.first <= last and first <= window.last:
             name = f" {window.request.run_id!r}" if window.request.run_id else ""
             what = f"the window{name} of {_steps(window.first, window.last)}"
-            return _Taken(window.first, window.last, what)
+            return _Occupied(window.first, window.last, what)
     if not isinstance(schedule, PlannedSchedule):
         return None
-    # What the clock ends goes before the schedule's windows that begin meanwhile.
+    # A window that ends by the clock has priority over windows of the schedule that begin meanwhile.
     return _of_schedule(first, first if last == NEVER else last, schedule)
 
 
-def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Taken | None:
+def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Occupied | None:
     """The first window of the schedule's own that has a step from `first` to `last`."""
     step = first
     for _ in range(MOST_CHANGES):
@@ -118,6 +120,6 @@ def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Taken | N
             begun, end = step, step
             while end < NEVER and schedule(end) is ProfilerAction.RECORD:
                 end = schedule.next_change(end)
-            return _Taken(begun, end, f"the schedule's window with step {begun}")
+            return _Occupied(begun, end, f"the schedule's window with step {begun}")
         step = schedule.next_change(step)
     return None

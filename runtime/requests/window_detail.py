@@ -1,4 +1,4 @@
-"""How much a window has: what is recorded in it that the profiler can record, and what is left out."""
+"""The level of detail of a requested window."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class _Adjustable(Protocol):
 
 
 class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How much a window has. What is left out here is as the program has set it, and so is everything after the window.
+    """Level of detail of a window. Fields that are not set, and everything after the window, are as set by the program.
 
-    An overhead budget goes first: what it leaves out, no window has.
+    An overhead budget has priority: no window contains events that it excludes.
 
     Raises:
         ValueError: naming the field, the value and what it should be.
@@ -47,7 +47,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         "options": "rings are made by the first profiler of the process",
         "overhead_budget": "there is one for the run, and it lowers the detail of windows as well",
     }
-    """What people may look for here, and why it is not."""
+    """Names that users may expect here, with the reason why they are no fields."""
 
     every: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 1
     """Events of the program, and operators that arrive live, are recorded in one step of so many: those whose number it
@@ -69,12 +69,12 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def chosen(self) -> tuple[tuple[str, bool], ...]:
-        """What backends are to switch on or off."""
+        """Switches for backends, with their values."""
         switches = ((name, getattr(self, name)) for name in SWITCHES)
         return tuple((name, on) for name, on in switches if on is not None)
 
     def within(self, level: Detail) -> Detail:
-        """What is recorded in such a window at a level of the overhead budget."""
+        """Returns the detail of such a window at a level of the overhead budget."""
         return Detail(
             self.text() if level == FULL else f"{level.name}, {self.text()}",
             operators=level.operators and self.operators is not False,
@@ -85,23 +85,23 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def refusal(self, backends: Iterable[object]) -> str:
-        """Why the backends of a profiler cannot do this; empty if they can."""
+        """Returns why the backends of a profiler do not support this; empty if they do."""
         adjustable = [backend for backend in backends if isinstance(backend, _Adjustable)]
         if self.shortest_us:
             refused = next((why for each in adjustable if (why := each.can_choose(SHORTEST, True))), "")
             if refused:
                 return f"detail {SHORTEST}={self.shortest_us:g}: {refused}"
         for what, on in self.chosen:
-            said = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
-            refused = next(filter(None, said), "")
-            if on and what in _REMEDIES and (not said or all(said)):
+            answers = [answer for each in adjustable if (answer := each.can_choose(what, on)) is not None]
+            refused = next(filter(None, answers), "")
+            if on and what in _REMEDIES and (not answers or all(answers)):
                 return f"detail {what}: {refused or f'no backend of this profiler records that; {_REMEDIES[what]}'}"
             if not on and refused:
                 return f"detail {what}=off: {refused}"
         return ""
 
     def text(self) -> str:
-        """In a few words, which `detail_from` reads back: `stacks,operators=off`; empty for nothing."""
+        """Returns the detail as text that `detail_from` parses: `stacks,operators=off`; empty if nothing is set."""
         parts = [name if on else f"{name}=off" for name, on in self.chosen]
         if self.shortest_us:
             parts.append(f"{SHORTEST}={self.shortest_us:.12g}")
@@ -114,45 +114,45 @@ _MOST = {"every": MOST_STEPS, SHORTEST: 1_000_000_000}
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
-def detail_from(said: str | WindowDetail | None) -> WindowDetail | None:
+def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
     """The detail that a text means; `None` for what the program has set.
 
     Args:
-        said: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
+        spec: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
 
     Raises:
         ValueError: naming the part that is wrong.
     """
-    if said is None or isinstance(said, WindowDetail):
-        return said
+    if spec is None or isinstance(spec, WindowDetail):
+        return spec
     fields: dict[str, bool | float] = {}
-    for part in said.split(","):
+    for part in spec.split(","):
         name, _, value = (text.strip() for text in part.partition("="))
         if name in WindowDetail.__fixed__:
             raise ValueError(
-                f"detail is {said!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
+                f"detail is {spec!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
         if name not in (*_MOST, *SWITCHES):
             known = did_you_mean(name, (*_MOST, *SWITCHES))
-            raise ValueError(f"detail is {said!r}: {part.strip()!r} is nothing that a window can have{known}")
+            raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{known}")
         if name in fields:
-            raise ValueError(f"detail is {said!r}: it says {name} twice")
-        fields[name] = _number(said, name, value) if name in _MOST else _switch(said, name, value)
+            raise ValueError(f"detail is {spec!r}: it says {name} twice")
+        fields[name] = _number(spec, name, value) if name in _MOST else _switch(spec, name, value)
     return msgspec.convert(fields, WindowDetail)
 
 
-def _switch(said: str, name: str, value: str) -> bool:
+def _switch(spec: str, name: str, value: str) -> bool:
     word = value.lower() or "on"
     if word not in _WORDS:
-        raise ValueError(f"detail is {said!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
+        raise ValueError(f"detail is {spec!r}: {name} is {value!r}{did_you_mean(word, ('on', 'off'))}")
     return _WORDS[word]
 
 
-def _number(said: str, name: str, value: str) -> float:
+def _number(spec: str, name: str, value: str) -> float:
     try:
         number = int(value) if name == "every" else float(value)
     except ValueError as error:
-        raise ValueError(f"detail is {said!r}: {name} is {value!r}; write a number, such as {name}=10") from error
+        raise ValueError(f"detail is {spec!r}: {name} is {value!r}; write a number, such as {name}=10") from error
     if not 0 <= number <= _MOST[name]:
-        raise ValueError(f"detail is {said!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
+        raise ValueError(f"detail is {spec!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
     return number

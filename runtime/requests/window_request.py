@@ -1,4 +1,4 @@
-"""What is asked for when a window is armed: which steps of a running loop are to be recorded."""
+"""The request for a window: which steps of a running loop to record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_RUN_ID = 80
 """Characters of a run id."""
 
 MAX_STEP = (1 << 53) - 1
-"""The last number that a step can have: JSON has larger numbers, and many programs that read it have not."""
+"""The largest step number: many programs that read JSON do not support larger numbers."""
 
 StepNumber = Annotated[int, msgspec.Meta(ge=0, le=MAX_STEP)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_STEP)]
@@ -26,38 +26,38 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A window to be recorded, on top of what the profiler's schedule records. Steps are numbered as `step_num`: from 0.
+    """A window to record, in addition to those of the profiler's schedule. Steps are numbered as `step_num`: from 0.
 
-    How long it is one of three fields says: `steps`, `stop_step` or `seconds`.
+    Set its length by one of the fields `steps`, `stop_step` and `seconds`.
 
     Raises:
         ValueError: naming the field, the value and what it should be.
     """
 
     start_step: StepNumber | Literal["next"] = "next"
-    """Its first step. `next`: the first that still can be."""
+    """Its first step. `next`: the first possible step."""
     steps: Count | None = None
-    """How many steps it has."""
+    """Number of steps."""
     stop_step: StepNumber | None = None
-    """Its last step, which is recorded, too."""
+    """Its last step, inclusive."""
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86400)] | None = None
-    """How long it lasts: it ends with the first step that ends so long after its begin."""
+    """Duration: it ends with the first step that ends so many seconds after its begin."""
     ranks: tuple[Rank, ...] | None = None
     """The ranks that record; `None` for all."""
     run_id: RunId = ""
-    """Tells requests apart that are the same otherwise: the same steps are recorded again only for another one."""
+    """Identifies the request: only with another one, the same steps are recorded again."""
     warmup: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    """Steps before the first that backends warm up in, as far as there are still so many."""
+    """Steps before the first in which backends warm up; fewer if the window begins sooner."""
     granularity: Count = 1
     """The window is made of whole groups of so many steps: its start is rounded down to a multiple, its end up."""
     past: Literal["refuse", "clip"] = "refuse"
-    """What happens if the first step has begun already: nothing is recorded, or what is left of the window."""
+    """If the first step has begun already: record nothing, or the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
-    """What happens if another window is recorded in some of its steps: it is refused, or begins when that has ended."""
+    """If another window has some of its steps: refuse, or begin when that has ended."""
     stage: Stage = ""
-    """Only in the stage of this name, such as `fit`, of profilers that follow each other; empty for whichever it is."""
+    """Records only in the stage of this name, such as `fit`, if profilers follow each other; empty for any stage."""
     detail: WindowDetail | None = None
-    """How much it has; default: as much as the program has set. What the profiler cannot do is refused."""
+    """Level of detail; default: as set by the program. A detail that the profiler does not support is refused."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,21 +80,21 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ValueError("WindowRequest.ranks is empty: name one rank at least, or leave it out for all")
 
     def wants(self, rank: int | None) -> bool:
-        """Whether a process of this rank is to record; one without a rank counts as rank 0."""
+        """Whether a process of this rank must record. A process without a rank counts as rank 0."""
         return self.ranks is None or (rank or 0) in self.ranks
 
     @property
     def length(self) -> int | None:
-        """Steps that it has before it is rounded; `None` if it is measured in seconds."""
+        """Number of steps before rounding; `None` if its length is in seconds."""
         if self.stop_step is not None and self.start_step != "next":
             return self.stop_step - self.start_step + 1
         return self.steps
 
     def rounded(self, ahead: int) -> tuple[int, int]:
-        """First and last step, rounded to the granularity; the last is `NEVER` for a window of seconds.
+        """Returns first and last step, rounded to the granularity; the last is `NEVER` if the length is in seconds.
 
         Args:
-            ahead: the first step that still can be recorded.
+            ahead: the first step that can still be recorded.
         """
         group = self.granularity
         if self.start_step == "next":
@@ -108,7 +108,7 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return first, -(-(start + self.length) // group) * group - 1
 
     def text(self) -> str:
-        """The request in a few words: `steps 10-12`."""
+        """Returns the request as text: `steps 10-12`."""
         if self.start_step == "next":
             first = "from the next step on"
         else:

@@ -1,4 +1,4 @@
-"""What a step does: the answer of every schedule."""
+"""The actions of a schedule: what to do in a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stepscope.runtime.errors import ScheduleError
 
 
 class ProfilerAction(enum.IntEnum):
-    """What happens during one step. Names and values are those of `torch.profiler.ProfilerAction`."""
+    """The action for one step. Names and values are those of `torch.profiler.ProfilerAction`."""
 
     NONE = 0
     """Nothing is recorded."""
     WARMUP = 1
-    """Backends are switched on and what they give is thrown away, so that the first recorded step is a normal one."""
+    """Backends are switched on and their events are discarded, so that the first recorded step is a normal one."""
     RECORD = 2
     """The step is recorded."""
     RECORD_AND_SAVE = 3
@@ -22,12 +22,12 @@ class ProfilerAction(enum.IntEnum):
 
     @property
     def records(self) -> bool:
-        """Whether events of the step are kept."""
-        return self >= 2  # a look-up of the member would take longer than all the rest
+        """Whether the step is recorded."""
+        return self >= 2  # a look-up of the member would be slower
 
     @property
     def symbol(self) -> str:
-        """One character for the line of a plan: `-`, `W`, `R` or `S`."""
+        """The character for the line of a plan: `-`, `W`, `R` or `S`."""
         return "-WRS"[self]
 
 
@@ -37,16 +37,15 @@ _ALLOWED = ", ".join(f"{action.name} ({action.value})" for action in ProfilerAct
 
 
 def checked_action(value: object, step: int) -> ProfilerAction:
-    """Turns whatever a user's schedule returned into an action.
+    """Converts the return value of a user's schedule to an action.
 
     Args:
-        value: a `ProfilerAction`, a member of another profiler's enumeration with one of the names (so that a schedule
-            made by torch works, and torch need not be imported to know it), or an integer from 0 to 3.
-        step: the step that was asked for, 0-based; only for the message.
+        value: a `ProfilerAction`, a member of another enumeration with the same name, such as torch's, or an integer from 0 to
+            3.
+        step: number of the step, 0-based, for the message.
 
     Raises:
-        ScheduleError: for everything else, naming the value, the step and what is allowed. Other profilers ignore
-            an unknown action, and record nothing from there on.
+        ScheduleError: for any other value; names the value, the step and what is allowed.
     """
     if isinstance(value, ProfilerAction):
         return value
@@ -65,7 +64,7 @@ def checked_action(value: object, step: int) -> ProfilerAction:
 
 
 def step_text(first: int, last: int | None = None) -> str:
-    """Names one step or a run of steps both as people count them and as `step_num` does: `step 3 (step_num 2)`."""
+    """Names a step, or consecutive steps, as people count them and as `step_num` does: `step 3 (step_num 2)`."""
     if last is None or last == first:
         return f"step {first + 1} (step_num {first})"
     return f"steps {first + 1}-{last + 1} (step_num {first}-{last})"

@@ -1,4 +1,4 @@
-"""Why a run recorded nothing, or less than its schedule wanted, in words."""
+"""Explains why a run recorded nothing, or less than its schedule wanted."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _HOW_TO_STEP = "call step() at the end of each iteration"
 def explain(
     schedule: ScheduleFunction, steps: int, *, recorded: int, open_steps: int = 0, first: int = 0
 ) -> tuple[str, ...]:
-    """Says why a run that is over has recorded nothing, or less than its schedule wanted.
+    """Explains why an ended run has recorded nothing, or less than its schedule wanted.
 
-    The schedule is not called, unless it is one of ours: a user's callable may count its calls.
+    It does not call a user's schedule, as that may count its calls.
 
     Args:
         schedule: the run's schedule.
-        steps: how many steps it had, which is how often `step()` was called.
-        recorded: how many of them were recorded.
-        open_steps: how many of these belong to a window that had no end when the run ended.
+        steps: number of calls of `step()`.
+        recorded: number of recorded steps.
+        open_steps: number of these in a window that was open when the run ended.
         first: number of the first step.
 
     Returns:
-        A sentence for each finding; each begins with the finding's name and a colon.
+        A sentence for each finding, which begins with the name of the finding and a colon.
     """
     if isinstance(schedule, Always):
-        return ()  # It waits for nothing, so nothing that it promised can be missing, not even without steps.
+        return ()  # it records everything, so nothing can be missing
     if isinstance(schedule, Never):
         if recorded:
             return (_incomplete(open_steps),) if open_steps else ()
@@ -48,16 +48,16 @@ def explain(
         sentences.append(_incomplete(open_steps) + f"; run {human_count(steps + rest, 'step')} for a whole window")
         ended += rest
     if schedule.repeat and ended < schedule.end:
-        left = -(-(schedule.end - ended) // schedule.cycle)
+        missing = -(-(schedule.end - ended) // schedule.cycle)
         sentences.append(
-            f"windows missing: {left} of the {schedule.repeat} that repeat={schedule.repeat} asks for; "
+            f"windows missing: {missing} of the {schedule.repeat} that repeat={schedule.repeat} asks for; "
             f"run {human_count(schedule.end - first, 'step')} for all of them"
         )
     return tuple(sentences)
 
 
 def schedule_text(schedule: ScheduleFunction) -> str:
-    """Names a schedule in a message: as it is written in code, or by the callable's name."""
+    """Returns a schedule as it is written in code, or the name of the callable, for a message."""
     if isinstance(schedule, Schedule | Always | Never):
         return repr(schedule)
     name = getattr(schedule, "__qualname__", None)
@@ -76,7 +76,7 @@ def _too_short(schedule: Schedule, first: int, steps: int) -> tuple[str, ...]:
     if begins == NEVER:
         return (f"no step records: the last window of {schedule!r} ended before {step_text(first)}",)
     if begins < first + steps:
-        return ()  # The schedule wanted to record: a pause or stop() is the reason, and is told elsewhere.
+        return ()  # a pause or stop() is the reason, which is reported elsewhere
     loop = f"the loop of {human_count(steps, 'step')}"
     needed = f"run {human_count(begins - first + 1, 'step')} or more"
     if first:

@@ -1,4 +1,4 @@
-"""What a schedule does to a loop, shown before it runs."""
+"""The plan of a schedule: which steps of a loop it records, shown before the loop runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule does in a loop of `steps` steps."""
+    """The actions of a schedule in a loop of `steps` steps."""
 
     schedule: str
     """The schedule, as it is written in code."""
@@ -49,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the schedule is known to record nothing after the loop's last step."""
     runs: tuple[Run, ...]
     diagnostics: tuple[str, ...]
-    """What is likely to be unwanted, a sentence each, with what to do about it."""
+    """Likely mistakes, a sentence each, with what to do."""
 
     @property
     def line(self) -> str:
@@ -92,10 +92,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_of(schedule: ScheduleFunction, steps: int, *, first: int = 0) -> Plan:
-    """Makes the plan of any schedule.
+    """Makes the plan of a schedule.
 
     Args:
-        schedule: a `Schedule`, or any callable; the latter is called once for each step, in order.
+        schedule: a `Schedule`, or any callable, which is called once for each step, in order.
         steps: length of the loop.
         first: number of its first step.
 
@@ -152,9 +152,9 @@ def _no_warmup(schedule: ScheduleFunction, recorded: int) -> tuple[str, ...]:
 
 
 def _abandoned(runs: list[Run]) -> tuple[str, ...]:
-    left = [a for a, b in pairwise(runs) if a.action is ProfilerAction.RECORD and not b.action.records]
-    if not left:
+    endless = [a for a, b in pairwise(runs) if a.action is ProfilerAction.RECORD and not b.action.records]
+    if not endless:
         return ()
-    which = step_text(left[0].first, left[0].last)
-    text = f"window incomplete: {human_count(len(left), 'window')} without RECORD_AND_SAVE, the first one {which}"
+    which = step_text(endless[0].first, endless[0].last)
+    text = f"window incomplete: {human_count(len(endless), 'window')} without RECORD_AND_SAVE, the first one {which}"
     return (f"{text}; return RECORD_AND_SAVE for the last step of each",)

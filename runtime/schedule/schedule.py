@@ -31,18 +31,18 @@ __all__ = [
 ]
 
 NEVER: Final = sys.maxsize
-"""What `next_change` answers when nothing changes any more. It fits in a signed 64-bit integer."""
+"""The result of `next_change` if there is no further change. It fits in a signed 64-bit integer."""
 
 ScheduleFunction = Callable[[int], object]
-"""Any callable from a step's number (0-based) to what `checked_action` accepts."""
+"""Any callable from a step's number (0-based) to a value that `checked_action` accepts."""
 
 
 @runtime_checkable
 class PlannedSchedule(Protocol):
-    """A schedule that knows its own future, so that it need not be asked at every step. It must be pure."""
+    """A schedule that can compute its next change, so that it is not called at every step. It must be pure."""
 
     def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns what the step does."""
+        """Returns the action of a step."""
         ...
 
     def next_change(self, step: int, /) -> int:
@@ -77,7 +77,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             msgspec.structs.force_setattr(self, name, bool(value) if name == "skip_first_wait" else value)
 
     def __call__(self, step: int, /) -> ProfilerAction:
-        """Returns what a step does.
+        """Returns the action of a step.
 
         Args:
             step: its number; 0 is the first.
@@ -101,7 +101,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def origin(self) -> int:
-        """Step at which the first cycle begins, or would have begun if its wait was not skipped; may be negative."""
+        """Step at which the first cycle begins, or would begin if its wait were not skipped; may be negative."""
         return self.skip_first - (self.wait if self.skip_first_wait else 0)
 
     @property
@@ -191,11 +191,11 @@ def schedule(
 
     Args:
         wait: steps at the beginning of each cycle that do nothing.
-        warmup: steps after these that record and throw away.
+        warmup: steps after these in which backends record and discard.
         active: steps after these that are recorded: one window. At least 1.
         repeat: number of cycles; 0 for no limit.
         skip_first: steps before the first cycle.
-        skip_first_wait: whether the wait of the first cycle, and only of the first, is left out.
+        skip_first_wait: whether to skip the wait of the first cycle only.
 
     Raises:
         TypeError: if a value is not an integer.
@@ -212,7 +212,7 @@ def schedule(
 
 
 class Always(msgspec.Struct, frozen=True):
-    """Records every step, in one window that ends with the run: what happens if no schedule is given."""
+    """Records every step, in one window that ends with the run. The default."""
 
     def __call__(self, step: int, /) -> ProfilerAction:
         """Returns RECORD."""
@@ -230,7 +230,7 @@ always: Final = Always()
 
 
 class Never(msgspec.Struct, frozen=True):
-    """Records no step by itself: what happens if no schedule is given to a profiler that windows are asked of."""
+    """Records no step by itself. The default with `control`, where windows are requested."""
 
     def __call__(self, step: int, /) -> ProfilerAction:
         """Returns NONE."""

@@ -1,4 +1,4 @@
-"""The session directory, where the processes that take part keep their rings, and what it says of processes and their job.
+"""The session directory with the rings of all processes of a session, and facts about processes and the system.
 
 Read first: `directory`, then `note`, then `job` with `launch`.
 """

@@ -1,12 +1,12 @@
-"""The directory of a session: where the processes that take part in it keep their rings.
+"""The directory of a session, with the rings of all processes that take part in it.
 
 control       the page that they share (core/control.c)
-options       settings, for those that join
-process.json  whose session it is
+options       settings for processes that join
+process.json  the process that owns the session
 ring-00000 .. strings, tracks, stacks
-socket        where commands are taken, if the program lets it (`control.local_socket`)
-run-1 ..      where the notes of the runs are that it records for: `SessionNote`
-delivered     is there while nobody needs what was recorded
+socket        accepts commands, if `Control.socket` is set (`control.local_socket`)
+run-1 ..      the path of the `SessionNote` of each run
+delivered     exists while all recorded events were delivered
 <pid>-<start time>/   of a process that joined: the same without control and options
 """
 
@@ -32,12 +32,12 @@ from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.paths import absolute, temporary_directory
 from stepscope.runtime.options import Options
 from stepscope.runtime.session.file_lock import hold, lock, release
-from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.system import is_running, process_identity
 
 log = logging.getLogger("stepscope")
 
 ENVIRONMENT = "STEPSCOPE_SESSION"
-"""Environment variable that tells processes which this one starts where its session is."""
+"""Environment variable with the path of the session, for processes that this one starts."""
 
 PART = re.compile(r"\d+-\d+(-\d+)?")
 """Name of the directory of a process that joined."""
@@ -56,14 +56,14 @@ _FILES = (
 _NUMBERED = re.compile(r"(ring|run)-\d+")
 _MAX_FILE = 1 << 16
 _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
-"""Nothing is recorded, and closed: fields of the control page (`Control` in core/core.h)."""
+"""Values and position of two fields of the control page, nothing recorded and closed (`Control` in core/core.h)."""
 PREFIX = "stepscope-"
 KEPT_PREFIX = "kept-"
 """Begins the names of the flight recorder's files; the number of the profiler and of the segment follow."""
 
 
 class Identity(msgspec.Struct, frozen=True):
-    """Whose directory it is: `process_identity()` of then."""
+    """The process that owns a directory (`process_identity()`)."""
 
     pid: int
     start_time: int
@@ -81,25 +81,25 @@ def make_session(
     last: Path | None = None,
     again: Path | None = None,
 ) -> Path:
-    """Makes a private directory, in memory where the system has a place for that. Where one place fails the next is tried.
+    """Makes a private directory in the first usable place, in memory if possible.
 
     It is in use (`in_use`) as long as this process lives.
 
     Args:
-        options: where it is to be, and what processes that join are to know.
-        prepare: is called before a directory is made in a place, which may be full.
-        use: opens what is to be in the directory; an `OSError` means that this place cannot be used.
-        last: a place that is taken where no other can be, such as the run's directory.
-        again: a directory that this process had before. It gets this name if it is in the same place: a fork server, for one, has
-            that in its environment for as long as it runs.
+        options: the place, and settings for processes that join.
+        prepare: called before a directory is made in a place, which may be full.
+        use: opens the files in the directory; if it raises `OSError`, the next place is tried.
+        last: the last place to try, such as the run's directory.
+        again: a directory that this process had before. Its name is used again if it is in the same place: a fork server, for
+            example, has it in its environment as long as it runs.
 
     Raises:
-        OutputError: if none can be made.
+        OutputError: if no place can be used.
     """
     problems: list[str] = []
     for place in itertools.chain(places(options.session_dir), () if last is None else (str(last),)):
         prepare(Path(place))
-        held = -1
+        descriptor = -1
         try:
             directory = _make_private(Path(place), again)
         except OSError as error:
@@ -108,14 +108,14 @@ def make_session(
         try:
             _write(directory / "options", exact_json(options))
             write_identity(directory)
-            held = hold(directory / "process.json")
+            descriptor = hold(directory / "process.json")
             use(directory)
         except OSError as error:
-            release(held)
+            release(descriptor)
             problems.append(f"{place}: {error.strerror}")
             shutil.rmtree(directory, ignore_errors=True)
             continue
-        _locks[directory] = held
+        _locks[directory] = descriptor
         return directory
     if not options.session_dir and temporary_directory() is None:
         problems.append("no directory for temporary files can be written")
@@ -124,34 +124,35 @@ def make_session(
 
 def _make_private(place: Path, again: Path | None) -> Path:
     if again is not None and again.parent == place:
-        with contextlib.suppress(FileExistsError):  # somebody else has the name now
+        with contextlib.suppress(FileExistsError):  # another process uses the name now
             again.mkdir(mode=0o700)
             return again
     return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
 
 
 _locks: dict[Path, int] = {}
-"""By which this process has its sessions in use."""
+"""Locks that mark the sessions of this process as in use."""
 
 
 def release_session(session: Path) -> None:
-    """This process does not use a session of its own any more. Idempotent."""
+    """Marks a session of this process as not in use. Idempotent."""
     release(_locks.pop(session, -1))
 
 
 def mark_delivered(session: Path) -> None:
-    """Says that nobody needs a session once its process has ended; where there is no room for that it stays for a day."""
+    """Marks that all events of a session were delivered, so that it can be deleted when its process has ended. If there is no
+    room for the mark, the session stays for a day."""
     with contextlib.suppress(OSError):
         _write(session / "delivered", b"")
 
 
 def unmark_delivered(session: Path) -> None:
-    """What is recorded from now on is needed."""
+    """Removes the mark of `mark_delivered`, as more is recorded."""
     (session / "delivered").unlink(missing_ok=True)
 
 
 def is_delivered(session: Path) -> bool:
-    """Whether nobody needs the session of a process that has ended."""
+    """Whether a session has the mark of `mark_delivered`."""
     return (session / "delivered").exists()
 
 
@@ -163,7 +164,7 @@ def make_part(session: Path) -> Path:
     """
     me = Identity(**process_identity())
     for attempt in range(1 << 10):
-        # A process that joined and became another program by exec() has one already.
+        # A process that joined and then called exec() has one already.
         directory = session / f"{me.pid}-{me.start_time}{f'-{attempt}' if attempt else ''}"
         with contextlib.suppress(FileExistsError):
             directory.mkdir(0o700)
@@ -172,34 +173,34 @@ def make_part(session: Path) -> Path:
 
 
 def in_use(session: Path) -> bool:
-    """Whether the process lives whose session it is, in whatever container."""
+    """Whether the process that owns the session lives, in any container."""
     path = session / "process.json"
     try:
         if stat.S_ISREG(path.lstat().st_mode):
             os.close(lock(path, alone=True))
     except BlockingIOError:
         return True
-    except (OSError, ValueError):  # it is gone, or no name of a file
+    except (OSError, ValueError):  # it was deleted, or is not the name of a file
         return False
     return False
 
 
-def keep_run(session: Path, profiler: int, note: Path) -> None:
-    """Says in a session where the note of a run is that it records for; where there is no room for that, in the log only."""
+def add_run(session: Path, profiler: int, note: Path) -> None:
+    """Writes the path of a run's note into the session. If there is no room for it, logs a warning."""
     try:
         _write(session / f"run-{profiler}", os.fsencode(note))
     except OSError as error:
         log.warning("%s does not say that %s needs it: %s", session, note, error.strerror)
 
 
-def forget_run(session: Path, profiler: int) -> None:
-    """The run has ended in order."""
-    with contextlib.suppress(OSError):  # the session may be gone
+def remove_run(session: Path, profiler: int) -> None:
+    """Removes the path of a run's note, as the run has ended normally."""
+    with contextlib.suppress(OSError):  # the session may have been deleted
         (session / f"run-{profiler}").unlink()
 
 
 def runs_of(session: Path) -> list[Path]:
-    """Where the notes of the runs are that a session recorded for; what cannot be read says nothing.
+    """Returns the paths of the notes of the session's runs. Entries that cannot be read are skipped.
 
     Raises:
         OSError: if the directory cannot be read.
@@ -213,17 +214,17 @@ def runs_of(session: Path) -> list[Path]:
 
 
 def write_identity(directory: Path) -> None:
-    """Says whose directory it is; whoever finds this finds the rest."""
+    """Writes `process.json`. Call it last: readers rely on the other files when it exists."""
     draft = directory / ".process.json"
     _write(draft, json.dumps(process_identity()).encode())
     draft.rename(directory / "process.json")
 
 
 def read_identity(directory: Path) -> Identity:
-    """Whose directory it is.
+    """Returns the process that owns a directory.
 
     Raises:
-        SessionError: if it is not a private directory of this user, or does not say.
+        SessionError: if it is not a private directory of this user, or `process.json` cannot be read.
     """
     try:
         about = directory.lstat()
@@ -233,7 +234,7 @@ def read_identity(directory: Path) -> Identity:
     except OSError as error:
         raise SessionError(f"{directory} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise SessionError(f"{directory} does not say whose it is: {error}") from error
+        raise SessionError(f"{directory}/process.json cannot be read: {error}") from error
 
 
 def read_options(session: Path) -> Options:
@@ -249,10 +250,10 @@ def read_options(session: Path) -> Options:
 
 
 def parts(session: Path) -> list[Path]:
-    """Directories of the processes that joined, in the order of their names; complete ones only.
+    """Returns the complete directories of processes that joined, by name. A deleted session has none.
 
     Raises:
-        OSError: if the session cannot be read, as where no descriptor is left; one that is gone has none.
+        OSError: if the session cannot be read, such as for lack of descriptors.
     """
     try:
         names = sorted(name for name in os.listdir(session) if PART.fullmatch(name))
@@ -263,7 +264,7 @@ def parts(session: Path) -> list[Path]:
 
 
 def session_of(pid: int) -> Path | None:
-    """The session that a running process has opened in one of the usual places."""
+    """Returns the session of a running process in one of the usual places; `None` if it has none."""
     for place in places(None):
         for directory in sorted(Path(place).glob(f"{PREFIX}{pid}-*")):
             with contextlib.suppress(SessionError):
@@ -273,8 +274,8 @@ def session_of(pid: int) -> Path | None:
 
 
 def places(wanted: str | None) -> Iterator[str]:
-    """Directories that may hold sessions, the preferred one first. The second choice is looked up when it is asked for: where
-    the first will do, there need not be any."""
+    """Yields directories for sessions, the preferred one first. The directory for temporary files is looked up only if the
+    caller asks for a second one, as there may be none."""
     if wanted:
         yield str(absolute(wanted))
         return
@@ -285,27 +286,27 @@ def places(wanted: str | None) -> Iterator[str]:
 
 
 def is_session_file(name: str) -> bool:
-    """Whether a file of this name may be one that a session makes."""
+    """Whether a session may make a file of this name."""
     return name in _FILES or name.startswith(KEPT_PREFIX) or _NUMBERED.fullmatch(name) is not None
 
 
 def is_session_of(identity: bytes, pid: int, start_time: int) -> bool:
     """Whether the file `process.json` of a session names this process."""
     try:
-        said = msgspec.json.decode(identity, type=Identity)
+        named = msgspec.json.decode(identity, type=Identity)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    return said == Identity(pid, start_time)
+    return named == Identity(pid, start_time)
 
 
 def remove_files(directory: int) -> None:
-    """Deletes the files of a session in an open directory, and the parts of processes that joined; nothing else.
+    """Deletes the files of a session in an open directory, and the directories of processes that joined; nothing else.
 
-    Processes that still take part, though its owner was killed, record nothing any more. What a kill in the midst of this
-    leaves still says whose session it is.
+    First it ends the recording of processes that still take part, although the owner was killed. It deletes `process.json`
+    last, so that a kill in between leaves a session whose owner is known.
 
     Raises:
-        OSError: if that is not possible.
+        OSError: if a file cannot be deleted.
     """
     _end(directory)
     for name in sorted(os.listdir(directory), key="process.json".__eq__):
@@ -326,7 +327,7 @@ def remove_session(directory: Path) -> None:
     """Deletes a session.
 
     Raises:
-        OSError: if that is not possible, as when there is something in it that is no session's.
+        OSError: if that is not possible, such as when it contains other files.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -337,8 +338,8 @@ def remove_session(directory: Path) -> None:
 
 
 def end_session(directory: Path) -> None:
-    """Ends the recording of all that take part, and leaves what they have recorded."""
-    with contextlib.suppress(OSError):  # it is gone
+    """Ends the recording of all processes that take part, without deleting anything."""
+    with contextlib.suppress(OSError):  # it was deleted
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             _end(descriptor)
@@ -347,9 +348,9 @@ def end_session(directory: Path) -> None:
 
 
 def _end(directory: int) -> None:
-    """Says on the control page that the session is over."""
+    """Marks the session as closed on the control page."""
     flags = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with contextlib.suppress(OSError):  # nobody could join, or what is there is no control page
+    with contextlib.suppress(OSError):  # there is no control page, so no process could join
         descriptor = os.open("control", flags, dir_fd=directory)
         try:
             os.pwrite(descriptor, _OVER, _OVER_AT)

@@ -1,7 +1,8 @@
-"""Files that a process holds as long as it lives: they tell of it where its number does not.
+"""Locks on files that show whether a process lives, also to other containers.
 
-Several containers that share files number their processes each for itself. A lock is the kernel's, and is gone with the
-process. Another machine sees it only where the file system takes locks from one to the other, so there a free file says nothing.
+Containers that share files have their own process numbers, so a number does not identify a process. A lock belongs to the
+kernel, which releases it when the process ends. Another machine sees it only if the file system transmits locks: there, a free
+file means nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ def lock(path: Path, *, alone: bool = False, write: bool = False) -> int:
     """Locks a file or directory.
 
     Args:
-        path: what is locked; it exists, and links are not followed.
-        alone: nobody else may have it locked then.
-        write: it is opened for writing, as network file systems want it for a lock of one's own.
+        path: an existing file or directory. Links are not followed.
+        alone: acquire an exclusive lock.
+        write: open the file for writing, which network file systems need for an exclusive lock.
 
     Returns:
-        A descriptor, whose closing releases it; -1 if it cannot be locked and `alone` is not asked for.
+        A descriptor; closing it releases the lock. -1 if it cannot be locked and `alone` is false.
 
     Raises:
-        OSError: if it cannot be locked, as when it is in use.
+        OSError: if it cannot be opened, or with `alone` cannot be locked.
     """
     way = os.O_RDWR if write else os.O_RDONLY
     descriptor = os.open(path, way | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -39,25 +40,24 @@ def lock(path: Path, *, alone: bool = False, write: bool = False) -> int:
 
 
 def is_locked_by_another(error: OSError) -> bool:
-    """Whether locking failed since another has the lock. Any other error means that the file cannot be locked at all, as on a
-    network file system or a mounted bucket that has no locks. Source: flock(2), fcntl(2)."""
+    """Whether locking failed because another process holds the lock. Any other error means that the file system has no locks,
+    such as a mounted bucket. Source: flock(2), fcntl(2)."""
     return error.errno in (errno.EAGAIN, errno.EACCES)
 
 
 def no_locks(error: OSError, path: Path) -> OSError:
-    """The error for a file that cannot be locked at all: says what it means and what to do."""
-    said = f"its file system has no locks ({error.strerror}); put it on one that has"
-    return OSError(error.errno, said, str(path))
+    """Returns the error for a file that cannot be locked at all, with what to do."""
+    return OSError(error.errno, f"its file system has no locks ({error.strerror}); put it on one that has", str(path))
 
 
 def hold(path: Path) -> int:
-    """Locks a file until `release`, or until this process ends; a child does not keep it.
+    """Locks a file until `release` or the end of this process. A forked child does not inherit the lock.
 
     Returns:
-        What `release` wants.
+        A descriptor for `release`; -1 if the file cannot be locked, which is no error.
 
     Raises:
-        OSError: if it cannot be opened. That it cannot be locked is no error: nobody is told of this process then.
+        OSError: if it cannot be opened.
     """
     descriptor = lock(path)
     if descriptor >= 0:
@@ -66,14 +66,14 @@ def hold(path: Path) -> int:
 
 
 def release(descriptor: int) -> None:
-    """Lets go of what `hold` took. Idempotent."""
+    """Releases a lock of `hold`. Idempotent."""
     if descriptor in _held:
         _held.remove(descriptor)
         os.close(descriptor)
 
 
 def is_held(path: Path) -> bool | None:
-    """Whether a process holds a file; `None` if that cannot be told: it is not there, may not be written or knows no locks."""
+    """Whether a process holds the lock of a file; `None` if unknown: the file is missing, read-only or cannot be locked."""
     try:
         os.close(lock(path, alone=True, write=True))
     except BlockingIOError:
@@ -84,7 +84,7 @@ def is_held(path: Path) -> bool | None:
 
 
 _held: set[int] = set()
-"""Descriptors by which this process holds files."""
+"""Descriptors of the locks that this process holds."""
 
 
 def _forked() -> None:

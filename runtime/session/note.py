@@ -1,7 +1,7 @@
-"""The note that a running profiler keeps in its run's directory: where its rings are, and what it writes.
+"""The note of a running profiler in its run's directory: the path of its session, and the files that it writes.
 
-What a crash leaves of it tells recovery where to look. Each run has a note of its own, `session`, `session-2`, ...: one
-that begins where another was killed must not make that one's note its own.
+After a crash, recovery finds the session by the note. Each run has its own note, `session`, `session-2`, ...: a run must not
+replace the note of an earlier run that was killed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from stepscope.runtime.files.encoding import exact_json, from_exact_json
 from stepscope.runtime.files.private_files import replace_private
 from stepscope.runtime.session.directory import in_use
-from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.system import is_running
 from stepscope.runtime.session.trace_note import TraceNote
 
 SESSION_FILE = "session"
@@ -28,7 +28,7 @@ WINDOWS = "windows"
 """Directory of the journals of the windows that a flight recorder saved, in that of the run."""
 
 MAX_OUTPUTS = 256
-"""Files that a note names."""
+"""Files in a note."""
 
 _NAMES = re.compile(rf"{SESSION_FILE}(-\d{{1,4}})?")
 _MAX_NAMES = 1000
@@ -36,38 +36,38 @@ _MAX_NOTE = 1 << 20
 
 
 class Swept(msgspec.Struct, frozen=True):
-    """That the session was removed by a later run, because its memory was needed."""
+    """A later run removed the session, because it needed the memory."""
 
     at_ns: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
     """Wall clock."""
     events: int
-    """So many of its events, at most, are in no journal."""
+    """Upper bound of its events that are in no journal."""
     why: str
 
 
 class SessionNote(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the file says."""
+    """Content of the file."""
 
     directory: str
-    """The session's."""
+    """Path of the session."""
     pid: int
     start_time: int
     """Of the process, in clock ticks since boot."""
     profiler: int = 0
-    """Number that the profiler's step marks bear; 0 = not said."""
+    """Number of the profiler in its step marks; 0 = unknown."""
     owner: int = -1
-    """User to whom the note belongs, whatever it says itself."""
+    """User that owns the file; set by `read_note`."""
     keep_last: int = 0
-    """Steps that it keeps; 0 = it is no flight recorder."""
+    """Steps that the flight recorder retains; 0 = none."""
     run: str = ""
-    """The id of the run, which its journals bear as well; empty in notes of versions that gave none."""
+    """Id of the run, which its journals contain, too; empty in notes of older versions."""
     name: str = ""
     rank: int | None = None
     world_size: int | None = None
     outputs: tuple[str, ...] = ()
     """Files that were being written: absolute names."""
     traces: tuple[TraceNote, ...] = ()
-    """Those of them that can be written anew from the run's journal."""
+    """Outputs that can be written again from the run's journal."""
     swept: Swept | None = None
     recovered_ns: int = 0
     """When `stepscope recover` had completed the run's journal, wall clock; 0: never."""
@@ -86,7 +86,7 @@ def new_note(place: Path, note: SessionNote) -> Path:
     """
     for number in range(1, _MAX_NAMES):
         path = place / (SESSION_FILE if number == 1 else f"{SESSION_FILE}-{number}")
-        if path.is_symlink():  # nobody's note: one that is a link is not read
+        if path.is_symlink():  # no note: `read_note` does not follow links
             path.unlink()
         with contextlib.suppress(FileExistsError):
             file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -103,10 +103,10 @@ def new_note(place: Path, note: SessionNote) -> Path:
 
 
 def replace_note(path: Path, note: SessionNote) -> None:
-    """Writes a note anew, in one step.
+    """Replaces a note in one step.
 
     Raises:
-        OSError: if that is not possible; the note is as it was.
+        OSError: if that is not possible. The old note stays.
     """
     replace_private(path, exact_json(msgspec.structs.replace(note, owner=-1)))
 
@@ -117,10 +117,10 @@ def is_note(path: Path) -> bool:
 
 
 def read_note(path: Path, problems: list[str]) -> SessionNote | None:
-    """What a note says, `None` if there is none; why it cannot be read is added to `problems`.
+    """Reads a note; `None` if there is none. If it cannot be read, adds the reason to `problems`.
 
     Raises:
-        OSError: if the system refuses.
+        OSError: if it cannot be opened.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -146,11 +146,11 @@ def read_note(path: Path, problems: list[str]) -> SessionNote | None:
 
 
 def can_recover(place: Path, run: str = "") -> bool:
-    """Whether a process was killed that wrote to a directory, and nobody has brought back what it left in memory.
+    """Whether a process that wrote to a directory was killed, and its events in memory were not recovered.
 
     Args:
         place: the directory of runs.
-        run: id of the one that is meant; default: any, also one of which nothing is left in memory.
+        run: id of a run whose session must still exist; default: any run.
     """
     try:
         notes = notes_in(place, [])
@@ -163,10 +163,10 @@ def can_recover(place: Path, run: str = "") -> bool:
 
 
 def notes_in(place: Path, problems: list[str]) -> list[tuple[Path, SessionNote]]:
-    """The notes of a directory, newest first; why one cannot be read is added to `problems`.
+    """Returns the notes of a directory, the newest first. If one cannot be read, adds the reason to `problems`.
 
     Raises:
-        OSError: if the system refuses.
+        OSError: if the directory cannot be read.
     """
     found = [
         (path.lstat().st_mtime_ns, path, note)

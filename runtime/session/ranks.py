@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 from stepscope.runtime.display.text_table import human_count
 
 MAX_RANKS = 1 << 20
-"""Ranks of one job, and ranks that one text names. Larger numbers come from damaged or hostile input."""
+"""Limit of ranks in a job and in one text. Larger numbers come from damaged or hostile input."""
 MAX_SHOWN_RANGES = 64
-"""Ranges of ranks that one text lists."""
+"""Limit of ranges in one text."""
 
 _SHOWN = 80
-"""Characters of a text that a message quotes."""
+"""Characters of a value in a message."""
 _MAX_WARNINGS = 64
-"""Different ones; a hostile peer can make any number of them."""
+"""Limit of different warnings, as a hostile peer can cause any number."""
 
 log = logging.getLogger("stepscope")
 _warned: set[str] = set()
@@ -24,23 +24,23 @@ _warned: set[str] = set()
 _PART = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
-def ranks_from(said: str | Sequence[int] | None) -> tuple[int, ...] | None:
-    """The ranks, sorted and each once; `None` for all.
+def ranks_from(value: str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """Parses ranks. Returns them sorted, each once; `None` for all.
 
     Args:
-        said: numbers and ranges with commas between, `all` for all, or the numbers themselves.
+        value: numbers and ranges with commas between, `all` for all, or the numbers themselves.
 
     Raises:
         ValueError: naming the part that is wrong, or if the text names more than `MAX_RANKS` ranks.
     """
-    if said is None or (isinstance(said, str) and said.strip() == "all"):
+    if value is None or (isinstance(value, str) and value.strip() == "all"):
         return None
-    if not isinstance(said, str):
-        return tuple(sorted(set(said)))
-    shown = repr(said if len(said) <= _SHOWN else f"{said[:_SHOWN]}...")
+    if not isinstance(value, str):
+        return tuple(sorted(set(value)))
+    shown = repr(value if len(value) <= _SHOWN else f"{value[:_SHOWN]}...")
     ranges: list[range] = []
     named = 0
-    for part in said.split(","):
+    for part in value.split(","):
         part = part.strip()
         found = _PART.fullmatch(part)
         if found is None:
@@ -62,7 +62,7 @@ def ranks_from(said: str | Sequence[int] | None) -> tuple[int, ...] | None:
 
 
 def ranks_text(ranks: Sequence[int] | None) -> str:
-    """The shortest text that `ranks_from` reads back."""
+    """Returns the shortest text for ranks, which `ranks_from` parses."""
     if ranks is None:
         return "all"
     runs: list[list[int]] = []
@@ -75,11 +75,11 @@ def ranks_text(ranks: Sequence[int] | None) -> str:
 
 
 def valid_rank(rank: int | None, source: str) -> int | None:
-    """The rank; `None`, with a warning, if it is no number from 0 to below `MAX_RANKS`.
+    """Returns the rank; `None`, and logs a warning, if it is not from 0 to below `MAX_RANKS`.
 
     Args:
-        rank: that somebody claims.
-        source: where it comes from, for the warning.
+        rank: from any input.
+        source: its origin, for the warning.
     """
     if rank is None or 0 <= rank < MAX_RANKS:
         return rank
@@ -90,11 +90,11 @@ def valid_rank(rank: int | None, source: str) -> int | None:
 
 
 def valid_world_size(size: int | None, source: str) -> int | None:
-    """The number of ranks; `None`, with a warning, if it is no number from 1 to `MAX_RANKS`.
+    """Returns the number of ranks; `None`, and logs a warning, if it is not from 1 to `MAX_RANKS`.
 
     Args:
-        size: that somebody claims.
-        source: where it comes from, for the warning.
+        size: from any input.
+        source: its origin, for the warning.
     """
     if size is None or 1 <= size <= MAX_RANKS:
         return size
@@ -112,7 +112,7 @@ def _warn_once(text: str) -> None:
 
 
 def missing_ranges(ranks: Iterable[int], size: int) -> list[range]:
-    """The numbers below `size` that are not among these ranks, as ranges: a large size costs nothing."""
+    """Returns the numbers below `size` that are not among these ranks, as ranges, so that a large size costs nothing."""
     missing: list[range] = []
     start = 0
     for rank in sorted({rank for rank in ranks if 0 <= rank < size}):
@@ -123,7 +123,7 @@ def missing_ranges(ranks: Iterable[int], size: int) -> list[range]:
 
 
 def ranges_text(ranges: Sequence[range]) -> str:
-    """Ranges of ranks as people write them; of many the first `MAX_SHOWN_RANGES`."""
+    """Returns ranges of ranks as text; only the first `MAX_SHOWN_RANGES` of many."""
     more = len(ranges) - MAX_SHOWN_RANGES
     return _joined(ranges[:MAX_SHOWN_RANGES]) + (f" and {human_count(more, 'more range')}" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""Checks settings and values that users give, and describes them in `help()` and docs.
+"""Checks settings and arguments of users, and describes settings in `help()` and docs.
 
 Read first: `checked`, then `validation`.
 """

@@ -1,4 +1,4 @@
-"""The base of settings that users write in code: every name and value is checked when they are made."""
+"""The base class of settings that users write in code. It checks every name and value."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stepscope.runtime.settings.validation import find_invalid_value, unknown_fi
 
 
 class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodOverride]  # every class has a __doc__
-    # Says whose keyword is wrong or missing; msgspec names the keyword only.
+    # Adds the class to messages about a wrong or missing keyword; msgspec names the keyword only.
 
-    if not TYPE_CHECKING:  # for type checkers, calls take the fields
-        __doc__ = vars(DocumentedMeta)["__doc__"]  # which a text of its own would hide
+    if not TYPE_CHECKING:  # type checkers derive the signature from the fields
+        __doc__ = vars(DocumentedMeta)["__doc__"]  # a docstring here would hide it
 
         def __call__(cls, *args, **kwargs):
             if args:
@@ -35,45 +35,45 @@ class _CheckedMeta(DocumentedMeta):  # pyright: ignore[reportIncompatibleMethodO
 
 @functools.cache
 def _fields(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    """The fields of a struct with their types. To find these out takes msgspec a millisecond."""
+    """Returns the fields of a struct with their types. msgspec needs a millisecond for that."""
     return msgspec.structs.fields(kind)
 
 
 S = TypeVar("S")
 
 
-def settings(name: str, given: S | None, kind: type[S]) -> S:
-    """What was given for an argument that takes settings, or else the settings that there are by default.
+def settings(name: str, value: S | None, kind: type[S]) -> S:
+    """Checks an argument that takes settings. Returns it, or default settings for `None`.
 
     Args:
         name: of the argument.
-        given: what was.
-        kind: of the settings.
+        value: its value.
+        kind: class of the settings.
 
     Raises:
         TypeError: if it is something else, such as a dict.
     """
-    if given is None:
+    if value is None:
         return kind()
-    if not isinstance(given, kind):
-        shown = repr(given) if isinstance(given, type) else type(given).__name__
+    if not isinstance(value, kind):
+        shown = repr(value) if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{name} must be {public_name(kind)}, got {shown}; write {name}={public_name(kind)}(...)")
-    return given
+    return value
 
 
 class Checked(Documented, frozen=True, kw_only=True, forbid_unknown_fields=True, metaclass=_CheckedMeta):
-    """Settings whose fields are checked against their annotations, which msgspec does only for what it decodes."""
+    """Settings whose fields are checked against their annotations. msgspec alone checks only decoded values."""
 
     __unchecked__: ClassVar[tuple[str, ...]] = ()
-    """Fields that hold objects; the settings check these themselves."""
+    """Fields with arbitrary objects, which the subclass checks itself."""
     __fixed__: ClassVar[Mapping[str, str]] = {}
-    """Names that people may look for here, each with the reason why it is none."""
+    """Names that users may expect here, each with the reason why it is not a field."""
 
     def __post_init__(self) -> None:
         """Checks every value.
 
         Raises:
-            ValueError: naming the field, the value and what it should be.
+            ValueError: if a value does not fit its annotation; names the field, the value and what it should be.
         """
         for field in _fields(type(self)):
             if field.name in self.__unchecked__:
@@ -88,7 +88,7 @@ _GROUPS = {"exporters": "exporters", "backends": "backends", "control": "control
 
 
 def public_name(kind: type) -> str:
-    """The name by which a program has a public type, such as `stepscope.exporters.OtlpOptions`."""
+    """Returns the public name of a type, such as `stepscope.exporters.OtlpOptions`."""
     if kind.__name__ in getattr(sys.modules.get("stepscope"), "__all__", ()):
         return f"stepscope.{kind.__name__}"
     groups = [_GROUPS[part] for part in kind.__module__.split(".")[1:3] if part in _GROUPS]

@@ -1,4 +1,4 @@
-"""Structs that tell what their fields are: in `help()`, in docs/settings.md, and where else `__doc__` is shown."""
+"""Structs whose `__doc__` lists their fields, for `help()` and docs/settings.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class DocumentedMeta(msgspec.StructMeta):
-    """Completes `__doc__` when it is asked for, so that import reads no source, and imports nothing that would."""
+    """Completes `__doc__` when it is read, so that an import neither parses source nor imports the parser."""
 
     @property
     def __doc__(cls) -> str:  # type: ignore[override]

@@ -1,4 +1,4 @@
-"""The fields of a struct, in the words of its source."""
+"""Descriptions of the fields of a struct, from its source."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Field(msgspec.Struct, frozen=True):
-    """What can be said of one field."""
+    """Description of a field."""
 
     name: str
     type: str
     default: str | None
-    """As it is written in the source; `None` where a value must be given."""
+    """As written in the source; `None` if a value is required."""
     range: str
-    """Values that are allowed, such as `at least 0`; empty where the type says it all."""
+    """Allowed values, such as `at least 0`; empty if all values of the type are allowed."""
     text: str
-    """What stands below the field in the source; empty if nothing does, or the sources are not installed."""
+    """The docstring below the field in the source; empty if there is none or the sources are not installed."""
 
     def __str__(self) -> str:
         default = "" if self.default is None else f" = {self.default}"
@@ -36,14 +36,14 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def documented(kind: type[Any]) -> str:
-    """The docstring of a struct, completed with its fields."""
+    """Returns the docstring of a struct, completed with its fields."""
     own = inspect.cleandoc(vars(kind).get("__doc__") or "")
     fields = "\n".join(map(str, fields_of(kind)))
     return "\n\n".join(part for part in (own, fields and "Attributes:\n" + textwrap.indent(fields, "    ")) if part)
 
 
 def fields_of(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
-    """The fields of a struct, in order, with what the source says of them."""
+    """Returns the descriptions of the fields of a struct, in order."""
     written = _written(kind)
     names, values = kind.__struct_fields__, kind.__struct_defaults__
     defaults = dict(zip(names[len(names) - len(values) :], values, strict=True))
@@ -58,7 +58,7 @@ def fields_of(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
 
 
 def _written(kind: type[msgspec.Struct]) -> dict[str, tuple[str | None, str]]:
-    """Default and text of each field, by name, as they are written."""
+    """Default and docstring of each field in the source, by name."""
     try:
         module: Any = ast.parse(inspect.getsource(inspect.getmodule(kind) or kind))
     except (OSError, TypeError):  # installed without sources, or written at a prompt
@@ -76,13 +76,13 @@ def _written(kind: type[msgspec.Struct]) -> dict[str, tuple[str | None, str]]:
 
 
 def _type_text(kind: type[msgspec.Struct], name: str) -> str:
-    """The annotation of a field, without what is said of its range."""
+    """The annotation of a field, without its range."""
     plain = _Plain(vars(sys.modules[kind.__module__]))
     return ast.unparse(plain.visit(ast.parse(str(kind.__annotations__[name]), mode="eval")))
 
 
 class _Plain(ast.NodeTransformer):
-    """Makes `int` of `Annotated[int, ...]`, and of a name that stands for it."""
+    """Replaces `Annotated[int, ...]`, and aliases of it, by `int`."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
@@ -117,7 +117,7 @@ def _bounds(meta: msgspec.Meta) -> str:
 
 
 def _number(bound: float) -> str:
-    """A bound as a person would write it; powers of two as such."""
+    """A bound as people write it: large powers of two as a shift."""
     if isinstance(bound, int) and bound >= 1 << 12 and not bound & (bound - 1):
         return f"1 << {bound.bit_length() - 1}"
     return f"{bound:,}" if isinstance(bound, int) else f"{bound:g}"

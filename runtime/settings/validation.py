@@ -1,4 +1,4 @@
-"""What is wrong with values and names that people give, in msgspec's words."""
+"""Validation of values by msgspec, with suggestions for unknown names in the messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """`; did you mean ...?`, or all names that there are, for a message about an unknown one."""
+    """Returns the end of a message about an unknown name: `; did you mean ...?`, or all known names."""
     known = sorted(names)
     close = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
@@ -32,7 +32,7 @@ R = TypeVar("R")
 
 
 def suggesting(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: the function says which of its arguments an unknown name is like."""
+    """A decorator for functions: the message about an unknown argument suggests a similar name."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     called = function.__qualname__.removesuffix(".__init__")
 
@@ -47,22 +47,22 @@ def suggesting(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class InvalidValue(NamedTuple):
-    """The first part of a value that does not fit its type."""
+    """The first invalid part of a value."""
 
     keys: tuple[str | int, ...]
-    """The way to it: names of fields, numbers of items."""
+    """Its path: names of fields, numbers of items."""
     text: str
-    """Where it is, what it is, and what should be there: `Control.poll is 0: ...`."""
+    """Its place, its value, and what it should be: `Control.poll is 0: ...`."""
 
 
 def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool = True) -> InvalidValue | None:
-    """The first part of a value that does not fit a type; `None` if all do.
+    """Returns the first part of a value that does not fit a type; `None` if all do.
 
     Args:
-        value: of plain Python objects, as JSON is read into, or as programs give it.
+        value: consists of plain Python objects, as from JSON.
         kind: the type.
-        at: the name of the value, for the message.
-        strict: whether a text is no number, as in what a URL says it is.
+        at: name of the value, for the message.
+        strict: if false, a text may stand for a number, as in a URL.
     """
     try:
         msgspec.convert(value, kind, strict=strict)
@@ -72,13 +72,13 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
         return None
     path = _PATH.search(reason)
     reason, place = (reason[: path.start()], path[1]) if path else (reason, "")
-    # msgspec does not say the keys of mappings.
+    # msgspec's message does not contain the keys of mappings.
     keys = tuple(name or int(number) for name, number in _KEY.findall(place.partition("[...]")[0]))
     with suppress(LookupError, TypeError):  # an unknown name may look like a path
         for key in keys:
             value = cast(Any, value)[key]
     where = f"{at}{place}".removeprefix(".")
-    said = "" if reason.startswith("Object ") else f" is {shown(value)}"
+    shown_value = "" if reason.startswith("Object ") else f" is {shown(value)}"
     unknown = _UNKNOWN.fullmatch(reason)
     for part in _reached(type_info(kind), keys):
         if unknown and isinstance(part, StructType):
@@ -86,11 +86,11 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
             break
         if isinstance(part, LiteralType) and reason.startswith("Invalid enum value"):
             reason += did_you_mean(str(value), map(str, part.values))
-    return InvalidValue(keys, f"{where}{said}: {reason}" if where else reason)
+    return InvalidValue(keys, f"{where}{shown_value}: {reason}" if where else reason)
 
 
 def unknown_field(name: str, kind: type[msgspec.Struct]) -> str:
-    """Says that a struct has no such field, and which is like it; for a name in its `__fixed__`, why there is none."""
+    """Returns a message about an unknown field, with a similar name; for a name in `__fixed__`, with the reason."""
     fixed: Mapping[str, str] = getattr(kind, "__fixed__", {})
     if name in fixed:
         return f"{name} cannot be changed at run time: {fixed[name]}"
@@ -98,7 +98,7 @@ def unknown_field(name: str, kind: type[msgspec.Struct]) -> str:
 
 
 def _reached(kind: Type, keys: tuple[str | int, ...]) -> Iterator[Type]:
-    """The types of what is at the end of a way into a value of a type."""
+    """Yields the possible types of the part of a value that a path leads to."""
     if isinstance(kind, UnionType):
         for one in kind.types:
             yield from _reached(one, keys)

@@ -9,10 +9,10 @@ from typing import Any
 
 import anyio
 
-from stepscope.runtime.accounting.part_errors import GRACE
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from stepscope.runtime.loop_threads.loop_thread import LoopThread
+from stepscope.runtime.threads.user_code import GRACE
 
 
 class BackendWorker:

@@ -11,7 +11,6 @@ from typing import Protocol, cast
 import anyio
 
 from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.part_errors import contain, from_signal_handler
 from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, EventBatch, check_block, cut_block
@@ -35,7 +34,7 @@ from stepscope.runtime.settings.numbers import whole
 from stepscope.runtime.sources.backend_worker import BackendWorker
 from stepscope.runtime.sources.sink import BackendReport, Sink
 from stepscope.runtime.threads.one_shot import OneShot
-from stepscope.runtime.threads.user_code import is_programs, run, run_async
+from stepscope.runtime.threads.user_code import contain, from_signal_handler, is_programs, run, run_async
 
 log = logging.getLogger("stepscope")
 
@@ -276,7 +275,7 @@ class Source:
         try:
             run(call) if self._programs else call()
         except BaseException as error:
-            if not self.raised.knows(error) and from_signal_handler(error):
+            if not self.raised.retains(error) and from_signal_handler(error):
                 raise
             self._take(what, error)
             return False
@@ -310,7 +309,7 @@ class Source:
             report = self.backend.report()
 
         self._guard("report", call)
-        notes = (*self.blocked_notes, *(kept.text for kept in self.raised.kept[:3]))
+        notes = (*self.blocked_notes, *(retained.text for retained in self.raised.retained[:3]))
         if not notes:
             return report
         return BackendReport(

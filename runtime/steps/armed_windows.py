@@ -7,8 +7,8 @@ from collections import deque
 from functools import partial
 from typing import Any
 
-from stepscope.runtime.accounting.metadata import Metadata
 from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.inbox.messages import ActionChanged
 from stepscope.runtime.requests.armed import ArmedState
 from stepscope.runtime.requests.armed_window import ArmedWindow
@@ -260,10 +260,9 @@ class ArmedWindows(StepController):
         return window
 
     def _set_look(self) -> None:
-        """Has the counter look at the clock where the overhead budget or the end of a window wants it."""
+        """Has the step counter compare the clock with the end of the window that runs."""
         window = self._armed_running
-        times = [at for at in (self._budget_at, window.deadline if window is not None else 0) if at]
-        self._look_at = min(times, default=0)
+        self._look_at = 0 if window is None else window.deadline
 
     def _end_steps(self, reason: str) -> None:
         whole = False

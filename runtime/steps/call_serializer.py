@@ -11,42 +11,43 @@ from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.native_threads import get_ident
 
 PATIENCE = 1.0
-"""Seconds that a call waits for its turn, if nothing else is said."""
-LOOK_S = 0.002
-"""Between two looks at whether the turn has come."""
+"""Seconds that a call waits for its turn by default."""
+POLL_S = 0.002
+"""Seconds between two checks whether the turn has come."""
 
 
 class CallSerializer:
     """Runs calls one after the other.
 
-    A call that is made inside of another one, by a signal handler or by code of the program that the other one calls, is
-    deferred: it runs when the other one is done. So is a call of another thread that has waited long enough.
+    A call that is made inside of another one, by a signal handler or by code of the program, is deferred until the other one
+    has ended. So is a call of another thread after `patience` seconds.
     """
 
     def __init__(self) -> None:
         self._lock = locks.reentrant()
-        self._inside: list[int] | None = None
-        """The call that runs now: the ident of its thread."""
+        self._running: list[int] | None = None
+        """The ident of the thread whose call runs now, in a list that identifies the call."""
         self._deferred: deque[Callable[[], None]] = deque()
         self.raised: ErrorLog[Exception] = ErrorLog()
         """Errors of deferred calls, whose callers have returned."""
         self.afterwards: Callable[[], object] | None = None
-        """Called once when the caller is inside of no call any more."""
+        """Called once, outside of all calls, after the next one."""
 
     @property
     def mine(self) -> bool:
-        """Whether the caller is inside of a call itself, so that it must not wait for others."""
-        inside = self._inside
-        return inside is not None and inside[0] == get_ident()
+        """Whether this thread is inside of a call, so that it must not wait for others."""
+        running = self._running
+        return running is not None and running[0] == get_ident()
 
     def run(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
         """Runs a call, or defers it.
 
         Args:
-            patience: seconds to wait for its turn, if the caller is not inside of a call itself.
+            call: the call.
+            patience: seconds to wait for its turn, unless this thread is inside of a call.
 
         Returns:
-            Whether it was run.
+            Whether it was run; else it was deferred.
         """
         try:
             if self._run_in_turn(call, patience):
@@ -66,21 +67,21 @@ class CallSerializer:
             while not self._enter(me):
                 if self.mine or time.monotonic() >= until:
                     return False
-                time.sleep(LOOK_S)
+                time.sleep(POLL_S)
             call()
             return True
         finally:
-            if self._inside is me:  # also where a signal handler has raised right after it entered
-                self._inside = None
+            if self._running is me:  # also if a signal handler raised right after `_enter`
+                self._running = None
 
     def _enter(self, me: list[int]) -> bool:
         with self._lock:
-            if self._inside is None:
-                self._inside = me
-            return self._inside is me
+            if self._running is None:
+                self._running = me
+            return self._running is me
 
     def _run_deferred(self) -> None:
-        while self._deferred and self._inside is None:
+        while self._deferred and self._running is None:
             try:
                 call = self._deferred.popleft()
             except IndexError:

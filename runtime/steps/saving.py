@@ -1,28 +1,27 @@
-"""Saving: the calls by which a program has the flight recorder save its last steps."""
+"""Saving: the methods of a profiler that save the last steps of the flight recorder."""
 
 from __future__ import annotations
 
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import error_text
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.trigger_watch import Fired
-from stepscope.runtime.flight.triggers.finding import made_anew
 from stepscope.runtime.flight.triggers.raised import Raised
 from stepscope.runtime.flight.triggers.terminated import Terminated
-from stepscope.runtime.flight.triggers.trigger import Finding
+from stepscope.runtime.flight.triggers.trigger import Finding, copied_finding
 from stepscope.runtime.loop.drain_loop import DrainLoop
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.schedule.schedule import ScheduleFunction
 from stepscope.runtime.steps.arming import Arming
 
 MAX_REASON = 200
-"""Characters kept of the reason of a save."""
+"""Characters of the reason of a save; the rest is cut."""
 
 
 class Saving(Arming):
-    """The half of a profiler that answers calls of the flight recorder; without one they come to nothing."""
+    """The part of a profiler with the calls of the flight recorder. Without a flight recorder they have no effect."""
 
     def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None) -> None:
         super().__init__(name, schedule)
@@ -30,16 +29,16 @@ class Saving(Arming):
         self._hub: DrainLoop | None = None
 
     def save(self, reason: str = "call") -> bool:
-        """Saves the last steps, up to now: `trace(keep_last=...)`. From any thread, and from signal handlers.
+        """Saves the last steps, up to now: `trace(keep_last=...)`. Any thread and signal handlers may call.
 
-        With `FlightRecorder.after` it saves up to the end of so many steps more. The same reason does not save again
-        within the cool-down. It only asks: the saving is done on the background loop.
+        The background loop does the saving later. With `FlightRecorder.after` it includes so many further steps. The same
+        reason does not save again within the cool-down.
 
         Args:
-            reason: a word or two; part of the file's name, and what counts and reports call it.
+            reason: a word or two, for the file name, counts and reports.
 
         Returns:
-            False if nothing comes of it: the profiler keeps no steps, does not run, or too many calls wait already.
+            False if nothing will be saved: the profiler retains no steps, does not run, or too many calls wait already.
         """
         finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
         return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
@@ -53,14 +52,14 @@ class Saving(Arming):
         )
 
     def caught(self, error: BaseException) -> bool:
-        """Tells the flight recorder of an exception that was handled; saves as one that leaves the `with` does.
+        """Reports an exception that the program handled. It saves as if the exception had left the `with` block.
 
         Returns:
-            False if nothing comes of it: there is no `Raised` trigger for such an exception, or as for `save`.
+            False if nothing will be saved: no `Raised` trigger is for such an exception, or as for `save`.
         """
-        return self._tell_raised(error)
+        return self._report_exception(error)
 
-    def _tell_raised(self, error: BaseException, always: bool = False) -> bool:
+    def _report_exception(self, error: BaseException, always: bool = False) -> bool:
         for trigger in () if self.keep_last is None else self.keep_last.triggers:
             if isinstance(trigger, Raised) and isinstance(error, trigger.only):
                 kind, text = type(error).__name__, error_text(error)
@@ -68,9 +67,9 @@ class Saving(Arming):
                 return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False
 
-    def _tell_end(self, cause: BaseException | str | None) -> None:
-        """Tells the flight recorder what ends the run: an exception, or a signal by its name."""
-        if isinstance(cause, BaseException) and self._tell_raised(cause, always=True):
+    def _report_end(self, cause: BaseException | str | None) -> None:
+        """Reports what ends the run to the flight recorder: an exception, or the name of a signal."""
+        if isinstance(cause, BaseException) and self._report_exception(cause, always=True):
             return
         by = "KeyboardInterrupt" if isinstance(cause, KeyboardInterrupt) else cause
         triggers = () if self.keep_last is None else self.keep_last.triggers
@@ -85,12 +84,12 @@ class Saving(Arming):
         flight = None if self._pipeline is None else self._pipeline.flight
         if flight is None or self._hub is None or not self._live:
             return False
-        # One wake is enough for all that wait; at the latest the next drain looks.
+        # One wake-up is enough for all queued calls; the next drain would find them, too.
         first = not flight.watch.waiting
-        taken = flight.watch.call(Fired(reason, made_anew(finding), always))
+        accepted = flight.watch.call(Fired(reason, copied_finding(finding), always))
         if first:
             self._hub.wake()
-        return taken
+        return accepted
 
     def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
         if self.keep_last is None or pipeline.flight is None:

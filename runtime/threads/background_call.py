@@ -1,4 +1,4 @@
-"""Threads of ours, and work on them that goes on when its caller is interrupted."""
+"""Starts threads of the runtime, and runs functions on them that continue if the caller is interrupted."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _start: Callable[[Callable[..., object], tuple[object, ...]], int] = native_thre
 
 
 def start(thread: Thread) -> None:
-    """Starts a thread that blocks all asynchronous signals from its first instruction, and so do the threads that it starts:
-    the program's signals go to the program's threads.
+    """Starts a thread that blocks all asynchronous signals, so that these go to the program's threads. Threads that it starts
+    inherit that.
 
-    An exception of a signal handler inside of `Thread.start` can leave a lock that the new thread needs. So that is called where
-    no handler runs.
+    `Thread.start` is not called on the main thread: a signal handler that raises inside of it can leave a lock locked that
+    the new thread needs.
 
     Raises:
-        RuntimeError: if the system gives no further thread.
+        RuntimeError: if the system refuses a further thread.
     """
     if not on_main_thread():
         _core.without_signals(thread.start)
@@ -49,51 +49,57 @@ def start(thread: Thread) -> None:
 
 
 def start_unnamed(function: Callable[..., object], *args: object) -> None:
-    """Starts a thread, and waits for nothing: so a signal handler may call it that has interrupted `Thread.start`.
+    """Starts a thread and does not wait. Signal handlers may call it, even if they interrupted `Thread.start`.
 
     Raises:
-        RuntimeError: if the system gives no further thread.
+        RuntimeError: if the system refuses a further thread.
     """
     _core.without_signals(_start, function, args)
 
 
 def start_also_at_exit() -> None:
-    """To be called when the main thread has ended, with work that needs threads yet to be done.
+    """Makes it possible to start threads after the main thread has ended. Call it before work at the exit that needs threads.
 
-    CPython waits for others then and starts further ones meanwhile; 3.12.0 and 3.12.1 start none (gh-113964).
+    Only CPython 3.12.0 and 3.12.1 need it: they start none then (gh-113964).
     """
     global _start
     if sys.version_info[:3] in ((3, 12, 0), (3, 12, 1)):
-        # Ours, and those of the libraries that exporters write with.
+        # Threads of the runtime, and those of libraries that exporters use.
         _start = _core.start_thread
         native_threads.set_thread_start(_start, everywhere=not threads_replaced_by())
 
 
 def call_before_threads_end(function: Callable[[], object]) -> None:
-    """Has a function called when the main thread has ended, before CPython waits for other threads and pools end; the last
-    that was registered first. Where Python has no such hook, at the interpreter's exit."""
+    """Registers a function to call when the main thread has ended, before CPython waits for other threads and pools end. The
+    last one registered is called first. If Python has no such hook, it is called at the interpreter's exit."""
     getattr(threading, "_register_atexit", atexit.register)(function)
 
 
 def frames() -> dict[int, FrameType]:
-    """What each thread of Python's is inside of, by its ident."""
+    """Returns the current frame of each Python thread, by its ident."""
     return sys._current_frames()  # pyright: ignore[reportPrivateUsage]
 
 
 def join(thread: threading.Thread, seconds: float | None = None) -> None:
-    """Waits for the end of a thread of ours, for ever if no time is given.
+    """Waits for the end of a thread of the runtime; for ever if `seconds` is `None`.
 
-    gevent gives the threads that it finds another `join`, which waits in a hub.
+    Not `thread.join`: gevent replaces that by a function that waits in a hub.
     """
     Thread.join(thread, seconds)
 
 
 class BackgroundCall(Generic[T]):
-    """Some work on a daemon thread of its own, once it is begun: by `start`, or by `result`. It is done once."""
+    """Calls a function once, on a new daemon thread. `start` or `result` begins it."""
 
     def __init__(self, work: Callable[..., T], *args: Any, name: str, elsewhere: bool = False) -> None:
-        """Args: a function and its arguments; name of the thread, ours begin with `stepscope`; whether the thread that begins it
-        must not do it, where no thread can be started any more, as late in the interpreter's exit."""
+        """
+        Args:
+            work: the function.
+            args: its arguments.
+            name: of the thread; begins with `stepscope`.
+            elsewhere: if no thread can be started, as late in the interpreter's exit, fail instead of calling the function on
+                the current thread.
+        """
         self._name = name
         self._elsewhere = elsewhere
         self._done: OneShot[T] = OneShot()
@@ -103,10 +109,10 @@ class BackgroundCall(Generic[T]):
         self._thread: Thread | None = None
 
     def start(self) -> Self:
-        """Has it done; a second time changes nothing.
+        """Starts the call. A second time has no effect.
 
         Raises:
-            RuntimeError: if it must be done elsewhere, and the system gives no further thread.
+            RuntimeError: if `elsewhere` is set and the system refuses a further thread.
         """
         if not self._begun:
             try:
@@ -121,9 +127,9 @@ class BackgroundCall(Generic[T]):
 
     def _run(self, thread: Thread | None) -> None:
         if not self._unclaimed.acquire(blocking=False):
-            return  # a signal handler has interrupted the first start after its thread had begun
+            return  # a signal handler interrupted the first start after its thread had begun
         self._thread = thread
-        work, self._work = self._work, None  # nothing that it needs lives longer
+        work, self._work = self._work, None  # releases its arguments after the call
         assert work is not None
         try:
             result = work()
@@ -134,29 +140,29 @@ class BackgroundCall(Generic[T]):
 
     @property
     def started(self) -> bool:
-        """Whether a thread was asked to do it."""
+        """Whether the call was started."""
         return self._begun
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """Whether the call has ended."""
         return self._done.done
 
     @property
     def succeeded(self) -> bool:
-        """Whether it has returned something."""
+        """Whether the call has returned without an exception."""
         return self._done.done and not self._done.failed
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits for the end of the work, `timeout` seconds at most, but not for that of its thread; returns whether it has ended."""
+        """Waits for the end of the call, `timeout` seconds at most, but not for its thread. Returns whether the call has ended."""
         return self._done.wait(timeout)
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the result of the work, and for its thread to end.
+        """Starts the call if needed, waits for it and its thread, and returns its result.
 
         Raises:
-            TimeoutError: if it is not done after `timeout` seconds.
-            BaseException: what the work raised.
+            TimeoutError: if it has not ended after `timeout` seconds.
+            BaseException: the exception of the call.
         """
         self.start()
         try:

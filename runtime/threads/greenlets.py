@@ -1,4 +1,4 @@
-"""Greenlets, of gevent, eventlet and others: which one runs, so that each has open spans and a row of its own."""
+"""Greenlets of gevent, eventlet and others: identifies the running one, so that each has its own open spans and row."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 from stepscope.runtime.threads import native_threads
 
 recorded: int = 0
-"""Greenlets that have recorded something, in this process."""
+"""Number of greenlets that have recorded events in this process."""
 
 WITHOUT_THREADS = {
     "gevent": "gevent.monkey.patch_all(thread=False)",
     "eventlet": "eventlet.monkey_patch(thread=False)",
 }
-"""How libraries that replace parts of the standard library leave its threads as they are."""
+"""Calls by which a library does not replace the threads of the standard library."""
 
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _AUTOMATIC = re.compile(r"Greenlet-\d+|None|")
-"""Names that nobody gave."""
+"""Default names."""
 
 
 def running() -> tuple[str, int, None] | None:
-    """Name and number of the greenlet that runs in this thread; `None` in a thread's main greenlet, which is the thread.
+    """Returns name and number of the greenlet that runs in this thread; `None` in a thread's main greenlet.
 
-    One without a name is called by its function: a row is used again by later greenlets of its name.
+    A greenlet with a default name gets the name of its function, because later greenlets with the same name use its row again.
     """
     getcurrent: Any = getattr(sys.modules.get("greenlet"), "getcurrent", None)
     current = None if getcurrent is None else getcurrent()
@@ -46,12 +46,12 @@ def running() -> tuple[str, int, None] | None:
 
 
 def threads_replaced_by() -> str:
-    """The library that has replaced the standard library's threads by greenlets (monkey patching); empty if none has."""
+    """Returns the library that has replaced the standard library's threads by greenlets (monkey patching); empty if none."""
     return _library(_thread.start_new_thread)
 
 
 def threads_replaced_before_import() -> str:
-    """The library that had done so when stepscope was imported: the runtime has no native threads then."""
+    """Returns the library that had replaced them before stepscope was imported, so that the runtime has no native threads."""
     return _library(native_threads.start_new_thread)
 
 
@@ -61,7 +61,7 @@ def _library(start_new_thread: object) -> str:
 
 
 def refusal(library: str) -> str:
-    """Why a profiler cannot start where a library had replaced the threads, and what to do."""
+    """Returns why a profiler cannot start if a library had replaced the threads, and what to do."""
     return (
         f"{library} has replaced the threads of the standard library by greenlets before stepscope was imported, and a profiler "
         f"would block the program in them. Call {WITHOUT_THREADS[library]}; or import stepscope first; or start the profiler in "
@@ -70,7 +70,7 @@ def refusal(library: str) -> str:
 
 
 def replaced_note(library: str) -> str:
-    """A sentence on a profiler whose exporters failed, or did not end, where a library has replaced the threads."""
+    """Returns a note for a profiler whose exporters failed or did not end, if a library has replaced the threads."""
     return (
         f"{library} has replaced the threads of the standard library by greenlets since stepscope was imported. Threads that an "
         "exporter of yours starts, also by anyio.to_thread, are greenlets then, which do not run while the exporter waits for "

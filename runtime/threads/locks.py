@@ -1,7 +1,7 @@
-"""Locks that are free in a forked child, whatever threads of the parent had them.
+"""Reentrant locks that are free in a forked child, even if a thread of the parent held them.
 
-A thread that has one neither calls the program nor waits for other threads. They are reentrant: a signal handler may make
-calls of its own while its thread has one.
+A thread that holds one must neither call code of the program nor wait for other threads. The locks are reentrant because a
+signal handler may call the runtime while its thread holds one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _ours: list[weakref.ref[RLock]] = []
 
 
 def reentrant() -> RLock:
-    """A new lock. It is taken by `with`: no signal handler comes between taking it and the block."""
+    """Returns a new lock. Acquire it by `with` only: then no signal handler runs between acquiring it and the block."""
     lock = RLock()
     _ours.append(weakref.ref(lock, _ours.remove))
     return lock
 
 
 def without(lock: RLock, call: Callable[[], T]) -> T:
-    """Makes a call while a lock that the caller has is free; what it guards may be another then."""
+    """Calls a function while a lock that the caller holds is released. The state that it guards may change meanwhile."""
     try:
         lock.release()
         return call()
@@ -38,8 +38,8 @@ def without(lock: RLock, call: Callable[[], T]) -> T:
 
 
 def holds_any_lock() -> bool:
-    """Whether the calling thread has one, or one of Python's own that everybody takes who starts a thread or writes to the log: it
-    runs a signal handler then, and must not wait for threads that need the lock."""
+    """Whether the calling thread holds one of these locks, or a lock of Python's that starting a thread or logging needs. A
+    signal handler must then not wait for threads that may need the lock."""
     handlers = [*_log.handlers, *_log.root.handlers, logging.lastResort]
     pythons = [getattr(threading, "_active_limbo_lock", None), getattr(logging, "_lock", None)]
     pythons += [handler.lock for handler in handlers if handler is not None]

@@ -1,8 +1,8 @@
 """Threads, locks, events and queues of the standard library as they were when stepscope was imported.
 
 gevent and eventlet replace them by greenlets (monkey patching), also while a profiler is open. The runtime's threads stay
-native then, and what waits for them waits natively: the hub of a greenlet library ends a wait for which it knows no greenlet.
-So whatever of ours starts a thread, or waits for one, takes these names from here, not from `threading`.
+native, and waiting for them must be native, too: the hub of a greenlet library ends a wait for which it knows no greenlet.
+Code of the runtime that starts a thread, or waits for one, must import these names from here, not from `threading`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ else:
     _RLOCK_OF_PYTHON = ("_is_owned", "_acquire_restore", "_release_save", "_at_fork_reinit")
 
     def RLock():
-        """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
+        """Returns a lock that is no instance of `_thread.RLock`, as eventlet replaces those.
 
-        A class for each, as `with` looks up the methods of a class. So these are still those in C, which no signal handler
-        interrupts.
+        Each lock has its own class, because `with` looks up methods of the class. So they are the methods in C, which no
+        signal handler interrupts.
         """
         lock = _thread.RLock()
         members = {name: getattr(lock, name) for name in _RLOCK}
@@ -53,11 +53,11 @@ else:
         return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
 
     def _copies():
-        """Subclasses whose methods have globals of their own: those of `threading` as they are now.
+        """Returns subclasses whose methods have their own globals: a copy of those of `threading` as they are now.
 
-        The lists of threads in these globals are the same objects, so `threading.enumerate()` has ours.
+        The lists of threads in these globals are the same objects, so `threading.enumerate()` includes these threads.
         """
-        # Of no module's variables: eventlet replaces the locks that it finds in these.
+        # In no module's variables: eventlet replaces the locks that it finds there.
         originals = {**vars(threading), "RLock": RLock}
         for name in ("Condition", "Event", "Thread"):
             kind = originals[name]
@@ -88,7 +88,7 @@ _main = threading.main_thread().ident
 
 
 def on_main_thread() -> bool:
-    """Whether the caller runs on the main thread, in whatever greenlet."""
+    """Whether the caller runs on the main thread, in any greenlet."""
     return get_ident() == _main
 
 
@@ -101,20 +101,20 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def set_thread_start(function: Any, everywhere: bool) -> None:
-    """Makes `Thread.start` use another function than `_thread.start_new_thread`; with `everywhere` also that of `threading`."""
+    """Replaces the function by which `Thread.start` starts threads; with `everywhere` also for `threading.Thread`."""
     names: tuple[Any, ...] = (vars(Thread)["originals"], *([vars(threading)] if everywhere else ()))
     for each in names:
         each["_start_new_thread"] = function
 
 
 def is_mine(lock: object) -> bool:
-    """Whether the calling thread holds a reentrant lock; False if the lock does not tell."""
+    """Whether the calling thread holds a reentrant lock; False if the lock has no `_is_owned`."""
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())
 
 
 def set_free(lock: object) -> None:
-    """Frees a lock of ours in a forked child, where its holder is gone."""
-    renew = getattr(lock, "_at_fork_reinit", None)  # as threads of Python's own library do
+    """Frees a lock in a forked child, where the thread that held it does not exist."""
+    renew = getattr(lock, "_at_fork_reinit", None)  # as `threading` does
     if renew is not None:
         renew()

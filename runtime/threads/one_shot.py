@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class OneShot(Generic[T]):
-    """Set once, by any thread; a second time changes nothing.
+    """A result that any thread sets once. Setting it again has no effect.
 
-    A `concurrent.futures.Future` has one lock for those who wait and the one who sets it, and enters it by a function in Python: an
-    exception of a signal handler can leave that locked, and the thread that sets it, such as the runtime's loop, would hang. Here
-    each thread waits for a lock of its own.
+    Unlike `concurrent.futures.Future`, each waiting thread has its own lock. A future has one lock, acquired in Python code:
+    a signal handler that raises there can leave it locked, and the thread that sets the result, such as the runtime's loop,
+    would hang.
     """
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class OneShot(Generic[T]):
             self._end()
 
     def _end(self) -> None:
-        self.done = True  # first: who begins to wait from here on sees it
+        self.done = True  # first, for threads that begin to wait from here on
         for lock in list(self._waiting):
-            with contextlib.suppress(RuntimeError):  # it is open, as two threads have set this
+            with contextlib.suppress(RuntimeError):  # released already, by another thread that sets this
                 lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -1,18 +1,18 @@
-"""Signals that ask the process to stop: what was recorded is delivered first, and then it stops as it would have.
+"""Closes profilers when SIGTERM or SIGHUP ends the process.
 
-`SIGTERM`, and `SIGHUP` when a terminal is closed, end a Python program at once, without `finally` or `atexit`. While a
-profiler is open they have a handler of ours, if nobody else handles them: a thread closes the profilers, within their deadline,
-and the process dies of the signal, as the sender expects.
+By default these signals end a Python program at once, without `finally` or `atexit`. While a profiler is open and the program
+does not handle them, `_terminate` does: a thread closes the profilers within their deadline, and then the process dies of the
+signal, as the sender expects.
 
-The handler runs on the main thread, where Python runs handlers. It starts that thread, stops the backends that are bound to
-the main thread, and waits. Where it has interrupted a call of ours, or a block with a lock that closing needs, it returns, and is called again
-a moment later. Where it is not called, as in native code that does not return, the runtime's loop notices the signal
-(`core/signals.c`) and starts the thread, which waits a second for the handler. While native code does not let go of the interpreter's lock, neither is
-possible: then the process dies when the deadline is over, and what was recorded is for `stepscope recover`.
+The handler runs on the main thread. It starts that thread, stops the backends that are bound to the main thread, and waits. If
+it interrupted a call of the runtime, or a block with a lock that closing needs, it returns, and is called again a moment later.
+If it is not called, as in native code that does not return, the runtime's loop notices the signal (`core/signals.c`) and starts
+the thread, which waits a second for the handler. If native code does not release the interpreter's lock, neither is possible:
+the process dies at the deadline, and `stepscope recover` finds the events.
 
-Only the main thread may set Python's handlers. For profilers that are started elsewhere the loop alone notices the signals:
-`signal.getsignal` says `SIG_DFL`. A program may set handlers of its own and put back what it found, ours or `SIG_DFL`: so the
-loop looks now and then what the handlers are (`look`).
+Only the main thread can set Python handlers. For profilers that are started on other threads, only the loop notices the
+signals, and `signal.getsignal` returns `SIG_DFL`. A program may set its own handlers and later restore ours or `SIG_DFL`, so
+the loop checks the handlers from time to time (`look`).
 """
 
 from __future__ import annotations
@@ -37,49 +37,49 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 LOOKS = 0.25
 """Seconds between two calls of `look`."""
 PARK_S = 1.0
-"""How long closing waits for the main thread to be inside of the handler."""
+"""Seconds that closing waits for the main thread to enter the handler."""
 KICK_S = 0.01
-"""Between two signals to the main thread meanwhile."""
+"""Seconds between two signals to the main thread meanwhile."""
 SPARE_S = 20.0
-"""How much longer than the deadline closing may take."""
+"""Seconds that closing may take beyond the deadline."""
 
 _close_all: Callable[[str], None] | None = None
 _stop_here: Callable[[int], bool] | None = None
 _seconds = 0.0
-"""For closing; 0: the signals are not watched."""
+"""The deadline of closing; 0: the signals are not watched."""
 _lock = locks.reentrant()
-"""Guards what is watched."""
+"""Guards the settings of `watch`."""
 _closing = Lock()
-"""Taken by the first that closes for a signal."""
-_asked = 0
+"""Acquired by the first thread that closes for a signal."""
+_received = 0
 """That signal."""
 _ended: OneShot[None] = OneShot()
 """Set when everything is closed for a signal."""
 _parked = False
-"""Whether the main thread waits for that, in the handler."""
+"""Whether the main thread waits for `_ended`, in the handler."""
 
 
 def watch(close_all: Callable[[str], None], stop_here: Callable[[int], bool], seconds: float) -> None:
-    """Handles SIGTERM and SIGHUP from now on, each unless the program does, or has it ignored, as `nohup` has.
+    """Begins to handle SIGTERM and SIGHUP, each unless the program handles or ignores it, as `nohup` does.
 
     Args:
-        close_all: delivers what was recorded. It gets the signal's name, on a thread of its own.
-        stop_here: stops what only the main thread can stop. Inside of a call of ours it returns false, and has `handle` called
-            when that ends.
+        close_all: delivers the recorded events. It gets the signal's name, on a separate thread.
+        stop_here: stops backends that only the main thread can stop. Inside of a call of the runtime it returns false, and
+            calls `handle` when that call ends.
         seconds: the deadline of `close_all`; the longest one counts.
     """
     global _close_all, _stop_here, _seconds
     with _lock:
         _close_all, _stop_here, _seconds = close_all, stop_here, max(_seconds, seconds)
         for number in _ENDING if on_main_thread() else ():
-            # Ours stays, without effect, where another thread has ended the watch.
+            # `_terminate` stays set, without effect, if another thread called `unwatch`.
             if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
                 signal.signal(number, _terminate)
         look()
 
 
 def look() -> None:
-    """Watches the signals again that the program had a handler for until now; closes for one that nobody handles."""
+    """Watches signals whose handlers the program has removed, and closes for a signal that came without being handled."""
     with _lock:
         for number in _ENDING if _seconds else ():
             if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
@@ -93,11 +93,11 @@ def _look_late(number: int) -> None:
     if signal.getsignal(number) in (signal.SIG_DFL, _terminate):
         _begin_end(number)
     else:
-        _core.forget_signal()  # the program has set a handler since, and that is called
+        _core.forget_signal()  # the program has set a handler since, which is called
 
 
 def unwatch(profilers: Collection[object] = ()) -> None:
-    """Ends that, unless profilers are open, the program has handlers of its own, or a signal came, which ends the process."""
+    """Ends the watch, unless profilers are open or a signal came, which ends the process. Handlers of the program stay."""
     global _seconds
     with _lock:
         if profilers or _closing.locked() or _core.signal_that_came():
@@ -110,11 +110,11 @@ def unwatch(profilers: Collection[object] = ()) -> None:
 
 
 def finish() -> None:
-    """At the very end of the interpreter's exit: the process dies of a signal that came, once everything is closed."""
+    """Called last at the interpreter's exit: if a signal came, waits until everything is closed and dies of the signal."""
     number = _core.signal_that_came()
     if _closing.locked():
         _ended.wait(_seconds + SPARE_S)
-        number = _asked
+        number = _received
     if number:
         _core.die_of_signal(number)
 
@@ -125,7 +125,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def handle(number: int) -> None:
-    """Has everything closed, and waits for that, unless closing would wait for the caller; of the main thread."""
+    """Closes everything on another thread, and waits unless that thread may need the caller. Call it on the main thread."""
     global _parked
     _begin_end(number)
     if _parked or locks.holds_any_lock() or _stop_here is None or not _stop_here(number):
@@ -135,11 +135,11 @@ def handle(number: int) -> None:
 
 
 def _begin_end(number: int) -> None:
-    """Has another thread close, unless one does; here, where the system gives no further thread."""
-    global _asked
+    """Starts a thread that closes everything, once. If the system refuses a thread, closes on this one."""
+    global _received
     if not _closing.acquire(blocking=False):
         return
-    _asked = number
+    _received = number
     _core.allow_seconds(SPARE_S)
     try:
         background_call.start_unnamed(_end, number)
@@ -148,8 +148,8 @@ def _begin_end(number: int) -> None:
 
 
 def _park_main_thread(number: int) -> None:
-    """Has the handler wait on the main thread, so that the program records nothing more. The signal may have come to another
-    thread, or right before a system call of the main thread that sleeps."""
+    """Makes the main thread wait in the handler, so that the program records nothing more. Another thread may have received
+    the signal, or the main thread right before a system call that sleeps."""
     main, until = threading.main_thread().ident, time.monotonic() + PARK_S
     while not _parked and signal.getsignal(number) is _terminate and time.monotonic() < until:
         time.sleep(KICK_S)
@@ -158,17 +158,17 @@ def _park_main_thread(number: int) -> None:
 
 
 def _end(number: int) -> None:
-    """Closes the profilers and has the process die."""
+    """Closes the profilers and kills the process by the signal."""
     global _parked, _ended
     try:
         if not on_main_thread():
             _park_main_thread(number)
         if _close_all is not None:
             _close_all(signal.Signals(number).name)
-    except BaseException as error:  # the process has to end all the same
+    except BaseException as error:  # the process must end in any case
         log.error("the profilers could not be closed at a signal", exc_info=error)
     _core.die_of_signal(number)
-    # The system spares the first process of a container.
+    # Still alive: the kernel ignores the signal for the first process of a container.
     ended, _ended, _parked = _ended, OneShot[None](), False
     _closing.release()
     ended.set_result(None)
@@ -176,7 +176,7 @@ def _end(number: int) -> None:
 
 
 def _forked() -> None:
-    """A child has nothing to deliver of its parent's: who terminates it does not wait."""
+    """A forked child has no events of its parent to deliver, so it dies at once."""
     global _close_all, _stop_here, _closing, _ended, _parked
     _close_all = _stop_here = None
     _closing, _ended, _parked = Lock(), OneShot[None](), False

@@ -1,30 +1,38 @@
-"""Calls of the program's code on our threads: callbacks, triggers, and exporters and backends that the program brings.
+"""Calls of the program's code on the runtime's threads: callbacks, triggers, and the program's exporters and backends.
 
-Our threads block all asynchronous signals. Code of the program, and the programs that it starts, get the mask of the program's
-main thread instead, for as long as the code runs.
+The runtime's threads block all asynchronous signals. While code of the program runs on them, they have the signal mask of the
+main thread, which programs that this code starts inherit.
 """
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator
-from types import coroutine
-from typing import Any, TypeVar
+from contextvars import ContextVar
+from functools import partial
+from types import CodeType, FunctionType, MethodType, coroutine
+from typing import Any, TypeVar, cast
+
+import anyio
 
 from stepscope.runtime import _core
+from stepscope.runtime.threads.native_threads import on_main_thread
 
 T = TypeVar("T")
 
 run = _core.with_programs_mask
-"""Calls a function of the program."""
+"""Calls a function with the signal mask of the main thread."""
 
 
 def is_programs(part: object) -> bool:
-    """Whether an object is of a class that is not ours."""
+    """Whether an object's class is defined by the program, not by stepscope."""
     return type(part).__module__.partition(".")[0] != __name__.partition(".")[0]
 
 
 async def run_async(call: Callable[[], Awaitable[T]]) -> T:
-    """Awaits what a function of the program returns. While that waits for something, the thread has its own mask."""
+    """Calls an async function of the program and awaits it. The mask is changed only while its code runs, not while it waits."""
 
     async def started() -> T:
         return await call()
@@ -47,5 +55,107 @@ def _by_steps(steps: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
         except GeneratorExit:
             run(steps.close)
             raise
-        except BaseException as error:  # a cancellation, or what it waited for has raised
+        except BaseException as error:  # a cancellation, or an exception of the awaited object
             value, step = error, steps.throw
+
+
+GRACE = 0.2
+"""Seconds in which a cancelled part must end."""
+
+
+def from_signal_handler(error: BaseException) -> bool:
+    """Whether a signal handler raised an exception that a call of a part has raised. If so, the caller must raise it again.
+
+    It searches the traceback for the handlers that are set now and written in Python, which run on the main thread. Of
+    handlers written in C it knows only Python's own for Ctrl-C, which raises `KeyboardInterrupt` without a message.
+    """
+    if not on_main_thread():
+        return False
+    if isinstance(error, KeyboardInterrupt) and not error.args:
+        return True
+    handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: object) -> CodeType | None:
+    """The code of a function, a method, a partial object or an object with `__call__`."""
+    while isinstance(handler, partial):
+        handler = cast(partial[object], handler).func
+    if callable(handler) and not isinstance(handler, FunctionType | MethodType):
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004 - for its code only
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def cancels(error: BaseException, task: asyncio.Task[Any] | None) -> bool:
+    """Whether an exception that an awaited coroutine of a part raised is a cancellation of the task that awaits it.
+
+    `CancelledError` alone does not show that: a part that awaits a task which it cancelled itself raises it, too.
+    `GeneratorExit` does if another task closes the coroutine.
+
+    Args:
+        error: the exception.
+        task: `asyncio.current_task()` before the call.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return anyio.get_current_task().has_pending_cancellation()
+    return isinstance(error, GeneratorExit) and _current() is not task
+
+
+async def contain(call: Callable[[], Awaitable[None]], record: Callable[[BaseException], object]) -> bool:
+    """Awaits an async function of a part in a separate task. It raises nothing but the cancellation of the caller.
+
+    So a part that cancels its own task does not cancel the caller, and a `GeneratorExit` of a task that the part awaits does
+    not close the caller's coroutine.
+
+    Args:
+        call: the function.
+        record: gets the exception of the part, also after the caller was cancelled.
+
+    Returns:
+        Whether the part returned without an exception.
+
+    Raises:
+        asyncio.CancelledError: if the caller is cancelled. Before, the part was cancelled and had `GRACE` seconds to end.
+    """
+    failed = cancelled = False
+
+    async def own() -> None:
+        nonlocal failed
+        try:
+            await call()
+        except BaseException as error:
+            if not (cancelled and isinstance(error, asyncio.CancelledError)):
+                failed = True
+                record(error)
+
+    task = asyncio.create_task(own())
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        cancelled = True
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait({task}, timeout=GRACE)
+        raise
+    return not failed
+
+
+def _current() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return None
+
+
+_pipeline: ContextVar[object | None] = ContextVar("stepscope delivering", default=None)
+
+
+def deliver_for(pipeline: object) -> None:
+    """Marks the caller, and tasks and threads that it starts, as exporter or callback of a pipeline. They must not wait for it."""
+    _pipeline.set(pipeline)
+
+
+def delivering() -> object | None:
+    """Returns the pipeline whose exporter or callback calls this; `None` for other callers."""
+    return _pipeline.get()

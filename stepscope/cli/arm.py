@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from stepscope.runtime.control.entry_points.client import ask_process
-from stepscope.runtime.control.entry_points.controllable import takers
+from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.requests.command import Answer, Command
@@ -180,7 +179,7 @@ def _refuse_ignored(parser: argparse.ArgumentParser, given: argparse.Namespace, 
 
 def _list(given: argparse.Namespace) -> int:
     """Shows who can be asked; 1 if nobody can."""
-    found = [each for pid in takers() for each in _status(pid, given.timeout)]
+    found = [each for pid in controllable_processes() for each in _status(pid, given.timeout)]
     if given.json:
         print(json_bytes(found).decode())
     elif not found:

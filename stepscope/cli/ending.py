@@ -21,7 +21,7 @@ import msgspec
 from stepscope.cli import opening
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import notes_in
-from stepscope.runtime.session.processes import is_running
+from stepscope.runtime.session.system import is_running
 
 # By name: gevent and eventlet replace the functions in their modules.
 _select, _read, _waitpid = select.select, os.read, os.waitpid

@@ -9,7 +9,7 @@ from typing import Any
 
 import stepscope
 from stepscope import Options, Profiler, Window
-from stepscope.runtime.requests.armed_facts import armed_facts
+from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.schedule.schedule import never
 
 QUICK = Options(journal=False, drain_interval=0.01)
@@ -41,6 +41,6 @@ def numbers(windows: list[Window]) -> list[list[int]]:
 
 def facts(window: Window) -> Any:
     """What a window says of its request."""
-    found = armed_facts(window)
+    found = window.metadata.get(ARMED)
     assert found is not None
     return found

@@ -1,4 +1,4 @@
-"""How the ranks of one job record the same steps, over a directory that they share.
+"""Agreement: the ranks of one job record the same steps, by files in a shared directory.
 
 Read first: `agreement`, then `coordinator` (rank 0) and `participant` (the others), then `plans` (their files).
 """

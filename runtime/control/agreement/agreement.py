@@ -1,6 +1,6 @@
-"""How the ranks of a job record the same steps: rank 0 chooses them and writes them down once; the others follow.
+"""Agreement of the ranks of a job: rank 0, the coordinator, chooses steps and publishes plans; the participants follow them.
 
-docs/control.md has it in full. Rank 0 is the coordinator, all other ranks are participants.
+docs/control.md describes it in full.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from stepscope.runtime.requests.window_request import WindowRequest
 log = logging.getLogger("stepscope")
 
 ACTIVE_S = 0.05
-"""Between two turns while something is asked for."""
+"""Seconds between two turns while a request is pending."""
 AWAKE_S = 10.0
-"""After a request, or the start, turns come faster for so long."""
+"""Seconds after a request, or the start, in which turns come faster."""
 
 Outcome = Callable[[Asked, str, Armed], object]
-"""Called with a request, what asked for it, and the answer."""
+"""Called with a request, its trigger, and the answer."""
 
 
 class _Pending:
-    """A request of this rank that is not decided."""
+    """A request of this rank without a decision."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.since = time.monotonic()
-        self.handed_on = False
+        self.forwarded = False
 
 
 class Agreement:
-    """Lives on one thread, which calls `turn()` from time to time. No thread and no waiting of its own."""
+    """One profiler's part in the agreement. One thread calls `turn()` from time to time; no method waits."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Agreement:
             rank: of this process.
             world_size: number of ranks.
             patience: seconds after which a request that rank 0 has not answered is refused.
-            idle: seconds between two turns while nothing is asked for.
+            idle: seconds between two turns while no request is pending.
             margin: seconds from rank 0's choice of a step to this step; default: two turns and a second.
             outcome: called with each request and its answer.
         """
@@ -83,7 +83,7 @@ class Agreement:
         """Why the directory cannot be used; empty if it can."""
 
     def begin(self) -> None:
-        """Counts this profiler among those of its process: the first of a stage goes with the first of other ranks."""
+        """Names this profiler by its stage and number, so that the first of a stage agrees with the first on other ranks."""
         if not self._name:
             counted = str(self._directory.path), self._rank, self._profiler.stage
             _begun[counted] += 1
@@ -91,13 +91,13 @@ class Agreement:
             self._awake_until = time.monotonic() + AWAKE_S
 
     def ask(self, asked: Asked, trigger: str, key: str = "") -> None:
-        """Asks for a window on all ranks, or that windows end later or earlier.
+        """Requests a window on all ranks, or another end of windows.
 
         Args:
             asked: the request.
-            trigger: what asks for it. A request of the watched file (`file`) is read by all ranks, rank 0 among them; others
-                are handed to rank 0.
-            key: names the request: requests of one key are one. Default: the request itself.
+            trigger: its origin. All ranks, including rank 0, read a request of the watched file (`file`); others are
+                forwarded to rank 0.
+            key: identifies equal requests. Default: the request itself.
         """
         self.begin()
         name = hashlib.sha256((key or json_bytes(asked).decode()).encode()).hexdigest()[:16]
@@ -108,11 +108,11 @@ class Agreement:
 
     @property
     def directory(self) -> Path | None:
-        """Where the plans are; `None` before this rank takes part."""
+        """Directory of the plans; `None` before this rank has joined."""
         return None if self._plans is None else self._plans.directory
 
     def turn(self) -> float:
-        """Does the next things that can be done; returns the seconds until the next turn, at most."""
+        """Makes progress, and returns the seconds until the next turn, at most."""
         self.begin()
         try:
             self._turn()
@@ -131,9 +131,9 @@ class Agreement:
         return min(self._idle, ACTIVE_S if self._pending else 4 * ACTIVE_S)
 
     def close(self) -> None:
-        """Follows no plans any more, and withdraws the requests of this rank that are not decided."""
+        """Stops following plans, and withdraws the pending requests of this rank."""
         for key in list(self._pending):
-            self._forget(key)
+            self._remove_request(key)
 
     def _turn(self) -> None:
         run = self._directory.enter(self._rank, self.directory)
@@ -152,7 +152,7 @@ class Agreement:
                     self._plans.request_path(key).unlink(missing_ok=True)
         elif self._part is not None:
             self._part.turn()
-            self._hand_on(self._plans)
+            self._forward(self._plans)
 
     def _join(self, plans: Plans) -> None:
         self._plans = plans
@@ -163,14 +163,14 @@ class Agreement:
                 plans, self._profiler, self._world_size, self._margin, self._patience / 2, self._conclude
             )
 
-    def _hand_on(self, plans: Plans) -> None:
-        """Hands requests to rank 0, which deletes them when it has decided."""
+    def _forward(self, plans: Plans) -> None:
+        """Forwards requests to rank 0, which deletes them when it has decided."""
         for key, pending in list(self._pending.items()):
             if pending.request.trigger == "file":
                 continue
-            if not pending.handed_on:
-                plans.hand_on(key, pending.request)
-                pending.handed_on = True
+            if not pending.forwarded:
+                plans.forward(key, pending.request)
+                pending.forwarded = True
             elif not plans.request_path(key).exists():
                 del self._pending[key]
 
@@ -182,7 +182,7 @@ class Agreement:
         self._outcome(asked, trigger, armed)
 
     def _refuse_late(self) -> None:
-        """Refuses what rank 0 has not answered in time; a rank 0 that runs says itself what becomes of the file's requests."""
+        """Refuses requests that rank 0 has not answered in time. A rank 0 that runs answers requests of the file itself."""
         late = [key for key, each in self._pending.items() if time.monotonic() - each.since >= self._patience]
         if not late or isinstance(self._part, Coordinator):
             return
@@ -191,7 +191,7 @@ class Agreement:
             why = "its profiler is closed, or its loop does not move"
             for key in [key for key in late if self._pending[key].request.trigger == "file"]:
                 late.remove(key)
-                self._forget(key)
+                self._remove_request(key)
         reason = (
             f"rank 0, which chooses the steps, did not answer in {self._patience:g} s: {why}; ask again when it runs, or set "
             "agree=False, and each rank records by itself"
@@ -201,16 +201,16 @@ class Agreement:
     def _refuse(self, keys: list[str], reason: str) -> None:
         for key in keys:
             request = self._pending[key].request
-            self._forget(key)
+            self._remove_request(key)
             self._outcome(request.asked, request.trigger, Armed(False, run_id=request.asked.run_id, reason=reason))
 
-    def _forget(self, key: str) -> None:
-        if self._pending.pop(key).handed_on and self._plans is not None:
-            with contextlib.suppress(OSError):  # if the directory cannot be used any more, the request is lost with it
+    def _remove_request(self, key: str) -> None:
+        if self._pending.pop(key).forwarded and self._plans is not None:
+            with contextlib.suppress(OSError):  # in an unusable directory, rank 0 cannot read the request either
                 self._plans.request_path(key).unlink(missing_ok=True)
 
 
 _begun: Counter[tuple[str, int, str]] = Counter()
-"""Profilers of this process, by directory, rank and stage."""
+"""Number of profilers of this process, by directory, rank and stage."""
 
 os.register_at_fork(after_in_child=_begun.clear)

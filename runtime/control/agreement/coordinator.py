@@ -1,4 +1,4 @@
-"""Rank 0's part: it chooses the steps of each window, and how windows end, and writes that down once."""
+"""The coordinator, rank 0: chooses the steps of each window, and how windows end, and publishes each decision once."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 
 ATTEMPTS = 8
-"""Choices of steps for one request: each after the window that was in the way of the last."""
+"""Choices of steps for one request: each after the window that collided with the previous one."""
 LEAST_STEPS = 2
-"""Between rank 0's step and the first that is chosen, at least."""
+"""Minimum number of steps between rank 0's step and the first chosen one."""
 
 
 class Coordinator:
@@ -38,26 +38,26 @@ class Coordinator:
     ) -> None:
         """
         Args:
-            plans: where they are written.
+            plans: files of the plans.
             profiler: of rank 0.
             world_size: number of ranks.
             margin: seconds from the choice of a step to this step, at least.
-            patience: seconds in which all ranks have come; then `next` does not wait for them any more.
-            concluded: called with each plan and rank 0's answer; again when other ranks say that they do not follow it.
+            patience: seconds that `next` waits for all ranks to join.
+            concluded: called with each plan and rank 0's answer, and again when other ranks report that they cannot follow.
         """
         self._plans, self._profiler, self._world_size = plans, profiler, world_size
         self._margin, self._concluded = margin, concluded
         self._pace = Pace(margin)
         self._waits_until = time.monotonic() + patience
-        """For ranks that have not come; 0 when all have."""
+        """Until then, `next` waits for ranks that have not joined; 0 when all have."""
         self._latest: tuple[Plan, Armed] | None = None
         self._unable = 0
-        """Ranks that do not follow the latest plan."""
+        """Number of ranks that cannot follow the latest plan."""
         self._ends: set[str] = set()
-        """Changes since the latest window: the same again changes nothing."""
+        """Keys of changes since the latest window: a repetition has no effect."""
 
     def turn(self) -> None:
-        """Looks at the loop's pace, and at what other ranks say of the latest plan.
+        """Measures the loop's pace, and reads reports of ranks that cannot follow the latest plan.
 
         Raises:
             OSError: if the directory cannot be used.
@@ -78,10 +78,10 @@ class Coordinator:
         """Decides on a request, and publishes the plan.
 
         Returns:
-            Whether that is done; otherwise the loop's pace is not known yet, or a rank has not come: it is to be tried again.
+            Whether it has decided. If not, the loop's pace is unknown, or a rank has not joined: call again later.
 
         Raises:
-            OSError: if the plan cannot be written; then nothing is recorded or changed.
+            OSError: if the plan cannot be written. Then nothing is recorded or changed.
         """
         gate, asked = PlannedGate(), request.asked
         window: WindowRequest | None = None
@@ -120,11 +120,11 @@ class Coordinator:
         return time.monotonic() >= self._waits_until
 
     def _ahead(self) -> int:
-        """The first step of which the other ranks read in time."""
+        """The first step that the other ranks can learn in time."""
         return self._profiler.step_num + math.ceil(self._pace.per_second * self._margin) + LEAST_STEPS
 
     def _choose(self, asked: WindowRequest, trigger: str, gate: PlannedGate) -> tuple[WindowRequest | None, Armed]:
-        """Chooses the steps of a window, and arms it here if rank 0 is to record."""
+        """Chooses the steps of a window, and arms it if rank 0 records it."""
         unknown = [rank for rank in asked.ranks or () if rank >= self._world_size]
         if unknown:
             named = f"rank{'s' * (len(unknown) > 1)} {ranks_text(unknown)}"
@@ -150,9 +150,9 @@ class Coordinator:
         return _refused(asked, reason)
 
     def _choose_end(self, asked: EndRequest, gate: PlannedGate) -> tuple[EndChange | None, Armed]:
-        """Chooses how windows end; those of rank 0 end so once the gate is confirmed."""
+        """Chooses how windows end. The change takes effect on rank 0 when the gate is confirmed."""
         step, ahead = self._profiler.step_num, self._ahead()
-        if asked.command == "abort":  # of windows that only other ranks record rank 0 knows nothing
+        if asked.command == "abort":  # rank 0 does not know windows that only other ranks record
             last = min(ahead - 1, MAX_STEP)
             change = EndChange(command="abort", last=last, run_id=asked.run_id, reason=asked.reason[:500])
             return change, self._profiler.change_end(change, gate=gate)

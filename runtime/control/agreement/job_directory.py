@@ -1,8 +1,8 @@
-"""The private directory in which the ranks of one job meet: which process is rank 0, and which is each other rank.
+"""The private directory of a job, which records the processes of its ranks.
 
-It lies next to the watched file and is named after that file, the job and the user, so unrelated jobs never meet. Rank 0
-writes `current.json`, which names its process and the directory of its run. The rank 0 that comes next deletes the run of a
-process that has ended.
+It is next to the watched file, and its name depends on that file, the job and the user, so that unrelated jobs use different
+ones. Rank 0 writes `current.json` with its process and the directory of its run. The next rank 0 deletes runs of processes that
+have ended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_RECORD_BYTES = 1 << 20
 BEAT_S = 1.0
-"""Between two signs of life of rank 0, which processes on other machines go by."""
+"""Seconds between two heartbeats of rank 0, for processes on other machines."""
 LOST_AFTER_S = 15.0
-"""Without a sign of life a rank 0 on another machine counts as ended."""
+"""After so many seconds without a heartbeat, a rank 0 on another machine counts as ended."""
 
 
 class Current(msgspec.Struct, frozen=True):
-    """Which run the directory is about."""
+    """The current run of the directory."""
 
     run: Annotated[str, msgspec.Meta(pattern="^run-[0-9a-f-]{1,80}$")]
     """Directory of its files."""
@@ -43,7 +43,7 @@ class Current(msgspec.Struct, frozen=True):
 
 
 class JobDirectory:
-    """Made for this user only; what belongs to others, or is open to them, is refused."""
+    """A directory of this user only. One that belongs to other users, or is accessible to them, is refused."""
 
     def __init__(self, watched: Path, job: str) -> None:
         """Args: the watched file; the job's name, empty if there is none."""
@@ -56,11 +56,11 @@ class JobDirectory:
         self._beats = False
 
     def make(self, *, create: bool = True) -> None:
-        """Makes it, or only sees that it is a directory, of this user, and closed to others.
+        """Makes the directory, or only checks it: it must belong to this user and be closed to others.
 
         Raises:
-            ControlError: if it is not.
-            OSError: if it cannot be made, or is not there.
+            ControlError: if the check fails.
+            OSError: if it cannot be made, or does not exist.
         """
         if create:
             with contextlib.suppress(FileExistsError):
@@ -74,17 +74,17 @@ class JobDirectory:
             raise ControlError(f"{self.path} is open to other users (mode {about.st_mode & 0o777:o}); remove it")
 
     def enter(self, rank: int, entered: Path | None) -> Path | None:
-        """Finds the run that this process takes part in; rank 0 begins it, and shows each time that it lives.
+        """Joins the current run. Rank 0 begins it, and sends a heartbeat in each call.
 
         Args:
             rank: of this process.
-            entered: the run that it takes part in; it stays in it even if rank 0 has ended.
+            entered: the run that it joined before. It stays in it even if rank 0 has ended.
 
         Returns:
-            Directory of the run; `None` if there is none yet, so that the caller tries again soon.
+            Directory of the run; `None` if there is none yet: call again soon.
 
         Raises:
-            ControlError: if the directory is not private, or another process is this rank.
+            ControlError: if the directory is not private, or another process has this rank.
             OSError: if the directory cannot be used.
         """
         try:
@@ -115,7 +115,7 @@ class JobDirectory:
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether rank 0 is known to live."""
+        """Whether rank 0 certainly lives."""
         current = read_record(self._current, Current)
         return current is not None and self._lives(current) is True
 
@@ -130,7 +130,7 @@ class JobDirectory:
         return run
 
     def _lives(self, current: Current) -> bool | None:
-        """Whether the run's rank 0 lives; `None` if one on another machine has not been watched for long enough."""
+        """Whether the run's rank 0 lives; `None` if it is on another machine and was not observed for long enough."""
         if current.coordinator.is_local:
             return not current.coordinator.is_dead
         try:
@@ -147,7 +147,7 @@ class JobDirectory:
 
 
 def _claim(path: Path, rank: int, me: Peer) -> None:
-    """Makes this process the rank of a run, by a file that names it."""
+    """Registers this process as the rank of a run, by a file with its identity."""
     if not create_once(path, json_bytes(me)):
         other = read_record(path, Peer)
         if other is None or other.is_dead:
@@ -163,7 +163,7 @@ def _occupied(rank: int, by: Peer) -> ControlError:
 
 
 def read_record(path: Path, kind: type[T]) -> T | None:
-    """Reads a small record; `None` if there is none, or none that can be read. A link is not followed."""
+    """Reads a small record; `None` if it does not exist or cannot be read. A link is not followed."""
     reading = read_bounded(path, MAX_RECORD_BYTES, follow=False)
     if reading.content is None:
         return None

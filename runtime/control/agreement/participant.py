@@ -1,4 +1,4 @@
-"""The part of every rank but rank 0: it follows the plans, or reports why it does not."""
+"""The participants, all ranks but rank 0: they follow the plans, or report why they cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("stepscope")
 
 
 class PlannedGate:
-    """Marks a window or a change as planned for several ranks: its steps stay, and it can be withdrawn."""
+    """The gate of a window or a change that is planned for several ranks: its steps are fixed, and it can be withdrawn."""
 
     def __call__(self, step: int) -> str:
         return ""
@@ -32,7 +32,7 @@ class Participant:
             plans: of rank 0.
             profiler: that records.
             rank: of this process.
-            name: of the profiler among those of its process.
+            name: of the profiler within its process.
             concluded: called with each plan and this rank's answer.
         """
         self._plans, self._profiler, self._rank, self._name = plans, profiler, rank, name
@@ -40,7 +40,7 @@ class Participant:
         self._followed = 0
 
     def turn(self) -> None:
-        """Follows the plans that are new.
+        """Follows new plans.
 
         Raises:
             OSError: if the directory cannot be used.
@@ -49,7 +49,7 @@ class Participant:
         for number in numbers:
             plan = self._plans.plan(number)
             if plan is None and number == numbers[-1]:
-                return  # it may be read in the next turn
+                return  # it may be readable in the next turn
             self._followed = number
             if plan is None:
                 log.error("control: plan-%d.json in %s cannot be read", number, self._plans.directory)

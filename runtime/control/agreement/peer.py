@@ -1,4 +1,4 @@
-"""Processes of one machine or several: their names, and whether they live."""
+"""Identities of processes on one or several machines, and whether they live."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import msgspec
 
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.session.job import this_host
-from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.system import is_running, process_identity
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """Names a process for good: its number alone is given again to another one."""
+    """Identifies a process. Its number alone does not, as the system uses numbers again."""
 
     pid: int
     start_time: int
     """In clock ticks since boot."""
     machine: str
-    """Of the boot and the numbering of processes; a process of another one cannot be looked at from here."""
+    """Identifies the boot and the process namespace. Processes of another machine are not visible from here."""
     host: str
 
     @classmethod
@@ -29,17 +29,17 @@ class Peer(msgspec.Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """Whether it can be looked at from here."""
+        """Whether it is visible from here."""
         return self.machine == this_machine()
 
     @property
     def is_dead(self) -> bool:
-        """Whether it is known to have ended; of another machine's nothing is known."""
+        """Whether it has certainly ended; false for processes of other machines."""
         return self.is_local and not is_running(self.pid, self.start_time)
 
     @property
     def shares_kernel(self) -> bool:
-        """Whether it is of this machine since its boot, in whatever container: the kernel that has its locks is ours."""
+        """Whether it runs on this machine since its boot, in any container, so that the kernel shows its locks."""
         return _boot(self.machine) == _boot(this_machine())
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class Peer(msgspec.Struct, frozen=True):
 
 @cache
 def this_machine() -> str:
-    """Names this machine since its boot, and this process's view of process numbers: containers have their own."""
+    """Returns a name for this boot of the machine and the process namespace. Containers have their own namespaces."""
     try:
         numbering = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -57,5 +57,5 @@ def this_machine() -> str:
 
 
 def _boot(machine: str) -> str:
-    """A machine's part of its name, without what containers have of their own."""
+    """The part of a machine's name that all its containers share."""
     return machine.partition("/")[0].partition("+")[0]

@@ -1,8 +1,8 @@
-"""The files of a run, by which ranks come to the same steps. Each is written once, whole, and never changed.
+"""The files by which ranks agree on steps. Each is written once, in one step, and never changed.
 
-plan-N.json         rank 0: the steps of a window, another end of windows, or why a request is refused
-request-KEY.json    another rank: what was asked of it; rank 0 deletes it when it has decided
-unable-N-RANK.json  another rank: why it does not follow plan N
+plan-N.json         rank 0: the steps of a window, another end of windows, or the reason of a refusal
+request-KEY.json    another rank: a request that it received; rank 0 deletes it when it has decided
+unable-N-RANK.json  another rank: the reason why it cannot follow plan N
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from stepscope.runtime.requests.window_request import Rank, WindowRequest
 from stepscope.runtime.session.ranks import ranks_text
 
 Asked = WindowRequest | EndRequest
-"""A window, or another end of windows that there are."""
+"""A window, or another end of existing windows."""
 
 MAX_PLANS = 16
-"""Plans that stay in the directory; older ones are deleted."""
+"""Plans in the directory; older ones are deleted."""
 
 _PLAN = re.compile(r"plan-(\d{1,9})\.json")
 
 
 class Request(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A request, as one rank hands it to rank 0: `window` or `end`."""
+    """A request that one rank forwards to rank 0: `window` or `end`."""
 
     profiler: str
-    """Names the profiler among those of its process."""
+    """Name of the profiler within its process."""
     trigger: str
-    """What asked for it, such as `file` or `socket`."""
+    """Its origin, such as `file` or `socket`."""
     window: WindowRequest | None = None
     end: EndRequest | None = None
 
     @property
     def asked(self) -> Asked:
-        """The one of the two that there is."""
+        """The one of the two that is set."""
         return self.window or self.end or EndRequest(command="abort")
 
 
@@ -51,12 +51,12 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     key: str
-    """Names the request."""
+    """Identifies the request."""
     request: Request
     window: WindowRequest | None = None
     """The window to record: its start step, and its last step or its length, are numbers."""
     change: EndChange | None = None
-    """How windows that there are end."""
+    """The new end of existing windows."""
     refused: str = ""
     """Why nothing is recorded or changed."""
 
@@ -66,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         return int(self.window.start_step) if self.window is not None and self.window.start_step != "next" else 0
 
     def answer_elsewhere(self) -> Armed:
-        """The answer on a rank that has no part in it."""
+        """The answer on a rank that the plan does not concern."""
         asked = self.request.asked
         if self.window is None or not isinstance(asked, WindowRequest):
             return Armed(not self.refused, run_id=asked.run_id, reason=self.refused or "asked of other ranks")
@@ -75,7 +75,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Unable(msgspec.Struct, frozen=True):
-    """A rank that does not follow a plan."""
+    """A report of a rank that cannot follow a plan."""
 
     rank: Rank
     reason: Annotated[str, msgspec.Meta(max_length=2000)]
@@ -88,21 +88,21 @@ class Plans:
         self.directory = directory
 
     def numbers(self) -> list[int]:
-        """The numbers of the plans that there are, in their order."""
+        """Returns the numbers of the existing plans, in order."""
         found = (_PLAN.fullmatch(path.name) for path in self.directory.iterdir())
         return sorted(int(match[1]) for match in found if match)
 
     def ranks(self) -> int:
-        """How many ranks have come, without rank 0."""
+        """Returns the number of ranks that have joined, without rank 0."""
         return sum(1 for _ in self.directory.glob("rank-*.json"))
 
     def plan(self, number: int) -> Plan | None:
-        """A plan; `None` if there is none of this number that can be read."""
+        """Reads a plan; `None` if it does not exist or cannot be read."""
         plan = read_record(self.directory / f"plan-{number}.json", Plan)
         return plan if plan is not None and plan.number == number else None
 
     def publish(self, plan: Plan) -> Plan:
-        """Writes a plan under the next number, and returns it with that; deletes old plans."""
+        """Writes a plan with the next number, and returns it. Deletes old plans."""
         numbers = self.numbers()
         plan = msgspec.structs.replace(plan, number=max(numbers, default=0) + 1)
         while not create_once(self.directory / f"plan-{plan.number}.json", json_bytes(plan)):
@@ -114,23 +114,23 @@ class Plans:
         return plan
 
     def request_path(self, key: str) -> Path:
-        """Name of a request's file."""
+        """Returns the path of a request's file."""
         return self.directory / f"request-{key}.json"
 
     def requests(self, profiler: str) -> list[tuple[str, Request]]:
-        """The requests, with their keys, that other ranks have for one profiler of rank 0."""
+        """Returns the requests of other ranks for one profiler, with their keys."""
         found = [(path.stem[8:], read_record(path, Request)) for path in self.directory.glob("request-*.json")]
         return [(key, request) for key, request in found if request is not None and request.profiler == profiler]
 
-    def hand_on(self, key: str, request: Request) -> None:
-        """Hands a request to rank 0."""
+    def forward(self, key: str, request: Request) -> None:
+        """Forwards a request to rank 0."""
         create_once(self.request_path(key), json_bytes(request))
 
     def report_unable(self, number: int, unable: Unable) -> None:
-        """Reports that a rank does not follow a plan."""
+        """Reports that a rank cannot follow a plan."""
         create_once(self.directory / f"unable-{number}-{unable.rank}.json", json_bytes(unable))
 
     def unable(self, number: int) -> list[Unable]:
-        """The ranks that do not follow a plan."""
+        """Returns the reports of ranks that cannot follow a plan."""
         found = (read_record(path, Unable) for path in self.directory.glob(f"unable-{number}-*.json"))
         return sorted((each for each in found if each is not None), key=lambda each: each.rank)

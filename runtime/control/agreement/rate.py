@@ -1,4 +1,4 @@
-"""How fast a loop goes."""
+"""Measures the speed of a loop, in steps per second."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import deque
 from stepscope.runtime.requests.command import MAX_RATE
 
 SPAN = 2.0
-"""Seconds that are looked back at most."""
+"""Seconds over which the rate is measured, at most."""
 SPACING_S = 0.25
-"""Between two readings of a pace, at least."""
+"""Minimum seconds between two readings of a pace."""
 
 
 class StepRate:
@@ -36,10 +36,10 @@ class StepRate:
 
 
 class Pace:
-    """Steps per second while a loop moves: the fastest of the last intervals between readings at which it had moved.
+    """Steps per second while a loop moves: the fastest of the last intervals in which it moved.
 
-    A loop that stands still, for a checkpoint or because its first step compiles, may go on at any moment. So its pace is not
-    known right after it has stood still: only when it has been watched for a moment since then.
+    A loop that stands still, for a checkpoint or because its first step compiles, may continue at any moment. Right after it
+    has stood still, its pace is unknown until it was observed for `spacing` seconds.
     """
 
     def __init__(self, spacing: float = SPACING_S) -> None:
@@ -48,7 +48,7 @@ class Pace:
         self._step: int | None = None
         self._at = self._changed_at = self._resumed_at = 0.0
         self._begin: tuple[float, int] | None = None
-        """Of the interval that goes on."""
+        """Begin of the current interval."""
         self._rates: deque[float] = deque(maxlen=16)
 
     def add(self, at: float, step: int) -> None:
@@ -70,10 +70,10 @@ class Pace:
 
     @property
     def known(self) -> bool:
-        """Whether the loop has been watched for long enough."""
+        """Whether the loop was observed for long enough."""
         return bool(self._rates) and self._at - self._resumed_at >= self._spacing
 
     @property
     def per_second(self) -> float:
-        """Steps per second; 0 if that is not known."""
+        """Steps per second; 0 if unknown."""
         return max(self._rates, default=0.0)

@@ -1,4 +1,4 @@
-"""Choosing the steps of a window that several ranks are to record: all must have them ahead."""
+"""Chooses the steps of a window for several ranks, so that no rank is past them."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ OF_CLOCK = "behind a window that ends by the clock no steps can be chosen for se
 
 
 class ChosenSteps(NamedTuple):
-    """The request with numbers for its steps; without one, why there are none."""
+    """The request with numbers for its steps; or `None` and the reason."""
 
     request: WindowRequest | None
     reason: str = ""
 
 
 def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, latest: str) -> ChosenSteps:
-    """Chooses them.
+    """Chooses the steps of a window.
 
     Args:
-        request: what is asked for.
-        ahead: the first step that all ranks have ahead of them, with time to agree on it.
-        least: no step before this one, as an attempt before has shown; 0: this is the first attempt.
-        too_near: a fixed step before this one cannot be agreed on.
-        latest: where the furthest rank is, in words.
+        request: the request.
+        ahead: the first step that all ranks can reach in time after they have agreed on it.
+        least: lower bound from a previous attempt; 0: this is the first attempt.
+        too_near: the ranks cannot agree on a fixed step before this one.
+        latest: position of the furthest rank, for messages.
     """
     floor = max(ahead, least)
     first, last = request.rounded(floor)
@@ -62,12 +62,12 @@ def choose_steps(request: WindowRequest, ahead: int, least: int, too_near: int, 
 
 
 def may_move(request: WindowRequest) -> bool:
-    """Whether later steps would still be what was asked for."""
+    """Whether the request allows later steps."""
     return request.start_step == "next" or request.past == "clip" or request.overlap == "queue"
 
 
 def why_not(request: WindowRequest | None, reason: str) -> str:
-    """Why a rank refuses, for somebody who has asked for a window that waits already."""
+    """Returns a rank's reason for a refusal, without the advice to wait if the request waits already."""
     return reason.replace(ASK_TO_WAIT, OF_CLOCK) if request is not None and request.overlap == "queue" else reason
 
 
@@ -76,13 +76,13 @@ def _grouped(request: WindowRequest, step: int) -> int:
 
 
 def nearest_of(request: WindowRequest | None, by: int, step: int, nearest: int | None) -> int | None:
-    """The first step that a rank which refused could begin with in another attempt; `None` if none is worth while.
+    """Returns the first step for another attempt after a rank refused; `None` if another attempt is pointless.
 
     Args:
-        request: what was asked for; `None`: another end of what runs.
-        by: the step by which it had to be decided.
-        step: where the rank is.
-        nearest: what it says itself of a window that is in the way.
+        request: the request; `None` for another end of a window.
+        by: the step before which the decision was needed.
+        step: current step of the rank.
+        nearest: the first step after a colliding window, according to the rank.
     """
     if step >= by:
         return step + 1

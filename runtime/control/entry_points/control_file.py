@@ -1,4 +1,4 @@
-"""The watched file: what may stand in it, and what it asks for."""
+"""The content of the watched file, and the requests in it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ from stepscope.runtime.session.ranks import ranks_from
 from stepscope.runtime.settings.checked import Checked
 
 NAME = "stepscope.json"
-"""Of the file in a directory that is watched."""
+"""Default name of the watched file in a directory."""
 
 
 class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a control file says; the fields of `WindowRequest`, and commands. All are optional.
+    """Content of a control file: the fields of `WindowRequest`, and commands. All are optional.
 
     Raises:
         ValueError: naming the field, the value and what it should be.
     """
 
     command: Literal["extend", "abort"] | None = None
-    """What is to become of the armed window that runs: `extend` lets it go on for `steps` or `seconds` more, `abort` ends
-    it with the current step, or on several ranks with the next one that rank 0 chooses. Otherwise a running window
-    stays as it is, whatever is written here."""
+    """Changes the running armed window: `extend` makes it longer by `steps` or `seconds`, `abort` ends it with the current
+    step, or on several ranks with the next one that rank 0 chooses. Without a command, a running window does not change."""
     start_step: StepNumber | Literal["next"] | None = None
-    """First step of a window; nothing is asked for without it."""
+    """First step of a window; without it, the file requests no window."""
     steps: Count | None = None
     """Its length."""
     stop_step: StepNumber | None = None
@@ -46,21 +45,21 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
     seconds: Seconds | None = None
     """Or how long it lasts."""
     ranks: str | tuple[Rank, ...] | None = None
-    """The ranks that record: `"0,3-5"` or `[0, 3, 4, 5]`; all if it is left out."""
+    """The ranks that record: `"0,3-5"` or `[0, 3, 4, 5]`; default: all."""
     run_id: RunId = ""
-    """Another one has the same steps recorded again."""
+    """Identifies the request: only with another one, the same steps are recorded again."""
     warmup: int = 0
     """Steps in which backends warm up."""
     granularity: Count = 1
     """Windows are made of groups of so many steps."""
     past: Literal["refuse", "clip"] = "refuse"
-    """What happens if the first step is past."""
+    """If the first step is past: refuse, or record the rest of the window."""
     overlap: Literal["refuse", "queue"] = "refuse"
-    """What happens if another window has some of its steps."""
+    """If another window has some of its steps: refuse, or record after that window."""
     stage: Stage = ""
-    """Only in the stage of this name, such as `fit`: others refuse, and when it begins it takes the request."""
+    """Records only in the stage of this name, such as `fit`. Other stages refuse; that one accepts when it begins."""
     detail: str | WindowDetail | None = None
-    """How much the window has: `"stacks,memory=off"` or `{"stacks": true, "memory": false}`."""
+    """Level of detail of the window: `"stacks,memory=off"` or `{"stacks": true, "memory": false}`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +69,7 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
             raise ValueError("command 'extend' takes steps or seconds: how much longer the window is to be")
 
     def end_request(self) -> EndRequest | None:
-        """What is to become of the window that runs; `None` if nothing."""
+        """Returns the requested end of the running window; `None` without a command."""
         if self.command == "extend":
             return EndRequest(command="extend", steps=self.steps or 0, seconds=self.seconds or 0.0)
         if self.command == "abort":
@@ -78,10 +77,10 @@ class ControlFile(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True
         return None
 
     def request(self) -> WindowRequest | None:
-        """The window that is asked for; `None` if none is.
+        """Returns the requested window; `None` if there is none.
 
         Raises:
-            ValueError: if no window can be like that.
+            ValueError: if the fields contradict each other.
         """
         if self.start_step is None:
             return None
@@ -111,13 +110,13 @@ def decode_control_file(content: bytes) -> ControlFile:
 
 
 def default_content() -> bytes:
-    """A file that asks for nothing and shows every field."""
+    """Returns the content of a new file, without a request, but with every field."""
     return msgspec.json.format(msgspec.json.encode(ControlFile()), indent=2) + b"\n"
 
 
 def file_of(path: Path) -> Path:
-    """The file that is meant by a path: itself, or `stepscope.json` in a directory. One that does not exist is a file if
-    its name ends in `.json`."""
+    """Returns the control file for a path: the path itself, or `stepscope.json` in a directory. A path that does not exist
+    counts as a file if its name ends in `.json`."""
     if path.is_dir() or (path.suffix != ".json" and not path.exists()):
         return path / NAME
     return path

@@ -1,4 +1,4 @@
-"""Decoding of what people write: JSON into settings, with the place in every complaint."""
+"""Decodes JSON that people write, with line and column in every error message."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def decode_json(content: bytes, kind: type[T]) -> T:
     """Decodes a JSON object into settings.
 
     Raises:
-        ControlError: with line, column and reason. An unknown name comes with the one that is like it.
+        ControlError: with line, column and reason; for an unknown name with a similar one.
     """
     if not content.strip():
         raise ControlError("it is empty: expected a JSON object", line=1, column=1)
-    if content.startswith(b"\xef\xbb\xbf"):  # the mark that some editors begin a file with
+    if content.startswith(b"\xef\xbb\xbf"):  # the byte order mark of some editors
         content = content[3:]
     try:
         return from_exact_json(content, kind)
@@ -43,7 +43,7 @@ def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlEr
     try:
         invalid = find_invalid_value(msgspec.json.decode(content), kind)
     except (msgspec.MsgspecError, RecursionError):
-        invalid = None  # there is a fault of syntax as well, behind this one
+        invalid = None  # a syntax error follows this one
     if invalid is None:
         invalid = InvalidValue((), text)
     keys = invalid.keys or tuple(_named(kind, invalid.text))
@@ -52,13 +52,13 @@ def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlEr
 
 
 def _named(kind: type[msgspec.Struct], reason: str) -> list[str]:
-    """The field that a rule over several of them names first."""
+    """The first field that a message about several fields names."""
     named = [field for field in kind.__struct_fields__ if re.search(rf"\b{field}\b", reason)]
     return [min(named, key=reason.find)] if named else []
 
 
 def _position_of(content: bytes, keys: tuple[str | int, ...]) -> int:
-    """Where the last of these names stands, each behind the one before; the begin for none."""
+    """Position of the last of these nested names; 0 for none."""
     at = 0
     for key in keys:
         if isinstance(key, str):
@@ -68,6 +68,6 @@ def _position_of(content: bytes, keys: tuple[str | int, ...]) -> int:
 
 
 def _place(content: bytes, at: int) -> tuple[int, int]:
-    """Line and column, from 1, of a byte."""
+    """Line and column of a byte, from 1."""
     before = content[:at]
     return before.count(b"\n") + 1, at - (before.rfind(b"\n") + 1) + 1

@@ -1,4 +1,4 @@
-"""STEPSCOPE_OPTIONS: settings of `trace()` in the environment, for programs that are not to be changed."""
+"""STEPSCOPE_OPTIONS: settings of `trace()` in the environment, for programs without changes."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from stepscope.runtime.threads import locks
 VARIABLE = "STEPSCOPE_OPTIONS"
 SIGNALS_VARIABLE = "STEPSCOPE_SIGNALS"
 MAX_TEXT = 1 << 16
-"""Characters of the variable."""
+"""Limit of the variable, in characters."""
 STEPS = ("schedule", "keep_last", "window", "control")
-"""Fields that say which steps are recorded."""
+"""Fields that select the recorded steps."""
 
 
 class ScheduleOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A schedule, as `schedule(...)` takes it."""
+    """Arguments of `schedule(...)`."""
 
     active: int
     wait: int = 0
@@ -52,34 +52,34 @@ class ScheduleOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the variable may say, as a JSON object. Each field that it has takes the place of what the program gave to
-    `trace()`; a schedule, `keep_last` and `window` that of the program's schedule and `keep_last`.
+    """Content of the variable, a JSON object. Each field replaces the argument of the program to `trace()`; `schedule`,
+    `keep_last` and `window` replace the program's schedule and `keep_last`.
 
     Raises:
         ValueError: naming the field, the value and what it should be.
     """
 
     enabled: bool = True
-    """Whether profilers record anything; with false they are made, and stay off."""
+    """Whether profilers record. With false, they are made, but stay off."""
     schedule: ScheduleOptions | None = None
     """Which steps are recorded."""
     keep_last: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """Steps that a flight recorder keeps."""
+    """Steps that a flight recorder retains."""
     window: WindowRequest | None = None
-    """One window, and nothing else unless it is asked for."""
+    """Records one window, and others only on request."""
     control: Control | None = None
-    """By which ways windows can be asked for."""
+    """Entry points for requests of windows."""
     output_dir: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-    """Directory of the first run of the process; each further one has `<name>-2`, `<name>-3`, ... in it. Front doors
-    that make a directory for each of their runs make these in it."""
+    """Directory of the first run of the process; further runs use `<name>-2`, `<name>-3`, ... in it. Front doors that make a
+    directory for each run make it in this one."""
     name: Annotated[str, msgspec.Meta(min_length=1)] | None = None
     """Of the run."""
     overhead_budget: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    """What recording may cost, as a share of the time."""
+    """Allowed cost of recording, as a share of the time."""
     metadata: dict[str, Any] = {}
-    """Facts for every output, beside those of the program."""
+    """Facts for every output, in addition to those of the program."""
     options: dict[str, Any] = {}
-    """Fields of `Options`, in place of the program's."""
+    """Fields of `Options` that replace the program's."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,7 +89,7 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
         self.changed(Options())
 
     def changed(self, options: Options) -> Options:
-        """The program's options with what stands here in their place.
+        """Returns the program's options with the fields of the variable.
 
         Raises:
             ValueError: naming the field, the value and what it should be.
@@ -103,15 +103,15 @@ class EnvironmentOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions | None:
-    """What the variable says; `None` if it is not set, or empty.
+    """Decodes the variable; `None` if it is not set, or empty.
 
     Args:
-        fixed: fields that have no say.
+        fixed: fields of the variable to ignore.
 
     Raises:
-        ControlError: naming the variable and what is wrong with it.
+        ControlError: if the content is invalid; names the variable and the reason.
         TypeError: if `fixed` is a str.
-        ValueError: for a fixed field that there is none of.
+        ValueError: if `fixed` has an unknown field.
     """
     known = EnvironmentOptions.__struct_fields__
     if isinstance(fixed, str):
@@ -125,41 +125,41 @@ def options_from_environment(fixed: Collection[str] = ()) -> EnvironmentOptions 
     if len(text) > MAX_TEXT:
         raise ControlError(f"{VARIABLE} has {len(text):,} characters, the limit is {MAX_TEXT:,}")
     try:
-        said = decode_json(text.encode(errors="backslashreplace"), EnvironmentOptions)
+        found = decode_json(text.encode(errors="backslashreplace"), EnvironmentOptions)
     except ControlError as error:
         raise ControlError(f"{VARIABLE} cannot be followed: {error}", line=error.line, column=error.column) from error
-    silent = EnvironmentOptions()
-    return msgspec.structs.replace(said, **{name: getattr(silent, name) for name in fixed})
+    defaults = EnvironmentOptions()
+    return msgspec.structs.replace(found, **{name: getattr(defaults, name) for name in fixed})
 
 
-Otherwise = TypeVar("Otherwise", bound=str | os.PathLike[str] | None)
+Default = TypeVar("Default", bound=str | os.PathLike[str] | None)
 
 
-def directory_from_environment(otherwise: Otherwise) -> Otherwise | str:
-    """Where a front door makes the directories of its runs: where the variable says, else where its user does.
+def directory_from_environment(default: Default) -> Default | str:
+    """Returns the directory for the runs of a front door: that of the variable, else the default.
 
     Raises:
         ControlError: as `options_from_environment`.
     """
-    said = options_from_environment()
-    return otherwise if said is None or said.output_dir is None else said.output_dir
+    found = options_from_environment()
+    return default if found is None or found.output_dir is None else found.output_dir
 
 
 def options_in_effect(options: Options) -> Options:
-    """Options of a program, with what the variable says of them in their place.
+    """Returns the options of a program with the fields of the variable.
 
     Raises:
         ControlError: as `options_from_environment`.
     """
-    said = options_from_environment()
-    return options if said is None else said.changed(options)
+    found = options_from_environment()
+    return options if found is None else found.changed(options)
 
 
 def with_signals(options: Options) -> Options:
-    """Options with the signals that the variable STEPSCOPE_SIGNALS names, if it is set.
+    """Returns options with the signals of the variable STEPSCOPE_SIGNALS, if it is set.
 
     Raises:
-        ControlError: if it names what is no signal.
+        ControlError: if it has an unknown signal.
     """
     text = os.environ.get(SIGNALS_VARIABLE, "").strip()
     if not text:
@@ -175,20 +175,20 @@ def with_signals(options: Options) -> Options:
 
 
 def run_directory(base: str, name: str) -> Path:
-    """The directory of the next run of this process: `base`, and directories in it for all but the first.
+    """Returns the directory of the next run of this process: `base` for the first, and directories in it for others.
 
     Args:
-        base: that the variable names.
-        name: of the run, as it is fit for a file.
+        base: directory of the variable.
+        name: of the run, usable as a file name.
     """
-    with _giving:
+    with _assigning:
         path, number = Path(base), 1
-        while path in _given:
+        while path in _assigned:
             number += 1
             path = Path(base) / f"{name}-{number}"
-        _given.add(path)
+        _assigned.add(path)
         return path
 
 
-_given: set[Path] = set()
-_giving = locks.reentrant()
+_assigned: set[Path] = set()
+_assigning = locks.reentrant()

@@ -15,23 +15,23 @@ from stepscope.runtime.threads.native_threads import Event, Thread
 log = logging.getLogger("stepscope")
 
 TURN_MS = 50
-"""Milliseconds between two looks of the watching thread at whether it is to end."""
+"""Milliseconds between two checks of the watching thread whether it must end."""
 
 
 class FileEvents:
     """Calls back when something in a directory changes, from a daemon thread named `stepscope control files`.
 
-    It only hastens what polling would find: a notice may be missing, as on shared file systems, or come for nothing.
+    It only speeds up polling: a notice may be missing, as on shared file systems, or come without a change.
     """
 
     def __init__(self, directory: Path, wanted: Callable[[str], bool], changed: Callable[[], object]) -> None:
-        """Args: a directory; which names of files in it count; called when one of these may have changed."""
+        """Args: a directory; a filter for file names in it; called when one of these files may have changed."""
         self._stop = Event()
         self._directory, self._wanted, self._changed = directory, wanted, changed
         self._thread: Thread | None = None
 
     def start(self) -> bool:
-        """Begins to watch. Returns whether that is possible: `watchfiles` is installed and the directory is there."""
+        """Begins to watch. Returns false if `watchfiles` is not installed or the directory does not exist."""
         try:
             watchfiles = importlib.import_module("watchfiles")
         except ImportError:
@@ -48,7 +48,7 @@ class FileEvents:
         return self._thread is not None and self._thread.is_alive()
 
     def close(self) -> None:
-        """Ends the watching, and waits for its thread, which takes the time of a turn."""
+        """Ends the thread and waits for it, about `TURN_MS`."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(20 * TURN_MS / 1000)
@@ -69,5 +69,5 @@ class FileEvents:
             )
             for _ in changes:
                 self._changed()
-        except Exception as error:  # the system has no watches left, or the directory is gone: polling goes on
+        except Exception as error:  # no watches are free, or the directory was deleted: polling continues
             log.info("no notices for %s any more, it is looked at from time to time: %r", self._directory, error)

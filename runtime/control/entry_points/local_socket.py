@@ -1,4 +1,4 @@
-"""A socket in the session's directory over which processes of the same user on the same machine give commands."""
+"""A socket in the session directory that accepts commands of processes of the same user on the same machine."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from stepscope.runtime.threads.one_shot import OneShot
 log = logging.getLogger("stepscope")
 
 NAME = "socket"
-"""Of the socket in the session's directory."""
+"""Name of the socket in the session directory."""
 PATIENCE = 10.0
-"""Seconds in which a command must have come."""
+"""Seconds within which a command must arrive."""
 MOST = 16
-"""Connections at once."""
+"""Limit of connections at the same time."""
 
 Handler = Callable[[Command], "Future[Answer]"]
 _CREDENTIALS = struct.Struct("3i")
 
 
 class LocalSocket:
-    """One for the process. A line with a command is answered by a line with the answers of all profilers that listen."""
+    """The socket of the process. It answers a line with a command by a line with the answers of all profilers."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
@@ -44,11 +44,11 @@ class LocalSocket:
         self._served = self._loop.start(self._serve, "control socket")
         self._connections = 0
         self.problem = ""
-        """Why no commands are taken; empty if they are."""
+        """Why it accepts no commands; empty if it does."""
 
     @classmethod
     def listen(cls, directory: Path, handler: Handler) -> LocalSocket:
-        """Has commands that come to this directory's socket given to the handler as well."""
+        """Adds a handler for commands of this directory's socket, and opens the socket if needed."""
         with _lock:
             found = _sockets.get(directory)
             if found is None:
@@ -58,8 +58,8 @@ class LocalSocket:
             found._ready.wait(PATIENCE)
         return found
 
-    def leave(self, handler: Handler) -> None:
-        """The handler is given no more; the last one ends the socket."""
+    def remove_handler(self, handler: Handler) -> None:
+        """Removes a handler. After the last one, the socket is closed."""
         with _lock:
             if handler in self._handlers:
                 self._handlers.remove(handler)
@@ -85,7 +85,7 @@ class LocalSocket:
         finally:
             server.close()
             with contextlib.suppress(FileNotFoundError):
-                if self._path.lstat().st_ino == made:  # a later one may have its place already
+                if self._path.lstat().st_ino == made:  # not if a later socket replaced it
                     self._path.unlink()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ class LocalSocket:
 
 
 def peer_user(sock: socket.socket) -> int:
-    """The user of the process at the other end. Source: unix(7), SO_PEERCRED."""
+    """Returns the user of the process at the other end. Source: unix(7), SO_PEERCRED."""
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     user: int = _CREDENTIALS.unpack(found)[1]
     return user
@@ -130,7 +130,7 @@ _lock = locks.reentrant()
 
 
 def _forget() -> None:
-    """A forked child listens to nothing; the socket is its parent's."""
+    """Forgets the sockets in a forked child: they belong to the parent."""
     _sockets.clear()
 
 

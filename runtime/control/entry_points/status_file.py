@@ -1,4 +1,4 @@
-"""The file beside a watched one that says how things stand."""
+"""The status file next to a watched file, with the state of requests and windows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from stepscope.runtime.requests.armed import ArmedStatus
 log = logging.getLogger("stepscope")
 
 SHOWN = 8
-"""Windows that it tells of, the latest."""
+"""Number of windows in the file, the latest."""
 
 
 class StatusFile:
-    """An object of facts in a JSON file that is always whole: each change replaces it in one step.
+    """An object of facts in a JSON file, which each change replaces in one step.
 
-    A file that cannot be written costs nothing but itself, and is said once in the log.
+    If the file cannot be written, that is logged once.
     """
 
     def __init__(self, path: Path, *, enabled: bool = True) -> None:
@@ -35,29 +35,29 @@ class StatusFile:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What it says."""
+        """The current facts."""
         return dict(self._facts)
 
     def put(self, **facts: Any) -> None:
-        """Changes facts; one that is `None` is taken away."""
+        """Changes facts, and removes those that are `None`."""
         changed = {**self._facts, **facts}
         self._facts = {name: value for name, value in changed.items() if value is not None}
         if not self.enabled:
             return
-        said = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        facts = {**self._facts, "pid": os.getpid(), "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         try:
-            replace_private(self.path, msgspec.json.format(json_bytes(said), indent=2) + b"\n")
+            replace_private(self.path, msgspec.json.format(json_bytes(facts), indent=2) + b"\n")
         except OSError as error:
             if not self._failed:
                 self._failed = True
                 log.warning("%s cannot be written: %s", self.path, error)
 
     def put_answer(self, request: str, answer: str, *, trigger: str, run_id: str = "") -> None:
-        """The latest request, in words, and what became of it."""
+        """Writes the latest request and its answer."""
         self.put(request=request, run_id=run_id or None, trigger=trigger, answer=answer)
 
     def put_windows(self, windows: Sequence[ArmedStatus]) -> None:
-        """What has become of windows; nothing is written where that is what it says already."""
+        """Writes the states of windows, if they have changed."""
         latest = list(windows[-SHOWN:])
         if latest != self._facts.get("windows", []):
             self.put(windows=latest)

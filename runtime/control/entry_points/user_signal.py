@@ -1,4 +1,4 @@
-"""SIGUSR2, for programs that let it arm windows."""
+"""SIGUSR2 as a request for a window (`Control.signal`)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ log = logging.getLogger("stepscope")
 _calls: list[Callable[[], object]] = []
 _owner = 0
 _before: Any = signal.SIG_DFL
-"""What the program did with the signal."""
+"""The program's handler of the signal."""
 
 
 def watch(call: Callable[[], object]) -> str:
-    """Has SIGUSR2 call this, on the main thread between two instructions of Python: it must neither wait nor lock.
+    """Registers a function for SIGUSR2. It is called on the main thread, at any point of the program: it must neither wait nor
+    acquire locks.
 
     Returns:
-        Why not, if it cannot be: a signal's handler is set on the main thread only, and the program's own is left alone.
+        The reason if it cannot be registered: this is not the main thread, or the program has its own handler. Else empty.
     """
     global _owner, _before
     if not on_main_thread():
@@ -40,9 +41,11 @@ def watch(call: Callable[[], object]) -> str:
 
 
 def unwatch(call: Callable[[], object]) -> None:
-    """Ends that. After the last one the signal does nothing here: one that comes late, or between two stages of a training, does
-    not end it. Programs that are started have the default again, as a handler is not theirs; a signal that was ignored before
-    is ignored again. Idempotent."""
+    """Removes a function. Idempotent.
+
+    After the last one, the handler stays and does nothing, so that a late signal does not end the process. If the signal was
+    ignored before, it is ignored again.
+    """
     if call in _calls:
         _calls.remove(call)
     main = on_main_thread()
@@ -59,7 +62,7 @@ def _arm(number: int, frame: FrameType | None) -> None:
 
 
 def _forget() -> None:
-    """A forked child arms nothing of its parent's; the signal does not end it either."""
+    """Forgets the functions in a forked child. The signal does not end it either."""
     _calls.clear()
 
 

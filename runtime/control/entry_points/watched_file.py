@@ -1,4 +1,4 @@
-"""A file that is watched: its latest valid content, decoded, for whoever wants to look at no cost."""
+"""A watched file: its latest valid content, decoded."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from stepscope.runtime.accounting.error_log import ErrorLog
-from stepscope.runtime.accounting.error_text import error_text
+from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.control import control_loop
 from stepscope.runtime.control.entry_points.file_events import FileEvents
 from stepscope.runtime.control.entry_points.status_file import StatusFile
@@ -23,18 +22,18 @@ T = TypeVar("T")
 log = logging.getLogger("stepscope")
 
 LIMIT = 1 << 20
-"""Bytes of a file that is read; a larger one is refused unread."""
-SETTLE = 0.25
-"""Seconds until content that cannot be decoded is looked at again: who writes it may be half way."""
+"""Size limit in bytes; a larger file is not read."""
+RETRY_S = 0.25
+"""Seconds until content that cannot be decoded is read again: it may be half written."""
 LEAST_POLL, MOST_POLL = 0.01, 86_400.0
 
 
 class WatchedFile(Generic[T]):
-    """Reads a file again and again, on the control thread, and keeps what it last held that could be decoded.
+    """Polls a file on the control thread, and decodes its content when it has changed.
 
-    The content decides, not its time: it is decoded when it differs from the last, and only then. A file that cannot be
-    decoded, is half written, too large, removed, replaced or unreadable changes nothing but what is said of it: once in
-    the log, and in a status file beside it, `<name>.status.json`. Nothing raises after construction.
+    If the content is invalid, half written or too large, or the file was removed or is unreadable, `current` keeps the last
+    valid value. The problem is logged once and written into a status file next to it, `<name>.status.json`. No method raises
+    after `start()`.
     """
 
     def __init__(
@@ -52,16 +51,15 @@ class WatchedFile(Generic[T]):
         """
         Args:
             path: of the file; it need not exist.
-            decode: makes a value of its content; what it raises is the reason why the content is bad. An exception with
-                `line` and `column` says where.
-            default: what the file holds if `create` makes it.
-            create: whether `start()` makes a file that is missing, in one step, and its directory; an existing one is
-                never touched. In a job one rank does it.
-            poll: seconds between two looks. Where `watchfiles` is installed changes are seen within a fraction of that.
-            on_change: called with each new value on the control thread, with the first one by `start()`. What it raises
-                is logged, and counted in the status file.
-            status: whether the status file is written; in a job one rank does it.
-            limit: bytes that the file may have.
+            decode: decodes the content. If it raises, the content is invalid; `line` and `column` of the exception are its
+                place.
+            default: content of a new file.
+            create: whether `start()` creates a missing file, in one step, and its directory. In a job one rank does it.
+            poll: seconds between two looks. With `watchfiles` installed, changes are seen within a fraction of that.
+            on_change: called with each new value on the control thread, and with the first one by `start()`. Its exceptions are
+                logged and counted.
+            status: whether to write the status file; in a job one rank does it.
+            limit: size limit in bytes.
 
         Raises:
             TypeError: if the path is no path, or `poll` no number.
@@ -77,19 +75,19 @@ class WatchedFile(Generic[T]):
             raise ValueError("create=True needs default=..., what the new file is to hold")
         self.path = absolute(path)
         self.current: T | None = None
-        """The latest valid value; reading it costs what reading an attribute costs. The value must not be changed."""
+        """The latest valid value. It must not be changed."""
         self.problem = ""
-        """Why the present content is not the current value; empty if it is, or there is no file."""
+        """Why the present content is invalid; empty if it is valid, or there is no file."""
         self.raised: ErrorLog[Exception] = ErrorLog(contexts=True)
-        """By `on_change`."""
+        """Exceptions of `on_change`."""
         self._decode, self._on_change = decode, on_change
         self._default, self._create = default, create
         self._poll, self._limit = float(poll), limit
         self.status = StatusFile(self.path.with_name(f"{self.path.name}.status.json"), enabled=status)
         self._good = ""
-        """Digest of the content that `current` was made of."""
+        """Digest of the content of `current`."""
         self._bad: tuple[str, str] | None = None
-        """Digest and problem of the bad content that was reported."""
+        """Digest and problem of the reported invalid content."""
         self._suspect: tuple[str, str] | None = None
         self._loop: control_loop.ControlLoop | None = None
         self._running: Callable[[], None] | None = None
@@ -97,7 +95,7 @@ class WatchedFile(Generic[T]):
         self._pid = 0
 
     def start(self) -> None:
-        """Looks at the file, and goes on looking until `close()`. Starting twice changes nothing.
+        """Reads the file, and continues until `close()`. A second call has no effect.
 
         Raises:
             OSError: if the file is to be created and cannot be.
@@ -114,7 +112,7 @@ class WatchedFile(Generic[T]):
         self._running = self._loop.start(self._watch, f"watching {self.path.name}")
 
     def close(self) -> None:
-        """Looks no more; what it knew stays. Closing twice, or in a forked child, changes nothing."""
+        """Stops reading the file; `current` stays. No effect a second time, or in a forked child."""
         running, loop, self._running, self._loop = self._running, self._loop, None, None
         if running is None or loop is None or self._pid != os.getpid():
             return
@@ -122,19 +120,19 @@ class WatchedFile(Generic[T]):
         control_loop.release(loop)
 
     def look_soon(self) -> None:
-        """Has the file looked at now; from any thread."""
+        """Makes the control thread read the file now. Any thread may call."""
         loop, wake = self._loop, self._wake
         if loop is not None and wake is not None and self._pid == os.getpid():
             loop.call_soon(wake.set)
 
     def look(self, *, patient: bool = False) -> bool:
-        """Reads the file once, here.
+        """Reads the file once, on this thread.
 
         Args:
-            patient: report content that cannot be decoded only when it was the same at an earlier look.
+            patient: report invalid content only if it was the same at the previous look.
 
         Returns:
-            Whether a look soon afterwards is wanted: the content may be half written.
+            Whether to look again soon, because the content may be half written.
         """
         reading = read_bounded(self.path, self._limit)
         if reading.content is None:
@@ -143,20 +141,20 @@ class WatchedFile(Generic[T]):
                 return False
             return self._report(reading, reading.problem, 0, 0, patient)
         if reading.digest == self._good:
-            self._well()
+            self._mark_valid()
             return False
         try:
             value = self._decode(reading.content)
-        except Exception as error:  # whatever a decoder raises is what is wrong with the content
+        except Exception as error:  # any exception of the decoder means that the content is invalid
             line, column = getattr(error, "line", 0), getattr(error, "column", 0)
             return self._report(reading, str(error) or type(error).__name__, line, column, patient)
         self._good, self.current = reading.digest, value
-        self._well()
+        self._mark_valid()
         self.status.put(state="ok", sha256=reading.digest)
-        self._tell(value)
+        self._notify(value)
         return False
 
-    def _tell(self, value: T) -> None:
+    def _notify(self, value: T) -> None:
         if self._on_change is None:
             return
         try:
@@ -166,7 +164,7 @@ class WatchedFile(Generic[T]):
             self.raised.record("on_change", error)
             self.status.put(error=error_text(error))
 
-    def _well(self) -> None:
+    def _mark_valid(self) -> None:
         self._suspect = None
         if self._bad is not None:
             self._bad, self.problem = None, ""
@@ -174,7 +172,7 @@ class WatchedFile(Generic[T]):
             self.status.put(state="ok", sha256=self._good, bad_sha256=None, reason=None, line=None, column=None)
 
     def _forget(self, reading: Reading) -> None:
-        """A file that is not there is no mistake: what was known before holds, if there was something."""
+        """A missing file is no error: `current` stays."""
         self._suspect = None
         known = ("", reading.problem)
         if self._bad == known:
@@ -206,16 +204,16 @@ class WatchedFile(Generic[T]):
     async def _watch(self) -> None:
         self._wake = asyncio.Event()
         events = self._events()
-        told = events.start()
+        notified = events.start()
         try:
             while True:
                 again = self.look(patient=True)
-                if not told or not events.running:  # the directory may have come, or come anew
+                if not notified or not events.running:  # the directory may have come, or come anew
                     events.close()
                     events = self._events()
-                    told = events.start()
+                    notified = events.start()
                 try:
-                    await asyncio.wait_for(self._wake.wait(), min(self._poll, SETTLE) if again else self._poll)
+                    await asyncio.wait_for(self._wake.wait(), min(self._poll, RETRY_S) if again else self._poll)
                 except TimeoutError:
                     pass
                 self._wake.clear()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.runtime.session.cgroups import field, groups, number
+from stepscope.runtime.session.system import field, groups, number
 
 _UNLIMITED = 1 << 60
 """Limits above this mean that there is none: cgroup v1 says 2^63 rounded down to a page."""

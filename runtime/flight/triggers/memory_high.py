@@ -17,7 +17,7 @@ _REARM = 0.95
 
 
 class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Fires when the process comes near a limit of its memory: that of its cgroup, RLIMIT_AS, or one given here.
+    """Fires when the process comes near a limit of its memory: that of its cgroup, RLIMIT_AS, or `limit`.
 
     It saves at once. It may fire again after memory has fallen clearly below the threshold.
 
@@ -31,10 +31,10 @@ class MemoryHigh(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
     """Share of a limit from which on memory counts as high."""
     limit: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    """Bytes of resident memory; besides the limits that the system knows."""
+    """A limit of resident memory in bytes, in addition to the limits of the system."""
     device: Callable[[], float] | None = None
-    """Returns the share of a device's memory that is used, 0 to 1. A trigger with one looks on a thread of its own, as one that the
-    program has written does: it may take its time."""
+    """Returns the used share of a device's memory, 0 to 1. A trigger with a device runs on its own thread, as a trigger of the
+    program does, so the function may be slow."""
     interval: Annotated[float, msgspec.Meta(ge=0)] = 0.5
     """Seconds from one look to the next."""
 

@@ -46,18 +46,18 @@ class _Evaluator:
     def __init__(self, settings: Stalled) -> None:
         self._settings = settings
         self._usual = RunningQuantile()
-        self._told: int | None = None
+        self._reported: int | None = None
 
     def look(self, news: News) -> Sequence[Finding]:
         self._usual.add(news.steps.ends - news.steps.starts)
         began = news.step_began
-        if began is None or began == self._told or self._usual.count < self._settings.warmup:
+        if began is None or began == self._reported or self._usual.count < self._settings.warmup:
             return ()
         usual = self._usual.at(self._settings.quantile)
         lasts = news.now - began
         if lasts < max(self._settings.factor * usual, self._settings.least * 1e9):
             return ()
-        self._told = began
+        self._reported = began
         text = (
             f"step {news.step} has lasted {human_number(lasts / 1e9, 3)} s and not ended; the running "
             f"p{self._settings.quantile * 100:g} is {human_number(usual / 1e9, 3)} s"

@@ -22,7 +22,7 @@ class Terminated(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return "terminated"
 
     def evaluator(self) -> Evaluator:
-        """Finds nothing by looking: the profiler is told."""
+        """Returns an evaluator that finds nothing: the profiler reports the signal itself."""
         return _Evaluator()
 
 

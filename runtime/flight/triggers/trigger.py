@@ -1,19 +1,22 @@
-"""What a trigger is: settings that make an evaluator, which looks at what happened and says what it found."""
+"""The interface of triggers: settings that make an evaluator, which looks at new events and returns findings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.events.record import Block
+from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.settings.numbers import real, whole
 
 
 class StepTimes(Documented, frozen=True):
-    """Steps that have ended, oldest first, as columns: a burst may hold a hundred thousand."""
+    """Ended steps, the oldest first, as columns: a burst may have a hundred thousand."""
 
     numbers: NDArray[np.int64]
     """As in `step_num`."""
@@ -40,11 +43,11 @@ class News(Documented, frozen=True, kw_only=True):
     now: int
     """Time up to which everything is known, in ns of `stepscope.runtime.events.clock`."""
     steps: StepTimes = NO_STEPS
-    """Steps that ended since, without those that a pause lies in: their times say nothing."""
+    """Steps that ended since, except steps with a pause in them."""
     blocks: Sequence[tuple[str, Block]] = ()
     """Events that arrived since, each block with the name of its source; they are read-only."""
     step: int = 0
-    """The step under way."""
+    """The current step."""
     step_began: int | None = None
     """When it began, in ns; `None` while recording is paused."""
 
@@ -53,24 +56,23 @@ class Finding(Documented, frozen=True, kw_only=True):
     """A reason to save."""
 
     at: int
-    """When it happened, in ns. The step that this time belongs to is the last one saved, but for `after` more."""
+    """When it happened, in ns. The step that contains this time is the last one saved, apart from `after` further ones."""
     value: float | str | None = None
-    """What was measured."""
+    """The measured value."""
     text: str = ""
     """The same in words, for people."""
     severity: float = 0.0
-    """How bad it is, in a unit of its own. What is twice as bad as what was saved last does not wait for the cool-down."""
+    """How bad it is, in any unit. A finding twice as bad as the last saved one ignores the cool-down."""
     at_once: bool = False
-    """Saves up to `at`, and waits neither for the step's end nor for `after` more: there may be none."""
+    """Saves up to `at`, without waiting for the end of the step or for `after` further ones, which may never come."""
 
 
 class Evaluator(Protocol):
-    """Looks at a run as it goes on. Made and called on one thread of its own, which may wait: what it is shown then waits
-    for it, and what is too much is not shown. What it answers within a second finds the steps kept that were there when it
-    was asked."""
+    """Looks at a run in progress. It is made and called on its own thread, which may wait. Looks queue up meanwhile, and are
+    skipped if there are too many. If it answers within a second, the steps that it refers to are still retained."""
 
     def look(self, news: News) -> Sequence[Finding]:
-        """Returns what it found. What it raises is counted, kept, and shown by the profiler."""
+        """Returns findings. Exceptions are counted, and the profiler reports them."""
         ...
 
 
@@ -80,9 +82,32 @@ class Trigger(Protocol):
 
     @property
     def name(self) -> str:
-        """Names it in files, counts and reports."""
+        """Its name in files, counts and reports."""
         ...
 
     def evaluator(self) -> Evaluator:
-        """A new evaluator, which knows nothing yet; asked once for each profiler."""
+        """Returns a new evaluator. Called once for each profiler."""
         ...
+
+
+MAX_TEXT = 1000
+"""Characters of the text and the value of a finding; the rest is cut."""
+
+
+def copied_finding(finding: object) -> Finding:
+    """Copies a finding of the program, with plain values in its fields.
+
+    Raises:
+        TypeError: if it is not a `Finding`, or a field has a wrong type.
+        ValueError: if a number is out of range.
+    """
+    if not isinstance(finding, Finding):
+        raise TypeError(f"look() must return Findings, {got(finding)}")
+    value: Any = finding.value
+    return Finding(
+        at=whole(finding.at, "Finding.at, a time in ns,"),
+        value=plain(value[:MAX_TEXT] if isinstance(value, str) else value),
+        text=plain(str(finding.text)[:MAX_TEXT]),
+        severity=real(finding.severity, "Finding.severity"),
+        at_once=bool(finding.at_once),
+    )

@@ -1,4 +1,4 @@
-"""Triggers of the program, asked beside the loop: one that waits, or computes for long, holds up nobody but itself."""
+"""Runs triggers of the program on their own threads: a slow one delays neither the loop nor other triggers."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from collections.abc import Sequence, Sized
 from itertools import islice
 from typing import NamedTuple
 
-from stepscope.runtime.accounting.error_text import error_text
-from stepscope.runtime.flight.triggers.finding import made_anew
-from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.flight.triggers.trigger import Evaluator, Finding, News, Trigger, copied_finding
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.native_threads import SimpleQueue
 from stepscope.runtime.threads.user_code import run
 
 MAX_FINDINGS = 256
-"""What a trigger may find at one look; the rest is counted."""
+"""Findings of a trigger in one look; further ones are only counted."""
 MAX_NEWS = 64
-"""Looks that may wait for a trigger, and bytes of events in them; further ones it misses."""
+"""Looks that may wait for a trigger. It misses further ones."""
 MAX_BYTES = 64 << 20
-PATIENCE = 1.0
-"""Seconds in which an answer is waited for: until then the steps that it may want are kept, and flushes wait."""
-REST = 0.1
-"""Seconds between two looks when nothing has happened."""
+"""Size of the events in these looks."""
+ANSWER_TIMEOUT_S = 1.0
+"""Until then, the steps that an answer may refer to are retained, and flushes wait for it."""
+IDLE_LOOK_S = 0.1
+"""Seconds between two looks without new events."""
 
 
 class Answer(NamedTuple):
-    """What became of a look."""
+    """Result of a look."""
 
     found: Sequence[Finding] = ()
     more: int = 0
-    """Findings that were too many, as far as they can be counted."""
+    """Number of findings beyond `MAX_FINDINGS`, if it can be counted."""
     error: BaseException | None = None
     method: str = "look"
     text: str = ""
-    """What the error says, made where it was raised: its `__str__` is the program's code, too."""
+    """Text of the error. It is made on the trigger's thread, as `__str__` may be the program's code."""
 
 
 def ask(evaluator: Evaluator, news: News) -> Answer:
-    """Has an evaluator look; whatever it raises is an answer, and so is what is wrong with a finding."""
+    """Asks an evaluator. Exceptions, also those for an invalid finding, are part of the answer."""
     try:
         answer = evaluator.look(news)
-        found = [made_anew(one) for one in islice(answer, MAX_FINDINGS)]  # each costs time, and there is more to do
+        found = [
+            copied_finding(one) for one in islice(answer, MAX_FINDINGS)
+        ]  # each costs time, and there is more to do
         return Answer(found, len(answer) - len(found) if isinstance(answer, Sized) else 0)
-    except BaseException as error:  # of the program's code: also a cancellation would be meant for us
+    except BaseException as error:  # the program's code may raise anything; nothing cancels this thread
         return Answer(error=error, text=error_text(error))
 
 
@@ -55,12 +57,12 @@ class _Look(NamedTuple):
 
 
 class TriggerThread:
-    """The evaluator of one trigger of the program, on a daemon thread of its own."""
+    """The evaluator of one trigger of the program, on its own daemon thread."""
 
     def __init__(self, trigger: Trigger) -> None:
         self.name = trigger.name
         self.missed = 0
-        """Looks that it was not asked for, as too many waited for it."""
+        """Looks that were skipped because too many waited."""
         self._make = trigger.evaluator
         self._seen = 0
         self._asked = 0.0
@@ -73,9 +75,9 @@ class TriggerThread:
     # on the loop
 
     def look(self, news: News) -> None:
-        """Has it look, without waiting; what it answers comes with a later `answers`."""
+        """Asks the evaluator and does not wait. A later call of `answers` returns the answer."""
         now = time.monotonic()
-        if not (len(news.steps) or news.blocks) and now - self._asked < REST:
+        if not (len(news.steps) or news.blocks) and now - self._asked < IDLE_LOOK_S:
             return
         nbytes = sum(events.nbytes for _, events in news.blocks)
         if len(self._waiting) >= MAX_NEWS or sum(look.nbytes for look in list(self._waiting)) + nbytes > MAX_BYTES:
@@ -87,31 +89,31 @@ class TriggerThread:
         self._work.start()
 
     def answers(self) -> list[Answer]:
-        """What it has answered since."""
+        """Returns the answers since the last call."""
         taken = [self._answers.popleft() for _ in range(len(self._answers))]
         self._taken = max([self._taken, *(at for at, _ in taken)])
         return [answer for _, answer in taken]
 
     def end(self) -> None:
-        """Its thread ends after what it was asked for; nobody waits for that."""
+        """Ends the thread after the queued looks. Does not wait."""
         self._looks.put(None)
 
     @property
     def waited_for(self) -> bool:
-        """Whether there are answers to take, or one is on its way and not late."""
+        """Whether there are answers, or one is expected within `ANSWER_TIMEOUT_S`."""
         return bool(self._answers) or not self._late(default=True)
 
-    def settled(self, at: int) -> bool:
-        """Whether what it found of everything until `at`, in ns, was taken; it may be asked again and again meanwhile."""
+    def resolved(self, at: int) -> bool:
+        """Whether the findings until `at`, in ns, were collected, or are too late."""
         return self._taken >= at or not self.waited_for
 
     def seen(self, until: int) -> int:
-        """Up to when, in ns, it knows everything, if there is everything until `until`; one that is late is not waited for."""
+        """Returns the time, in ns, up to which it has seen the events until `until`; `until` if its answer is too late."""
         return until if self._late(default=True) else min(self._seen, until)
 
     def _late(self, *, default: bool) -> bool:
         for look in list(self._waiting)[:1]:
-            return time.monotonic() - look.asked > PATIENCE
+            return time.monotonic() - look.asked > ANSWER_TIMEOUT_S
         return default
 
     # on its thread

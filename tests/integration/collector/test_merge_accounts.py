@@ -18,8 +18,7 @@ from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.runs.job import Job, Member, chosen_job
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.exporters.memory import MemoryExporter
-from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
-from stepscope.runtime.accounting.sums import MOST, added_up
+from stepscope.runtime.accounting.ledger import MAX_COUNT, Ledger, OutputLedger, SourceLedger, sum_ledgers
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
 from tests.integration.collector.test_merge import merged, rank_run, syncs_of
@@ -132,8 +131,11 @@ def test_a_real_run_that_lost_events_says_so_when_it_is_merged(tmp_path: Path) -
 
 def test_what_journals_claim_stays_writable() -> None:
     """Counts that no run has: the sum still fits into a file, whatever it is of."""
-    huge = Ledger({"x": SourceLedger(MOST, MOST, {"y": MOST}, MOST, MOST)}, {"o": OutputLedger(MOST, MOST, {}, MOST)})
-    added = added_up([huge, huge])
+    huge = Ledger(
+        {"x": SourceLedger(MAX_COUNT, MAX_COUNT, {"y": MAX_COUNT}, MAX_COUNT, MAX_COUNT)},
+        {"o": OutputLedger(MAX_COUNT, MAX_COUNT, {}, MAX_COUNT)},
+    )
+    added = sum_ledgers([huge, huge])
     assert added.sources["x"] == huge.sources["x"] and added.outputs == huge.outputs
     assert together([("a", huge), ("b", huge)]).sources.keys() == {"a: x", "b: x"}
     assert together([("pid 1", lost(1, 0)), ("pid 1", lost(2, 0))]).sources["pid 1: recorder"].dropped == {

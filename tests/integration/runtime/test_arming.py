@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import schedule
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.requests.armed_facts import armed_facts
+from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, always, never
@@ -262,7 +262,7 @@ def test_armed_windows_beside_those_of_a_schedule(output_dir: Path) -> None:
         assert profiler.arm(WindowRequest(steps=1)).first == 21
         work(profiler, 3)
     assert numbers(windows) == [[1, 2], [4, 5], [6, 7], [10, 11], [21]]
-    assert [armed_facts(window) is not None for window in windows] == [True, False, True, False, True]
+    assert [window.metadata.get(ARMED) is not None for window in windows] == [True, False, True, False, True]
 
 
 def _unplanned(step: int) -> int:
@@ -422,7 +422,7 @@ def test_what_is_promised_is_recorded(
     states = {status.run_id: status for status in profiler.armed()}
     recorded = [number for window in numbers(windows) for number in window]
     assert recorded == sorted(set(recorded))
-    told = {facts(window)["run_id"]: window for window in windows if armed_facts(window) is not None}
+    told = {facts(window)["run_id"]: window for window in windows if window.metadata.get(ARMED) is not None}
     for run_id, window in told.items():
         status = states[run_id]
         assert status.state in ("recorded", "aborted")

@@ -15,7 +15,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.script import Deliver, Span
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.accounting.internal_errors import InternalErrors
+from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block

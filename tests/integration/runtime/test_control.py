@@ -21,7 +21,7 @@ from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.settings import Control as Settings
-from stepscope.runtime.requests.armed_facts import armed_facts
+from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
 from tests.support.basics import ROOT, require
@@ -72,7 +72,7 @@ def status(path: Path) -> dict[str, Any]:
 
 def said(window: Window) -> Any:
     """What a window says of its request."""
-    found = armed_facts(window)
+    found = window.metadata.get(ARMED)
     assert found is not None
     return found
 

@@ -20,7 +20,7 @@ from stepscope.runtime.control.entry_points.client import ask_process, ask_socke
 from stepscope.runtime.control.entry_points.local_socket import peer_user
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.session.directory import session_of
-from stepscope.runtime.session.processes import parent_of
+from stepscope.runtime.session.system import parent_of
 from tests.support.basics import ROOT
 from tests.support.launch import launched, run_to_end
 from tests.support.looping import QUICK, looping, wait

@@ -114,8 +114,8 @@ def test_pauses_that_nobody_could_note_are_counted(journal: bool, output_dir: Pa
     profiler.raise_errors()
     stats = profiler.statistics()
     names = Counter(exporter.names())
-    assert stats.pauses_untold > STEPS - CROWDED
-    assert names["paused"] + stats.pauses_untold == STEPS + 1
+    assert stats.pauses_not_drawn > STEPS - CROWDED
+    assert names["paused"] + stats.pauses_not_drawn == STEPS + 1
     assert (names["not seen"], names["seen"]) == (0, 1)
-    assert f"{stats.pauses_untold:,} pauses not drawn" in str(profiler.report())
+    assert f"{stats.pauses_not_drawn:,} pauses not drawn" in str(profiler.report())
     assert profiler.audit() == ()

@@ -161,7 +161,7 @@ with sc.trace(output_dir=sys.argv[1], keep_last=sc.FlightRecorder(steps=400, tri
     assert profiler.flush()
     assert not current.directory.exists() and current.statistics().removed
 flight = profiler.statistics().pipeline.flight
-assert flight.kept.unreadable == 0, flight
+assert flight.retained.unreadable == 0, flight
 assert sum(len(window.steps) for window in memory.windows) >= 300
 assert any("session directory removed" in note for note in profiler.diagnostics())
 print(list(pathlib.Path(sys.argv[2]).iterdir()))

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pytest
 
 import stepscope as sc
-from stepscope.runtime.accounting.error_log import KEPT
-from stepscope.runtime.accounting.internal_errors import InternalErrors
+from stepscope.runtime.accounting.error_log import MAX_RETAINED, InternalErrors
 from stepscope.runtime.errors import InternalError
 from stepscope.runtime.events.record import Kind
 from tests.support.basics import poll
@@ -177,14 +176,14 @@ def test_what_is_kept(caplog: pytest.LogCaptureFixture) -> None:
 
     faults = InternalErrors("somebody")
     with caplog.at_level(logging.ERROR, "stepscope"):
-        for number in range(KEPT + 4):
+        for number in range(MAX_RETAINED + 4):
             try:
                 fail(KeyError if number % 2 else MemoryError)
             except Exception as error:
                 faults.record("fail", error)
     assert (faults.raised.count, len(faults.raised.errors), faults.raised.first) == (
-        KEPT + 4,
-        KEPT,
+        MAX_RETAINED + 4,
+        MAX_RETAINED,
         "fail(): MemoryError: with 1",
     )
     assert [record.message.split(" in ")[0] for record in caplog.records] == ["somebody: a fault of stepscope"] * 2

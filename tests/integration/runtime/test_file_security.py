@@ -27,7 +27,7 @@ from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.sweep import sweep
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from tests.support.crashes import BODY, MIDWAY, Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

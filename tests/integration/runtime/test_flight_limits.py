@@ -87,7 +87,7 @@ def test_loops_that_never_step(output_dir: Path) -> None:
         for number in range(60_000):
             sc.instant("tick", number=number)
         assert profiler.flush()
-        assert profile.flight.kept.peak_bytes <= 1 << 20
+        assert profile.flight.retained.peak_bytes <= 1 << 20
         profiler.save()
         assert profile.windows == [[0]]
     (window,) = profile.memory.windows
@@ -109,9 +109,9 @@ def test_thousands_of_steps_in_bounded_memory(output_dir: Path) -> None:
             assert profiler.flush()
             profiler.save(f"round {round_}")
         assert len(profile.windows) == 40
-        assert profile.flight.kept.peak_bytes <= 1 << 20
-        assert profile.flight.kept.bytes < 1 << 19
-        assert profile.flight.steps_kept <= 11
+        assert profile.flight.retained.peak_bytes <= 1 << 20
+        assert profile.flight.retained.bytes < 1 << 19
+        assert profile.flight.steps_retained <= 11
         assert len(list((output_dir / "windows").iterdir())) <= 3
     profile.check_accounts()
 
@@ -293,7 +293,7 @@ def test_full_session_directory(small_disk: Path, output_dir: Path) -> None:
             profiler.flush()
             profiler.step()
         profiler.flush()
-        heap = profiler.statistics().pipeline.flight.kept.heap_bytes
+        heap = profiler.statistics().pipeline.flight.retained.heap_bytes
         said = any("not safe from a kill" in note for note in profiler.diagnostics())
         profiler.save("full")
         profiler.close()

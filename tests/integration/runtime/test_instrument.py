@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.runtime.annotations.patterns import Patterns
+from stepscope.runtime.annotations.target_scanner import Patterns
 from stepscope.runtime.events.record import Flag
 from tests.support.basics import require
 from tests.support.instrumented import sample
@@ -169,9 +169,9 @@ def test_a_name_is_chosen_by_itself(name: str) -> None:
     """Unless it is excluded; the default chooses all but names like `__this__`."""
     last = name.rpartition(".")[2]
     special = last.startswith("__") and last.endswith("__") and len(last) > 4
-    assert Patterns(name, ()).take(name)
-    assert not Patterns(None, name).take(name)
-    assert Patterns(None, ()).take(name) is not special
+    assert Patterns(name, ()).matches(name)
+    assert not Patterns(None, name).matches(name)
+    assert Patterns(None, ()).matches(name) is not special
 
 
 def test_doing_it_twice_changes_nothing() -> None:

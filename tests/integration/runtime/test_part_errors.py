@@ -15,8 +15,8 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
-from stepscope.runtime.accounting.part_errors import from_signal_handler
 from stepscope.runtime.schedule.action import ProfilerAction
+from stepscope.runtime.threads.user_code import from_signal_handler
 from tests.support.messages import refused
 
 

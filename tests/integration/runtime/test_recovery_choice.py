@@ -20,7 +20,7 @@ from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.session.launch import own_directory
 from stepscope.runtime.session.note import SESSION_FILE, SessionNote, new_note, read_note
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from tests.support.basics import ROOT
 from tests.support.crashes import Crash, names
 from tests.support.launch import run_to_end

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stepscope.cli.main import main
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session.processes import is_running, process_identity
+from stepscope.runtime.session.system import is_running, process_identity
 from tests.support.basics import ROOT
 from tests.support.commands import python
 from tests.support.crashes import BODY, MIDWAY, Crash, batches, names

@@ -11,7 +11,7 @@ import pytest
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime import _core
-from stepscope.runtime.accounting.error_log import KEPT
+from stepscope.runtime.accounting.error_log import MAX_RETAINED
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.steps.call_serializer import CallSerializer
@@ -77,11 +77,11 @@ def test_errors_of_deferred_calls_are_bounded() -> None:
         raise ValueError("why")
 
     def inside() -> None:
-        for _ in range(KEPT + 9):
+        for _ in range(MAX_RETAINED + 9):
             assert not serial.run(fail)
 
     assert serial.run(inside)
-    assert (serial.raised.count, len(serial.raised.errors)) == (KEPT + 9, KEPT)
+    assert (serial.raised.count, len(serial.raised.errors)) == (MAX_RETAINED + 9, MAX_RETAINED)
 
 
 def test_calls_from_many_threads_never_interleave() -> None:

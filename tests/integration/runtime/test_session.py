@@ -10,7 +10,7 @@ import pytest
 from stepscope.runtime import _core
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.recorder import recorder
-from stepscope.runtime.session.mounts import IN_MEMORY, file_system_of
+from stepscope.runtime.session.system import IN_MEMORY, file_system_of
 from tests.support.launch import run_to_end
 from tests.support.messages import refused
 from tests.support.recording import run_program

@@ -24,7 +24,7 @@ from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
 from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
-from stepscope.runtime.session.processes import process_identity
+from stepscope.runtime.session.system import process_identity
 from tests.support.crashes import BODY, MIDWAY, Crash, names
 from tests.support.launch import run_to_end
 from tests.support.messages import refused, said

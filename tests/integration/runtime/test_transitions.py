@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 import stepscope as sc
-from stepscope.runtime.overhead.budget import JUDGED_NS, OverheadStatistics
+from stepscope.runtime.overhead.budget import MIN_RECORDED_NS, OverheadStatistics
 from stepscope.runtime.steps.transitions import Transitions
 
 
@@ -46,7 +46,7 @@ def test_the_words() -> None:
 def test_a_short_run_is_not_judged() -> None:
     """No number per step: most of it would be the first start."""
     short = OverheadStatistics(
-        recorded_ns=JUDGED_NS - 1,
+        recorded_ns=MIN_RECORDED_NS - 1,
         steps=10,
         events=100,
         operators=0,
@@ -58,7 +58,7 @@ def test_a_short_run_is_not_judged() -> None:
     assert str(msgspec.structs.replace(short, budget=0.01)).endswith(
         "; budget 1.00%, detail now 'full', lowered in 0% of it"
     )
-    long = str(msgspec.structs.replace(short, recorded_ns=2 * JUDGED_NS))
+    long = str(msgspec.structs.replace(short, recorded_ns=2 * MIN_RECORDED_NS))
     assert long.startswith(
         "10.00% of the time recorded, all threads together; per step 10000.0 us on the program's threads (estimated, 10 events)"
     )

@@ -62,7 +62,7 @@ class Run:
             for window, batches in self.windows.finish(span_block() if open_spans is None else open_spans):
                 self.closed.append(window)
                 self.batches += batches
-        self.windows.let_go(1 << 62)
+        self.windows.discard(1 << 62)
         return self
 
     def events(self, window: int, *kinds: Kind, source: str | None = None) -> Block:
@@ -95,7 +95,7 @@ def test_nothing_fires() -> None:
         run.until(step * STEP, instant_block(step * STEP - 10)).settle()
     assert not run.batches
     assert len(run.windows.steps) < 80
-    run.windows.end_keeping()
+    run.windows.end_retention()
     known = run.windows.statistics()
     assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
     assert known.kept[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
@@ -154,7 +154,7 @@ def test_at_once() -> None:
     (span,) = run.events(0, Kind.SPAN)
     assert (span["ts"], span["dur"]) == (520, 480)
     run.batches += run.windows.route(RECORDER, span_block((520, 1200), first_id=5), b"")
-    run.windows.end_keeping()
+    run.windows.end_retention()
     assert run.windows.statistics().superseded[RECORDER] == 1
     run.check_accounts()
 
@@ -182,7 +182,7 @@ def test_a_span_across_two_windows_is_accepted_once() -> None:
     run.settle()
     parts = [run.events(window, Kind.SPAN) for window in (0, 1)]
     assert [(int(part["ts"][0]), int(part["dur"][0])) for part in parts] == [(50, 250), (300, 290)]
-    run.windows.end_keeping()
+    run.windows.end_retention()
     known = run.windows.statistics()
     assert known.accepted[RECORDER] == 6 and known.late[RECORDER] == 0  # five marks and the span
     run.check_accounts()
@@ -201,7 +201,7 @@ def test_late_device() -> None:
     run.settle()
     assert run.events(0, source="device")["ts"].tolist() == [450]
     run.until(7 * STEP, device=instant_block(460))
-    run.windows.end_keeping()
+    run.windows.end_retention()
     known = run.windows.statistics()
     assert (known.accepted["device"], known.late["device"], known.outside["device"]) == (1, 1, 1)
     assert known.dropped["device"] == {"late": 1}
@@ -300,7 +300,7 @@ def test_without_steps() -> None:
     # Exactly what was recorded since the window begins.
     expected = [ts for round_ in range(1, 60) for ts in range(round_ * 1000, round_ * 1000 + 900) if ts >= window.start]
     assert sorted(kept.tolist()) == expected
-    assert run.windows.retention.statistics().let_go_early > 0
+    assert run.windows.retention.statistics().discarded_early > 0
     run.check_accounts()
 
 
@@ -311,7 +311,7 @@ def test_blocks_are_let_go_while_a_window_waits_for_them() -> None:
     window = run.save(50, at_once=True)
     for round_ in range(2, 40):
         run.batches += run.windows.route(RECORDER, instant_block(*range(round_ * 1000, round_ * 1000 + 900)), b"")
-    assert run.windows.retention.statistics().let_go_early > 0
+    assert run.windows.retention.statistics().discarded_early > 0
     run.settle()
     assert run.events(window.index, Kind.INSTANT)["ts"].tolist() == list(range(10, 50))
     run.check_accounts()
@@ -327,7 +327,7 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     assert not len(run.events(0, Kind.INSTANT))
     assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
     assert run.windows.retention.statistics().unreadable == 5
-    run.windows.end_keeping()
+    run.windows.end_retention()
     assert not list(tmp_path.iterdir())
     run.check_accounts()
 
@@ -404,7 +404,7 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
         assert len(rows) == len(found)
         assert rows == expected
         assert window.ledger().get(RECORDER) is None or window.ledger()[RECORDER].balanced()
-    run.windows.end_keeping()
+    run.windows.end_retention()
     run.check_accounts()
     known = run.windows.statistics()
     assert not any(known.kept.values())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.display.own_frames import is_ours, of_the_program
+from stepscope.runtime.display.code_places import is_ours, of_the_program
 from stepscope.runtime.display.warning import warn
 
 

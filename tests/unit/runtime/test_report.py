@@ -51,4 +51,4 @@ def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:
     (output,) = pipeline.exporters
     recorded = sum(pipeline.windows.accepted.values())
     assert pipeline.windows.withheld == recorded - output.ledger.exported > 0
-    assert f"{pipeline.windows.withheld:,} of them not given" in said
+    assert f"{pipeline.windows.withheld:,} of them not passed on" in said

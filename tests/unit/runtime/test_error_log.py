@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from stepscope.compat.torch.callbacks import Callbacks
-from stepscope.runtime.accounting.error_log import KEPT, ErrorLog
-from stepscope.runtime.accounting.error_text import LONGEST
+from stepscope.runtime.accounting.error_log import MAX_RETAINED, MAX_TEXT, ErrorLog
 from tests.support.raised import length
 
 TIMES = 50
@@ -28,7 +27,7 @@ class Told(Exception):
 
     def __str__(self) -> str:
         self.asked += 1
-        return "x" * (LONGEST + 5)
+        return "x" * (MAX_TEXT + 5)
 
 
 @dataclass(frozen=True)
@@ -88,8 +87,8 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
     error = OSError("the connection was lost")
     alive = raised_again(keeper, error, how)
-    assert keeper.count == TIMES and len(keeper.kept) == (1 if how is itself else KEPT)
-    assert len(alive) <= len(keeper.kept) and 1 <= length(error) <= 3
+    assert keeper.count == TIMES and len(keeper.retained) == (1 if how is itself else MAX_RETAINED)
+    assert len(alive) <= len(keeper.retained) and 1 <= length(error) <= 3
     assert all(1 <= length(kept) <= 4 for kept in keeper.errors)
 
 
@@ -97,11 +96,11 @@ def test_what_is_raised_again_does_not_grow(how: Callable[[Exception], None]) ->
 def test_what_comes_later_keeps_nothing_alive(how: Callable[[Exception], None]) -> None:
     """It is counted, whoever raises it has it still, and nobody asks what it says."""
     keeper: ErrorLog[Exception] = ErrorLog(contexts=True)
-    for number in range(KEPT):
+    for number in range(MAX_RETAINED):
         keeper.record("open", OSError(number))
     error = Told()
     assert not raised_again(keeper, error, how)
-    assert keeper.count == KEPT + TIMES and len(keeper.kept) == KEPT
+    assert keeper.count == MAX_RETAINED + TIMES and len(keeper.retained) == MAX_RETAINED
     assert length(error) == 0 and error.asked == 0
     assert keeper.first == "open(): OSError: 0"
 
@@ -112,9 +111,9 @@ def test_what_it_says_is_asked_once() -> None:
     error = Told()
     for _ in range(3):
         keeper.record("export", error, "exporter 'bad'")
-    ((kept, text),) = keeper.kept
-    assert kept is error and error.asked == 1 and keeper.count == 3
-    assert text == f"Told: {'x' * (LONGEST - 6)}... ({LONGEST + 11:,} characters)"
+    ((retained, text),) = keeper.retained
+    assert retained is error and error.asked == 1 and keeper.count == 3
+    assert text == f"Told: {'x' * (MAX_TEXT - 6)}... ({MAX_TEXT + 11:,} characters)"
     assert keeper.first == f"export(): {text}"
     assert error.__notes__ == ["raised by exporter 'bad' in export()"]
 
@@ -134,7 +133,7 @@ def test_the_cause_of_one_may_be_raised_by_itself() -> None:
     error.__cause__ = cause
     keeper.record("export", error)
     keeper.record("flush", cause)
-    assert keeper.errors == [error, cause] and keeper.knows(cause) and not keeper.knows(OSError("lost"))
+    assert keeper.errors == [error, cause] and keeper.retains(cause) and not keeper.retains(OSError("lost"))
 
 
 def test_one_that_takes_no_note() -> None:
@@ -151,7 +150,7 @@ def test_one_that_takes_no_note() -> None:
 
     raised()
     raised()
-    ((_, text),) = keeper.kept
+    ((_, text),) = keeper.retained
     assert text.startswith("Frozen") and text.endswith("(raised by exporter 'bad' in aclose())")
     assert keeper.count == 2 and length(error) == 1
 
@@ -179,7 +178,7 @@ def test_what_the_program_handles_is_left_to_it() -> None:
         raise OSError(number)
 
     def closing() -> None:
-        for number in range(KEPT + 2):
+        for number in range(MAX_RETAINED + 2):
             try:
                 part(number)
             except OSError as error:

@@ -1,4 +1,4 @@
-"""A piece of what the flight recorder keeps: frames in a file of the session directory, or in memory where that fails."""
+"""A segment of the flight recorder's retained events: frames in a file of the session directory, or in memory if that fails."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from stepscope.runtime.journal.append_file import AppendFile
 
 
 class Segment:
-    """Frames of events, written one after the other and let go together.
+    """Frames of events that are discarded together.
 
-    The file is a journal without names and tracks, which the session directory has in files of their own. If somebody
-    deletes it, what it holds can still be read by this process, and is lost only if the process is killed.
+    The file is a journal without names and tracks, as the session directory has these in other files. If the file is deleted,
+    this process can still read it; a killed process loses it.
 
     Args:
-        path: file to create in the session directory, which is not made again if it is gone; `None`: heap.
+        path: file to create in the session directory; `None` for memory.
 
     Raises:
         OSError: if the file cannot be created or written.
@@ -24,9 +24,9 @@ class Segment:
 
     def __init__(self, path: Path | None) -> None:
         self.size = 0
-        """Bytes held."""
+        """Size in bytes."""
         self.last = 0
-        """Latest end of an event in it, in ns."""
+        """Latest end of an event, in ns."""
         self._sync = fmt.new_sync_word()
         self._frames = 0
         self._heap: bytearray | None = bytearray() if path is None else None
@@ -43,14 +43,14 @@ class Segment:
 
     @property
     def in_file(self) -> bool:
-        """Whether a killed process leaves it."""
+        """Whether it survives a kill of the process."""
         return self._heap is None
 
     def append(self, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
-        """Adds a frame of events; says where it begins and how long it is.
+        """Adds a frame of events. Returns its position and length.
 
         Raises:
-            OutputError: if the file cannot be written; it is as it was.
+            OutputError: if the file cannot be written. It is unchanged then.
         """
         frame = fmt.encode_frame(self._sync, fmt.FrameType.EVENTS, self._frames, payload, flags)
         at = self.size
@@ -59,7 +59,7 @@ class Segment:
         return at, self.size - at
 
     def read(self, at: int, length: int) -> bytes | None:
-        """The payload of a frame; `None` if it is not there any more as it was written."""
+        """Returns the payload of a frame; `None` if the file was changed."""
         if self._heap is not None:
             frame = bytes(self._heap[at : at + length])
         else:
@@ -70,13 +70,13 @@ class Segment:
         return fmt.decode_frame(frame, self._sync)
 
     def remove(self) -> None:
-        """Gives its memory back. Idempotent."""
+        """Deletes the file and releases the memory. Idempotent."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of the file, and leaves it where it is: in a forked child it is the parent's."""
+        """Releases the memory without deleting the file: in a forked child it belongs to the parent."""
         if self._file is not None:
             self._file.close()
             self._file = None
