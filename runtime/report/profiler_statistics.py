@@ -10,22 +10,22 @@ from stepscope.runtime.steps.transitions import TransitionStatistics
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):
-    """A frozen snapshot of every stage."""
+    """An immutable snapshot of every stage."""
 
     state: str
-    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that takes no part (`Profiler.diagnostics`)."""
+    """`new`, `starting`, `running`, `stopped`, `closed`, or `inert` in a process that does not record (`Profiler.diagnostics`)."""
     steps: int
     """Steps begun since `start()`."""
     steps_ignored: int
     """Calls of `step()` while not running."""
     windows: int
     windows_left_out: int
-    """Windows that were not recorded: too many others waited to be sorted."""
-    pauses_untold: int
-    """Pauses that are not drawn, and at which spans are not cut, for the same reason; nothing was recorded in them."""
+    """Windows that were not recorded, because too many others waited for the window router."""
+    pauses_not_drawn: int
+    """Pauses that the trace does not show, for the same reason. Nothing was recorded in them, but spans are not cut there."""
     transitions: TransitionStatistics
-    """What starts, changes and stops took from the threads that called."""
+    """Time that starts, changes and stops took on the threads that called."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None
     given_up: bool = False
-    """Closing was given up, as the loop did not answer: what was not delivered is left to `stepscope recover`."""
+    """The loop did not answer before the deadline of closing. `stepscope recover` finds the events that were not delivered."""
