@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from stepscope.runtime.control.entry_points.file_requests import ASKING
+from stepscope.runtime.control.entry_points.file_requests import PENDING
 from tests.support import mindspore_output as output
 from tests.support.basics import ROOT
 from tests.support.control_jobs import wait
@@ -57,7 +57,7 @@ class Job:
 
         def has_answered() -> bool:
             found.update(self.status())
-            return found.get("run_id") == run_id and found["answer"] != ASKING
+            return found.get("run_id") == run_id and found["answer"] != PENDING
 
         wait(has_answered, lambda: str(found))
         return str(found["answer"])
