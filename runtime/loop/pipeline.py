@@ -394,6 +394,7 @@ class Pipeline:
     def _give(self, batches: list[EventBatch]) -> None:
         for batch in batches:
             self._pass_on(batch)
+        for batch in batches:  # behind all: while a backend derives, the accounts of what was recorded agree
             if batch.source == RECORDER:
                 self._derive(batch)
 
