@@ -37,9 +37,8 @@ else:
     except ImportError:
         from queue import SimpleQueue
     Lock = _thread.allocate_lock
-    _RLOCK = ("__enter__", "__exit__", "acquire", "release")
-    # The private ones are those that `threading.Condition` and the forks of Python's own library use where there are such.
-    _RLOCK_OF_PYTHON = ("_is_owned", "_acquire_restore", "_release_save", "_at_fork_reinit")
+    # The private ones, which `threading.Condition` and the forks of Python's own library use, differ with the interpreter.
+    _RLOCK = ("__enter__", "__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
 
     def RLock():
         """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
@@ -49,7 +48,6 @@ else:
         """
         lock = _thread.RLock()
         members = {name: getattr(lock, name) for name in _RLOCK}
-        members |= {name: getattr(lock, name) for name in _RLOCK_OF_PYTHON if hasattr(lock, name)}
         return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
 
     def _copies():
