@@ -12,6 +12,7 @@ packages="ca-certificates gcc git libc6-dev openssl python3.14-dev python3.14-ve
 if [ "${1-}" = --inside ]; then
   folder=$2
   shift 2
+  mount --rbind "$folder" "$folder"
   for path in /proc /sys /dev; do mount --rbind "$path" "$folder$path"; done
   # Who trusts a certificate of its own here does so in there.
   mkdir -p "$folder/etc/ssl/certs" "$folder$PWD"
