@@ -38,17 +38,23 @@ else:
         from queue import SimpleQueue
     Lock = _thread.allocate_lock
     # The private ones, which `threading.Condition` and the forks of Python's own library use, differ with the interpreter.
-    _RLOCK = ("__enter__", "__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
+    _RLOCK = ("__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
 
     def RLock():
         """A lock of another type than `_thread.RLock`: eventlet replaces the instances of that which it finds.
 
-        A class for each, as `with` looks up the methods of a class. So these are still those in C, which no signal handler
-        interrupts.
+        A class for each, as `with` looks up the methods of a class. So most are still those in C.
         """
         lock = _thread.RLock()
+
+        def enter(self):
+            # Unpacking calls it. Python 3.14 may run a signal handler between a call of `__enter__` in C and the block, which
+            # then leaves the lock taken if it raises; between unpacking and the block no Python runs any.
+            (taken,) = map(lock.acquire, (True,))
+            return taken
+
         members = {name: getattr(lock, name) for name in _RLOCK}
-        return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
+        return type("RLock", (), {**members, "__enter__": enter, "__slots__": ("__weakref__",)})()
 
     def _copies():
         """Subclasses whose methods have globals of their own: those of `threading` as they are now.
