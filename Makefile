@@ -19,7 +19,7 @@
 # Each target makes what it needs; what is there already is not made again.
 
 # The first that runs: shims of pyenv exist for interpreters that it will not run.
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13; do \
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14; do \
 	$$python -c "" 2>/dev/null && echo $$python && exit; done; echo python3.11)
 VENV := .venv
 # Who names a Python while there is an environment of another one would be passed over in silence.
@@ -45,6 +45,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # In pyenv's own folders, for the same reason.
 OTHER_PYTHONS := $(wildcard $(HOME)/.pyenv/versions/3.12.*/bin/python3.12 $(HOME)/.pyenv/versions/3.13.*/bin/python3.13)
+# Those that only Debian testing has, in a chroot: it takes root and debootstrap.
+DEBIAN_PYTHONS ?= python3.14 python3.15
+DEBIAN_TESTING ?= $(HOME)/.cache/stepscope/debian-testing
 CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
 # Each file of tests in one process, for they wait more than they compute.
 PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
@@ -274,6 +277,9 @@ viewers-if-npm:
 test-pythons: wheel
 	@set -e; for python in $(OTHER_PYTHONS); do .ci/test-python "$$python"; done; \
 	if [ -z "$(OTHER_PYTHONS)" ]; then echo "neither Python 3.12 nor 3.13 found"; fi
+	@if [ "$$(id -u)" != 0 ] || ! command -v debootstrap >/dev/null; then \
+		echo "$(DEBIAN_PYTHONS) not tried: this takes root, and debootstrap (apt-get install debootstrap)"; exit; fi; \
+	for python in $(DEBIAN_PYTHONS); do tools/debian_testing.sh "$(DEBIAN_TESTING)" .ci/test-python "$$python" || exit 1; done
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage runtime/_core*.so $(STAMPS)/core $(STAMPS)/demo

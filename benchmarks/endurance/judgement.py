@@ -38,14 +38,18 @@ def left_behind(run: LongRun) -> list[str]:
 
 
 def _not_kept(descriptors: list[str]) -> list[str]:
-    """Those that neither the recorder nor libuv has once in a process."""
+    """Those that neither the recorder nor libuv nor libffi, its own file for trampolines, has once in a process."""
     kept: Counter[str] = Counter()
     found: list[str] = []
     for what in descriptors:
         session = re.fullmatch(r".*/stepscope-\d+-\w+/([^/]+)", what)
         kind = session[1] if session else "pipe" if what.startswith("pipe:") else what
         kept[kind] += 1
-        most = LIBUV if kind == "pipe" else int(kind in RECORDER if session else kind == "anon_inode:[eventfd]")
+        most = (
+            LIBUV
+            if kind == "pipe"
+            else int(kind in RECORDER if session else kind == "anon_inode:[eventfd]" or "/libffi.so." in kind)
+        )
         if kept[kind] > most:
             found.append(what)
     return found

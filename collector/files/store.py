@@ -49,6 +49,18 @@ def passed_over(path: Path, error: OSError) -> None:
     log.warning("%s is passed over: %s", path, error)
 
 
+def _mode(path: Path) -> int:
+    """Kind and rights of what is there, no link followed; 0 if nothing is.
+
+    Raises:
+        OSError: if it cannot be looked at. `Path.exists` and those like it say no then, from Python 3.14 on.
+    """
+    try:
+        return os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+
+
 class Store:
     """Opens the files of streams, each for one connection. Nothing from the network becomes part of a path but checked ids.
 
@@ -351,8 +363,7 @@ class Store:
             raise FormatError("the id of a stream is 32 hexadecimal digits")
         directory = self.streams / stream
         path = directory / "journal"
-        kept = not directory.is_symlink() and not path.is_symlink() and path.is_file()
-        return path if kept else None
+        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(path)) else None
 
     def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
         """Of these streams the files of those that are kept and that no others supersede, in their order.
@@ -362,7 +373,7 @@ class Store:
             OSError: if one cannot be looked at.
         """
         found = ((stream, self.existing(stream)) for stream in streams)
-        return {stream: path for stream, path in found if path is not None and not (path.parent / SUPERSEDED).exists()}
+        return {stream: path for stream, path in found if path is not None and not _mode(path.parent / SUPERSEDED)}
 
     def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         """Ids and files of the streams that are kept, without those that others supersede.
@@ -372,7 +383,7 @@ class Store:
         """
         for stream, path in self._all(failed):
             try:
-                kept = not (path.parent / SUPERSEDED).exists()
+                kept = not _mode(path.parent / SUPERSEDED)
             except OSError as error:
                 failed(path, error)
                 continue
@@ -385,7 +396,7 @@ class Store:
                 continue
             path = Path(entry.path) / "journal"
             try:
-                there = entry.is_dir(follow_symlinks=False) and not path.is_symlink() and path.is_file()
+                there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(path))
             except OSError as error:
                 failed(path, error)
                 continue

@@ -37,20 +37,24 @@ else:
     except ImportError:
         from queue import SimpleQueue
     Lock = _thread.allocate_lock
-    _RLOCK = ("__enter__", "__exit__", "acquire", "release")
-    # The private ones are those that `threading.Condition` and the forks of Python's own library use where there are such.
-    _RLOCK_OF_PYTHON = ("_is_owned", "_acquire_restore", "_release_save", "_at_fork_reinit")
+    # The private ones, which `threading.Condition` and the forks of Python's own library use, differ with the interpreter.
+    _RLOCK = ("__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
 
     def RLock():
         """Returns a lock that is no instance of `_thread.RLock`, as eventlet replaces those.
 
-        Each lock has its own class, because `with` looks up methods of the class. So they are the methods in C, which no
-        signal handler interrupts.
+        Each lock has its own class, because `with` looks up methods of the class. So most are still the methods in C.
         """
         lock = _thread.RLock()
+
+        def enter(self):
+            # Unpacking calls it. Python 3.14 may run a signal handler between a call of `__enter__` in C and the block, which
+            # then leaves the lock taken if it raises; between unpacking and the block no Python runs any.
+            (taken,) = map(lock.acquire, (True,))
+            return taken
+
         members = {name: getattr(lock, name) for name in _RLOCK}
-        members |= {name: getattr(lock, name) for name in _RLOCK_OF_PYTHON if hasattr(lock, name)}
-        return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
+        return type("RLock", (), {**members, "__enter__": enter, "__slots__": ("__weakref__",)})()
 
     def _copies():
         """Returns subclasses whose methods have their own globals: a copy of those of `threading` as they are now.

@@ -36,10 +36,12 @@ MINDSPORE = "MindSpore"
 RESOLVE = r"""
 import ctypes, importlib, inspect, re, sys
 def assigns(kind, name):
-    try:
-        source = "".join(inspect.getsource(each) for each in kind.__mro__ if each is not object)
-    except (OSError, TypeError):  # of a class in C
-        return False
+    source = ""
+    for each in kind.__mro__:
+        try:
+            source += inspect.getsource(each)
+        except (OSError, TypeError):  # a class in C
+            pass
     return re.search(rf"\bself\.{name}\b[^=\n]*=[^=]", source) is not None
 def is_there(path):
     names = path.split(".")

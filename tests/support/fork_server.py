@@ -14,6 +14,7 @@ import importlib
 import importlib.machinery
 import io
 import json
+import linecache
 import os
 import runpy
 import select
@@ -116,7 +117,9 @@ def become(request: dict[str, Any], streams: list[int], filters: int) -> None:
     thread: Any = threading.main_thread()
     thread._set_native_id()  # which Python 3.11 does not at a fork
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    vars(main).update(__builtins__=builtins, __annotations__={}, __loader__=importlib.machinery.BuiltinImporter)
+    vars(main).update(__builtins__=builtins, __loader__=importlib.machinery.BuiltinImporter)
+    if sys.version_info < (3, 14):  # which makes them when they are asked for
+        vars(main).update(__annotations__={})
 
 
 def _path_of_environment() -> list[str]:
@@ -131,6 +134,9 @@ def run(kind: str, program: str) -> int:
     """Runs a source text (`-c`) or a file as Python does it; -1 after an exception, which has been printed."""
     python: Any = ctypes.pythonapi
     if kind == "-c":
+        if sys.version_info >= (3, 14):  # whose tracebacks show the lines
+            lines = program.splitlines(keepends=True)
+            linecache.cache["<string>"] = (len(program), None, lines, "<string>")
         return int(python.PyRun_SimpleString(program.encode()))
     library = ctypes.CDLL(None)
     library.fopen.restype = ctypes.c_void_p

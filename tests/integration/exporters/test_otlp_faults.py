@@ -413,7 +413,7 @@ async def test_a_span_that_is_too_large_alone_costs_itself(tmp_path: Path) -> No
         await exporter.open(run_in(tmp_path))
         batch = batch_of(spans(names))
         await exporter.export(batch)
-        with refused(BrokenError, "413"):
+        with refused(BrokenError, "413", snapshot=False):  # versions of Python name this status differently
             await exporter.close_window(window_of(0, batch))
         (settled,) = exporter.settle()
         await exporter.aclose()

@@ -102,9 +102,11 @@ def test_names_in_a_trace_are_text(name: str, tmp_path: Path) -> None:
 def test_a_directory_that_is_no_name_is_an_error_of_ours(tmp_path: Path) -> None:
     """A directory with a NUL, one that is a file, and one that is too long are refused at the start."""
     (tmp_path / "file").write_text("")
-    for place in ("nul\0byte", str(tmp_path / "file"), str(tmp_path / ("x" * 300))):
+    with refused(OutputError, "nul\\x00byte", snapshot=False):  # versions of Python word it differently
+        stepscope.trace(output_dir="nul\0byte").start()
+    for place in (tmp_path / "file", tmp_path / ("x" * 300)):
         with refused(OutputError):
-            stepscope.trace(output_dir=place).start()
+            stepscope.trace(output_dir=str(place)).start()
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
