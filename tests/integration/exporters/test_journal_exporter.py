@@ -114,7 +114,9 @@ async def test_the_size_limit_is_kept_and_told(tmp_path: Path) -> None:
     assert caps[-1] == records.CapRecord(1 << 22, 400_000 - written)
     assert len(caps) < 10
     assert [item.index for item in items if isinstance(item, Window)] == [0]
-    assert reader.end == records.EndRecord(events=written, windows=1, dropped=exporter.dropped_cap)
+    assert reader.end is not None
+    counted = msgspec.structs.replace(reader.end, index=0)
+    assert counted == records.EndRecord(events=written, windows=1, dropped=exporter.dropped_cap)
 
 
 async def test_a_window_that_does_not_fit_loses_its_steps_first(tmp_path: Path) -> None:
