@@ -104,21 +104,26 @@ class CloseProcedure:
             removal: the removal of the pipeline from the loop.
             closed: number of windows that were closed before closing began.
         """
-        before = self._pipeline.statistics()
+        before = self._progress()
         answer = self._hub.start(anyio.lowlevel.checkpoint)
         if removal.wait(OVERRUN):
             return ""
-        now = self._pipeline.statistics()
-        waited = now.windows.opened - closed
+        waited = self._pipeline.statistics().windows.opened - closed
         # The loop closes many windows in one turn, and does not answer meanwhile.
-        if waited >= MANY and (answer.done or (now.windows, now.offered) != (before.windows, before.offered)):
+        advances = answer.done or self._progress() != before
+        if waited >= MANY and advances:
             return f"{human_count(waited, 'window')} waited, more than there was time for"
-        if answer.done:
+        if advances:
             return "there was not enough time for all that waited"
         blocked = self._hub.blocked_in()
         if blocked:
             _unfinished.discard(self)  # it may never return
         return f"the runtime's loop is blocked in {blocked}" if blocked else "the runtime's loop does not answer"
+
+    def _progress(self) -> tuple[object, ...]:
+        """Counts that change while the loop works on the pipeline."""
+        statistics = self._pipeline.statistics()
+        return statistics.windows, statistics.offered, self._pipeline.derived
 
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Completes a closing after its deadline, and logs that there is nothing to recover."""
