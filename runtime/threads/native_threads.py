@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import threading
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -38,23 +39,25 @@ else:
         from queue import SimpleQueue
     Lock = _thread.allocate_lock
     # The private ones, which `threading.Condition` and the forks of Python's own library use, differ with the interpreter.
-    _RLOCK = ("__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
+    _RLOCK = ("__enter__", "__exit__", *(name for name in dir(_thread.RLock) if not name.startswith("__")))
 
     def RLock():
         """Returns a lock that is no instance of `_thread.RLock`, as eventlet replaces those.
 
-        Each lock has its own class, because `with` looks up methods of the class. So most are still the methods in C.
+        Each lock has its own class, because `with` looks up methods of the class. So they are the methods in C.
         """
         lock = _thread.RLock()
 
         def enter(self):
-            # Unpacking calls it. Python 3.14 may run a signal handler between a call of `__enter__` in C and the block, which
-            # then leaves the lock taken if it raises; between unpacking and the block no Python runs any.
-            (taken,) = map(lock.acquire, (True,))
-            return taken
+            (acquired,) = map(lock.acquire, (True,))
+            return acquired
 
         members = {name: getattr(lock, name) for name in _RLOCK}
-        return type("RLock", (), {**members, "__enter__": enter, "__slots__": ("__weakref__",)})()
+        if sys.version_info[:2] == (3, 14):
+            # That version may run a signal handler between `__enter__` in C and the block, which leaves the lock locked if the
+            # handler raises. Between unpacking, which calls `acquire` here, and the block it runs none.
+            members["__enter__"] = enter
+        return type("RLock", (), {**members, "__slots__": ("__weakref__",)})()
 
     def _copies():
         """Returns subclasses whose methods have their own globals: a copy of those of `threading` as they are now.
