@@ -150,7 +150,8 @@ class ExporterWorker:
         self._work.notify_all()
 
     def _admit(self, batch: EventBatch) -> None:
-        if self._queue:  # else it passes, however large it is
+        # The first one passes, however large it is.
+        if self._queue and self._bytes + batch.nbytes > self._max:
             count = len(batch)
             batch = self._fit(batch)
             self._accounts.drop(batch.window, "queue", count - len(batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import os
 import shutil
 import time
@@ -149,7 +150,9 @@ def recover(
         for files, _ in parts:
             stack.callback(files.close)
         if journal is not None:
-            reader = stack.enter_context(_alone(journal, ids))
+            if copy is None:
+                stack.enter_context(_alone(journal))
+            reader = stack.enter_context(JournalReader(journal, ids))
         run = _run(place, reader, note)
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
@@ -180,7 +183,10 @@ def recover(
             )
         missing += [said for files, _ in parts for said in files.notes]
         if note is not None and choice.path is not None and copy is None:
-            replace_note(choice.path, msgspec.structs.replace(note, recovered_ns=time.time_ns()))
+            try:
+                replace_note(choice.path, msgspec.structs.replace(note, recovered_ns=time.time_ns()))
+            except OSError as error:
+                notes.append(f"{choice.path} cannot record that the run was recovered: {error.strerror or error}")
         if session is not None and remove_session and note is not None and choice.path is not None:
             try:
                 _remove(session, choice.path, note, unread=any(files.unread for files, _ in parts))
@@ -207,17 +213,21 @@ def recover(
 
 
 @contextlib.contextmanager
-def _alone(journal: Path, ids: IdMap) -> Generator[JournalReader]:
-    """Reads a journal that no other process completes meanwhile."""
+def _alone(journal: Path) -> Generator[None]:
+    """Lets no other process complete a journal meanwhile, as far as its file system takes locks."""
+    descriptor = -1
     try:
-        descriptor = lock(journal, alone=True)
+        descriptor = lock(journal, alone=True, write=True)
     except BlockingIOError as error:
         raise ProfilerStateError(f"{journal} is being recovered by another process; wait for its end") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     try:
-        with JournalReader(journal, ids) as reader:
-            yield reader
+        yield
     finally:
-        os.close(descriptor)
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 @contextlib.contextmanager

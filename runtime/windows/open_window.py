@@ -89,6 +89,8 @@ class OpenWindow:
     @property
     def recorded(self) -> list[Interval]:
         """The window without its pauses."""
+        if not self.gaps:
+            return [self.interval]
         return without(self.interval, [(start, FOREVER if end is None else end) for start, end in self.gaps])
 
     def add_marks(self, events: Block) -> None:

@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     place = named if whole else named.parent
     notes = unfinished(place, [], force=arguments.force) if whole or is_note(named) else []
     notes = [(path, note) for path, note in reversed(notes) if whole or path.name == named.name]
+    if whole and not arguments.remove_session:
+        notes = [(path, note) for path, note in notes if not note.recovered_ns] or notes
     several = [path for path, _ in notes] if len(notes) > 1 and arguments.out is None else []
     # A session may be that of several runs: it goes with the last of them.
     last = {note.directory: path for path, note in notes}
