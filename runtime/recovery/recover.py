@@ -183,10 +183,7 @@ def recover(
             )
         missing += [said for files, _ in parts for said in files.notes]
         if note is not None and choice.path is not None and copy is None:
-            try:
-                replace_note(choice.path, msgspec.structs.replace(note, recovered_ns=time.time_ns()))
-            except OSError as error:
-                notes.append(f"{choice.path} cannot record that the run was recovered: {error.strerror or error}")
+            _record(choice.path, note, notes)
         if session is not None and remove_session and note is not None and choice.path is not None:
             try:
                 _remove(session, choice.path, note, unread=any(files.unread for files, _ in parts))
@@ -260,6 +257,14 @@ def _writer(
         if copy is not None or not usable:
             writer.path.unlink(missing_ok=True)
         raise
+
+
+def _record(path: Path, note: SessionNote, notes: list[str]) -> None:
+    """Writes into a note that its run was recovered."""
+    try:
+        replace_note(path, msgspec.structs.replace(note, recovered_ns=time.time_ns()))
+    except OSError as error:
+        notes.append(f"{path} cannot record that the run was recovered: {error.strerror or error}")
 
 
 def _nothing_to_recover(place: Path, notes: list[str], missing: list[str]) -> FormatError:
