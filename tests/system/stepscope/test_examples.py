@@ -146,7 +146,7 @@ def test_links_of_the_documents_lead_somewhere() -> None:
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
         ROOT / "examples" / "README.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         *ROOT.glob("*.md"),
     ]
     for page in pages:

@@ -1,0 +1,27 @@
+"""The pages about the design are short, and name files that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.basics import ROOT
+
+PAGES = sorted((ROOT / "docs" / "design").glob("*.md"))
+NAMES = [page.stem for page in PAGES]
+FOLDERS = "analysis|backends|collector|compat|exporters|runtime|stepscope|tests"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(rf"`((?:{FOLDERS})/[\w/.]*)`", page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_is_short_and_in_the_index(page: Path) -> None:
+    index = page.with_name("README.md")
+    assert len(page.read_text(encoding="utf-8").split()) <= (150 if page == index else 900)
+    assert page == index or f"({page.name})" in index.read_text(encoding="utf-8")
