@@ -260,9 +260,10 @@ class ArmedWindows(StepController):
         return window
 
     def _set_look(self) -> None:
-        """Has the step counter compare the clock with the end of the window that runs."""
+        """Has the counter look at the clock where the overhead budget or the end of a window wants it."""
         window = self._armed_running
-        self._look_at = 0 if window is None else window.deadline
+        times = [at for at in (self._budget_at, window.deadline if window is not None else 0) if at]
+        self._look_at = min(times, default=0)
 
     def _end_steps(self, reason: str) -> None:
         whole = False

@@ -96,6 +96,10 @@ class StepController(_core.StepCounter):
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
         self._took = Transitions()
+        self._look_every = 0
+        """ns between two looks at the cost where `step()` is called; 0: none."""
+        self._budget_at = 0
+        """When the next of these looks is due, in ns; 0: never."""
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
 
@@ -238,6 +242,9 @@ class StepController(_core.StepCounter):
         try:
             self._hold()
             self._planned = ProfilerAction.NONE
+            self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
+            self._budget_at = clock.now() + self._look_every if self._look_every else 0
+            self._set_look()
             self._want(False)
             planned, at = self._plan(self._step), clock.now()
             if self._live:
@@ -291,6 +298,7 @@ class StepController(_core.StepCounter):
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
         if self._live:
+            self._look_ahead(at)
             if step >= self._next_change or self._is_due(at):
                 planned = self._plan(step)
                 if self._live:  # else it was closed while the schedule was asked
@@ -334,6 +342,17 @@ class StepController(_core.StepCounter):
         """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
         self._level_wanted = detail
         self._asked = True
+
+    def _look_ahead(self, at: int) -> None:
+        """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
+        if self._budget_at and at >= self._budget_at and self._pipeline is not None:
+            self._budget_at = at + self._look_every
+            self._set_look()
+            self._level_wanted = self._pipeline.look_ahead(at) or self._level_wanted
+
+    def _set_look(self) -> None:
+        """Has the counter look at the clock in the steps from `_look_at` on."""
+        self._look_at = self._budget_at
 
     def _is_due(self, at: int) -> bool:
         """Whether something is to change now although the step's number does not say so."""
