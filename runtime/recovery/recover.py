@@ -20,7 +20,7 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import temporary_name
-from stepscope.runtime.journal.format import EventsHeader
+from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
@@ -190,7 +190,7 @@ def recover(
             except (FormatError, OSError) as error:
                 notes.append(f"the session is not removed: {error}")
     return Recovery(
-        journal=copy or writer.path,
+        journal=writer.path,
         source=journal,
         session=session.directory if session else None,
         processes=max(len(parts) - 1, 0),
@@ -231,12 +231,18 @@ def _alone(journal: Path) -> Generator[None]:
 def _writer(
     reader: JournalReader | None, run: Run, work: _Recovering, new: Path, copy: Path | None
 ) -> Generator[JournalWriter]:
-    """Appends to the journal that was read or to a copy of it; to a new file where there is none that can be read."""
+    """Appends to the journal that was read or to a copy of it; to a new file where there is none that can be read.
+
+    The new file takes the place of a journal that the process had created and not begun to write.
+    """
     usable = reader is not None and reader.sync_word is not None
+    target = copy
+    if reader is not None and target is None and not usable and reader.path.stat().st_size <= FILE_HEADER.size:
+        target = reader.path
     path = reader.path if reader is not None and usable else new
-    if copy is not None:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        path = temporary_name(copy)
+    if target is not None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path = temporary_name(target)
     writer = JournalWriter(path, max_bytes=1 << 62, compression="columns")
     try:
         if reader is not None and reader.sync_word is not None:
@@ -250,11 +256,12 @@ def _writer(
             writer.mark_recovered()
         yield writer
         writer.close()
-        if copy is not None:
-            os.replace(path, copy)
+        if target is not None:
+            os.replace(path, target)
+            writer.path = target
     except BaseException:
         writer.abandon()
-        if copy is not None or not usable:
+        if target is not None or not usable:
             writer.path.unlink(missing_ok=True)
         raise
 
