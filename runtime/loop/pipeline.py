@@ -193,7 +193,7 @@ class Pipeline:
             most: events of a part.
             pace: to be awaited after each part; false: nothing more is to be routed.
         """
-        self.take_marks(join_blocks(turn.marks))
+        self.add_marks(join_blocks(turn.marks))
         while turn.blocks:
             self.take_block(*turn.next_part(most))
             if not await pace():
@@ -223,9 +223,9 @@ class Pipeline:
         self._drained += sum(events_in(events) for events, _ in blocks)
 
     @contained(None)
-    def take_marks(self, marks: Block) -> None:
+    def add_marks(self, marks: Block) -> None:
         """Takes the step marks, of all profilers, that the recorder held."""
-        self._windows.take_marks(marks)
+        self._windows.add_marks(marks)
 
     @contained(None)
     def take_block(self, events: Block, args: bytes) -> None:
@@ -260,7 +260,7 @@ class Pipeline:
         now = clock.now()
         held_up = now - self._looked - HELD_UP_NS
         if held_up > 0:  # as by torch, which keeps the interpreter's lock while it ends a recording
-            self._windows.excuse(self._looked, held_up)
+            self._windows.extend_linger(self._looked, held_up)
         self._looked = now
         return self._windows.closable(now)
 
@@ -275,7 +275,7 @@ class Pipeline:
                     self._pass_on(batch)
                 self._finish(window)
             elif window.table is not None:
-                self.tables.leave(window.table)
+                self.tables.discard(window.table)
             self._attendance.leave(window)
         self._loop_ns += clock.now() - start
         self.answer_flushes()
@@ -317,13 +317,13 @@ class Pipeline:
             case Missing():
                 self._windows.source_missing(message.source, message.why, (message.start, message.end))
             case Advancing():
-                self._windows.source_advances(message.source, clock.now())
+                self._windows.note_progress(message.source, clock.now())
                 self._wait_on(message.source)
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
-                self._windows.note_left_out(message.left_out)
+                self._windows.note_skipped(message.left_out)
                 self._windows.note_armed(message.armed)
                 self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
@@ -363,7 +363,7 @@ class Pipeline:
 
     def _note_detail(self, at: int) -> None:
         """Writes into the window that is open that the level has changed, or that it begins with lowered detail."""
-        changes, begun = self.overhead.changes, self._windows.begun
+        changes, begun = self.overhead.changes, self._windows.open_since
         if begun is None or not changes or (changes[-1].after == FULL and not self._unsaid):
             return
         self._unsaid = False
@@ -379,7 +379,7 @@ class Pipeline:
             detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
                 self._ask(detail)
-            begun = self._windows.begun
+            begun = self._windows.open_since
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")
 
@@ -419,7 +419,7 @@ class Pipeline:
 
     def _finish(self, window: OpenWindow) -> None:
         if window.table is not None:
-            self.tables.keep(window.index, window.table)
+            self.tables.close(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
         add_recorded(window.facts, self.run_facts.rank, steps)
@@ -430,13 +430,13 @@ class Pipeline:
             )
         notes += window.missing_notes()
         sources = window.ledger()
-        if window.lacking and not window.events:
+        if window.sources_incomplete and not window.events:
             notes.append("empty: nothing but step marks was recorded")
         elif not window.events:
             listeners = self._attendance.listeners(window, sources)
             why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
             notes.append(f"empty: nothing but step marks was recorded; {why}")
-        if not window.lacking:  # else it is known what kept the backend from recording
+        if not window.sources_incomplete:  # else it is known what kept the backend from recording
             notes += self._attendance.notes(window, sources)
         notes += self.overhead.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
@@ -451,7 +451,7 @@ class Pipeline:
             start_ns=start,
             end_ns=end,
             steps=steps,
-            complete=window.complete and not window.lacking,
+            complete=window.complete and not window.sources_incomplete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},

@@ -213,7 +213,7 @@ class UnfinishedWindow:
     def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
         """The events, or parts of them, that lie in this window and not yet in the journal."""
         events = events[~_among(keys_of(events), self._known)]
-        taken = self.window.take(source, events) if len(events) else events
+        taken = self.window.accept(source, events) if len(events) else events
         gaps = taken["kind"] == int(Kind.GAP)
         self.dropped += int(taken["id"][gaps].sum())
         self.added += len(taken) - int(gaps.sum())

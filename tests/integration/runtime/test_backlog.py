@@ -190,7 +190,7 @@ class Diary:
         self.deliveries = 0
         self.delivered = PendingDeliveries(Inbox[Any](1 << 30, lambda: None))
 
-    def take_marks(self, marks: Block) -> None:
+    def add_marks(self, marks: Block) -> None:
         self.said.append(f"{len(marks)} marks")
 
     def take_block(self, events: Block, args: bytes) -> None:
@@ -198,7 +198,7 @@ class Diary:
 
     async def process(self, turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
         """As a pipeline does it."""
-        self.take_marks(join_blocks(turn.marks))
+        self.add_marks(join_blocks(turn.marks))
         while turn.blocks:
             self.take_block(*turn.next_part(256))
             if not await pace():

@@ -23,7 +23,7 @@ from tests.support.raised import length
 ONES_OWN = (
     "take_messages",
     "_handle",
-    "take_marks",
+    "add_marks",
     "take_block",
     "take_watermark",
     "save",

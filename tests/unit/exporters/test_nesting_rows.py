@@ -47,7 +47,7 @@ def through(parts: list[tuple[str, Block]], steps: list[int]) -> list[EventBatch
     marks = empty_block(len(steps))
     for number, (mark, at) in enumerate(zip(marks, steps, strict=True), 1):
         mark["kind"], mark["id"], mark["track"], mark["ts"], mark["step"] = Kind.STEP, SERIAL, TRACK, at, number
-    windows.take_marks(marks)
+    windows.add_marks(marks)
     batches = [batch for source, events in parts for batch in windows.route(source, events, b"")]
     end = START + 20_000_000_000
     windows.close(WindowEnds(end, True, ""), end)

@@ -113,7 +113,7 @@ def test_long_runs_are_settled_on_the_way() -> None:
 def test_a_step_without_end_is_settled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of a run that never steps does not grow, and its phases add up all the same."""
     monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
-    monkeypatch.setattr(step_facts, "MANY_HELD", 100)
+    monkeypatch.setattr(step_facts, "MANY_INTERVALS", 100)
     builder = StepFactsBuilder()
     builder.update(marks(0))
     for at in range(0, 5000, 10):
