@@ -177,7 +177,7 @@ class Pipeline:
     @contained(None)
     def take_messages(self) -> None:
         """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
-        for message in self.inbox.take():
+        for message in self.inbox.pop_all():
             if isinstance(message, Delivery | Watermark | Dropped | SourceEnded):
                 self.delivered.add(message)
             else:
@@ -212,7 +212,7 @@ class Pipeline:
         Returns:
             Whether there was one.
         """
-        message = self.delivered.next(until)
+        message = self.delivered.pop(until)
         if message is None:
             return False
         self._handle(message)
@@ -276,7 +276,7 @@ class Pipeline:
                 self._finish(window)
             elif window.table is not None:
                 self.tables.discard(window.table)
-            self._attendance.leave(window)
+            self._attendance.discard(window)
         self._loop_ns += clock.now() - start
         self.answer_flushes()
 
@@ -323,7 +323,7 @@ class Pipeline:
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
-                self._windows.note_skipped(message.left_out)
+                self._windows.note_skipped(message.skipped)
                 self._windows.note_armed(message.armed)
                 self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
@@ -482,7 +482,7 @@ class Pipeline:
     async def aclose(self, deadline: float) -> None:
         """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
         self._end_keeping()
-        self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
+        self._drop_rest(self.inbox.pop_all())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             await self.fanout.finish(lambda: deadline - anyio.current_time())
@@ -509,7 +509,7 @@ class Pipeline:
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """What backends delivered, and nobody sorts any more."""
-        for message in (*self.delivered.take(), *messages):
+        for message in (*self.delivered.pop_all(), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
             elif isinstance(message, Dropped | Missing):
@@ -552,7 +552,7 @@ class Pipeline:
         until = min(anyio.current_time() + ADVANCING_S, self._advancing_until)
         for source in self.sources:
             if source.name == name:
-                source.wait_on(until)
+                source.extend_deadline(until)
 
     def ledger(self) -> Ledger:
         """Accounts of the run, as they are now."""

@@ -108,9 +108,9 @@ class Reporting(Saving):
             given_up=self._ending is not None and self._ending.given_up,
             steps_ignored=self._ignored,
             windows=self._windows if flight is None else flight.windows.statistics().opened,
-            windows_left_out=self._windows_left_out,
+            windows_left_out=self._skipped_windows,
             pauses_not_drawn=self._pauses_not_drawn,
-            transitions=self._took.statistics(),
+            transitions=self._transitions.statistics(),
             recorder=self._accounts.statistics() if self._accounts else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
         )

@@ -28,7 +28,7 @@ class ArmedWindow:
         self.reason = ""
         self.admitted = gate is None
         """Whether the gate has allowed it."""
-        self.looked_at = False
+        self.detail_checked = False
         """Whether the open backends were asked if they can record its detail."""
         self.begun_at = 0
         """When it began, in ns."""
