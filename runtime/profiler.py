@@ -282,7 +282,7 @@ class Profiler(Reporting):
                 session=session,
                 budget=self._budget,
                 transitions=lambda: self._transitions.recording_ns,
-                left_out=lambda: self._skipped_windows,
+                skipped=lambda: self._skipped_windows,
                 ask=self._ask_detail,
             )
 

@@ -69,12 +69,12 @@ _spare: dict[tuple[int, int, str], list[int]] = {}
 
 def borrow(pid: int, tid: int, name: str) -> int:
     """A thread's track of the process that nobody else has at the moment: the table only grows, and a program may make
-    profilers for ever. `give_back` ends the loan."""
+    profilers for ever. `release` ends the loan."""
     spare = _spare.get((pid, tid, name))
     return spare.pop() if spare else new(TrackKind.THREAD, pid, tid, name, process())
 
 
-def give_back(track: int, pid: int, tid: int, name: str) -> None:
+def release(track: int, pid: int, tid: int, name: str) -> None:
     """Ends a loan: nothing is drawn there any more by who borrowed it."""
     _spare.setdefault((pid, tid, name), []).append(track)
 
