@@ -139,7 +139,7 @@ class Reporting(Saving):
         bound = self._bound()
         notes += tuple(source.refused for source in bound if source.refused)
         if self._state != "closed":
-            notes += tuple(note for source in bound if (note := source.unsettled()))
+            notes += tuple(note for source in bound if (note := source.waiting_note()))
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes

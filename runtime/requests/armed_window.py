@@ -29,13 +29,13 @@ class ArmedWindow:
         self.admitted = gate is None
         """Whether the gate has allowed it."""
         self.detail_checked = False
-        """Whether the open backends were asked if they can record its detail."""
+        """Whether the open backends were asked whether they support its detail."""
         self.begun_at = 0
         """When it began, in ns."""
         self.deadline = 0
         """When it ends, in ns; 0: with its last step."""
         self.longer = 0
-        """ns that it was extended by before it began."""
+        """Time by which it was extended before it began, in ns."""
         self.abort_reason: str | None = None
         """Why `last` was moved to an earlier step."""
 
@@ -114,8 +114,8 @@ def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step])
 
     Args:
         facts: metadata of the window, which are changed.
-        rank: of the process.
-        steps: of the window.
+        rank: rank of the process.
+        steps: steps of the window.
     """
     armed: dict[str, Any] | None = facts.get(ARMED)
     if armed is None or not steps:
