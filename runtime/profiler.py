@@ -372,7 +372,7 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine or locks.holds_any_lock():
+        if self._calls.is_own or locks.holds_any_lock():
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
@@ -625,7 +625,7 @@ def _stop_here(number: int) -> bool:
     cause = signal.Signals(number).name
     for profiler in list(_alive):
         calls = profiler._calls  # pyright: ignore[reportPrivateUsage]
-        if calls.mine:
+        if calls.is_own:
             calls.afterwards = partial(signals.handle, number)
             return False
     for profiler in list(_alive):

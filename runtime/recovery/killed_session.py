@@ -38,15 +38,13 @@ class KilledSession(msgspec.Struct, frozen=True):
         identity = read_identity(path)
         if identity.running or in_use(path):
             return None
-        for part in parts(path):
+        joined = parts(path)
+        for part in joined:
             with contextlib.suppress(SessionError):
                 if read_identity(part).running:
                     return None
-        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
-        size = sum(file.st_blocks for file in files) * 512
-        size += sum(
-            entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
-        )
+        files = [entry for directory in (path, *joined) for entry in os.scandir(directory)]
+        size = sum(file.stat(follow_symlinks=False).st_blocks for file in files) * 512
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
         # Not from a generator: if another thread lists all objects meanwhile, Python cannot complete the tuple.
         unrecovered = tuple([(run, note) for run, note in notes if not is_recovered(note)])

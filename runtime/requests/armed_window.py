@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
-from stepscope.runtime.windows.window import Step
+from stepscope.runtime.windows.window import ARMED, Step
 
 Gate = Callable[[int], str]
 """Called once on the stepping thread when the window should begin. Returns why it must not; empty if it may."""
@@ -103,10 +103,6 @@ class ArmedWindow:
             "detail": None if request.detail is None else request.detail.text(),
         }
         return {name: value for name, value in facts.items() if value not in (None, "")}
-
-
-ARMED = "armed"
-"""Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
 
 
 def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step]) -> None:

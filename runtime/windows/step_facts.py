@@ -430,10 +430,9 @@ class StepFactsBuilder:
             for name in SIGNALS:
                 facts[name] = np.nan
             return
-        readings = self._readings[0] if len(self._readings) == 1 else np.zeros((0, 3), np.int64)
         if len(self._readings) > 1:
-            readings = np.concatenate(self._readings)
-            self._readings = [readings]
+            self._readings = [np.concatenate(self._readings)]
+        readings = self._readings[0]
         # The reading of a window's last mark comes just before it.
         found = _core.readings_at(np.ascontiguousarray(readings), _SIGNAL_ROWS, np.ascontiguousarray(marks), MOST_READ)
         values = np.frombuffer(found, np.float64).reshape(len(_SIGNAL_ROWS), len(marks))

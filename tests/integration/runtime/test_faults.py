@@ -127,7 +127,7 @@ async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: p
         ("drain_loop", "_drain"),
         ("drain_loop", "_drain_rings"),
         ("pipeline", "close_sources"),
-        ("pipeline", "_end_keeping"),
+        ("pipeline", "_end_retention"),
     ],
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
