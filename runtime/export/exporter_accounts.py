@@ -124,7 +124,7 @@ class Accounts:
         return window in self._closed or window <= self._forgotten
 
     def has_window(self, window: int) -> bool:
-        """Whether this window has accounts of its own."""
+        """Whether this window is not part of the sum of old windows."""
         return window > self._forgotten or window in self
 
     def forget(self, window: int) -> None:

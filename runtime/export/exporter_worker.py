@@ -473,7 +473,7 @@ class ExporterWorker:
     # accounts
 
     def has_window(self, window: int) -> bool:
-        """Whether this window has accounts of its own, or is too old."""
+        """Whether this window is not part of the sum of old windows."""
         with self._lock:
             return self._accounts.has_window(window)
 
