@@ -21,7 +21,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
-from stepscope.runtime.recovery.target import ours
+from stepscope.runtime.recovery.target import is_own_file
 from stepscope.runtime.session.trace_note import TraceNote
 
 _EXPORTERS: dict[str, Callable[..., Exporter]] = {
@@ -70,7 +70,7 @@ def rewrite_trace(note: TraceNote, place: Path, owner: int, journal: Path) -> li
     for path in old:
         if not os.path.lexists(path):
             raise FileNotFoundError(path)
-        if not ours(path, owner):
+        if not is_own_file(path, owner):
             raise FormatError(f"{path} is no regular file of this user's")
         if note.format != "parquet" and not _is_of(path, run_id):
             raise FormatError(f"{path} is not the file that this run wrote")

@@ -48,7 +48,7 @@ from stepscope.runtime.schedule.schedule import PlannedSchedule, ScheduleFunctio
 from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
-from stepscope.runtime.steps.step_controller import keep_untouched
+from stepscope.runtime.steps.step_controller import retain_untouched
 from stepscope.runtime.threads import locks, signals
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.greenlets import refusal, threads_replaced_before_import
@@ -130,7 +130,7 @@ class Profiler(Reporting):
 
     def _become_inert(self, reason: str) -> None:
         super()._become_inert(reason)
-        keep_untouched(self._hub, self._backends, self._exporters)
+        retain_untouched(self._hub, self._backends, self._exporters)
         self._close_readings()
         self._hub = self._accounts = self._ending = None
         self._backends, self._exporters = [], []
@@ -205,7 +205,7 @@ class Profiler(Reporting):
                 self._state = before
             raise
         self._carry_out()
-        self._took.started(clock.now() - began, opening)
+        self._transitions.started(clock.now() - began, opening)
 
     def _have_opened(self) -> str:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
@@ -281,8 +281,8 @@ class Profiler(Reporting):
                 keep_last=keep_last,
                 session=session,
                 budget=self._budget,
-                transitions=lambda: self._took.recording_ns,
-                left_out=lambda: self._windows_left_out,
+                transitions=lambda: self._transitions.recording_ns,
+                skipped=lambda: self._skipped_windows,
                 ask=self._ask_detail,
             )
 
@@ -334,7 +334,7 @@ class Profiler(Reporting):
             self._call(self._stop, patience=self._patience(until))
             began = clock.now()
             self.flush(max(until - began, 0) / 1e9)
-            self._took.waited(clock.now() - began)
+            self._transitions.waited(clock.now() - began)
 
     def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
         if self._state != "running":
@@ -342,7 +342,7 @@ class Profiler(Reporting):
         began = clock.now()
         self._end_steps(reason)
         self._carry_out()
-        self._took.stopped(clock.now() - began)
+        self._transitions.stopped(clock.now() - began)
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until everything recorded so far is with the exporters.
@@ -372,7 +372,7 @@ class Profiler(Reporting):
     def _may_wait(self) -> bool:
         """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
         call that they wait for."""
-        if self._calls.mine or locks.holds_any_lock():
+        if self._calls.is_own or locks.holds_any_lock():
             return False
         return self._hub is None or not (self._hub.on_loop() or delivering() is self._pipeline)
 
@@ -398,7 +398,7 @@ class Profiler(Reporting):
                 closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
             except TimeoutError:
                 log.error("profiler %r %s", self.name, self._late_note())
-            self._took.waited(clock.now() - began)
+            self._transitions.waited(clock.now() - began)
             for note in () if self._pipeline is None else self._replaced_notes(self._pipeline.statistics()):
                 log.error("profiler %r: %s", self.name, note)
         signals.unwatch(_alive)
@@ -625,7 +625,7 @@ def _stop_here(number: int) -> bool:
     cause = signal.Signals(number).name
     for profiler in list(_alive):
         calls = profiler._calls  # pyright: ignore[reportPrivateUsage]
-        if calls.mine:
+        if calls.is_own:
             calls.afterwards = partial(signals.handle, number)
             return False
     for profiler in list(_alive):

@@ -182,7 +182,7 @@ class Region:
 
     def _said(self, runs: Iterable[_Run]) -> bytes:
         """What a frame begins with that stands for these."""
-        return given_up.encode(given_up.together(gone for run in runs for gone in run.gone).without(self._ended))
+        return given_up.encode(given_up.merge(gone for run in runs for gone in run.gone).without(self._ended))
 
     def _moved(self, record: Found) -> bytes:
         """A record as it stands where frames before it are gone."""

@@ -107,7 +107,7 @@ class TargetScanner:
             )
 
     def _wrapped(self, function: Any, span: str) -> Any:
-        if not isinstance(function, types.FunctionType) or is_ours(function):
+        if not isinstance(function, types.FunctionType) or is_own(function):
             return function
         if function not in self._made:
             self._made[function] = mark_ours(decorate(_core.span(span, category=self._category), function))
@@ -167,7 +167,7 @@ def mark_ours(function: F) -> F:
     return function
 
 
-def is_ours(function: object) -> bool:
+def is_own(function: object) -> bool:
     """Whether a function is a registered wrapper."""
     return function in _ours
 

@@ -63,7 +63,7 @@ def qualified_name(what: object) -> str:
 _STANDARD = sys.stdlib_module_names
 
 
-def is_ours(frame: FrameType) -> bool:
+def is_own(frame: FrameType) -> bool:
     """Whether a frame is of a function of stepscope."""
     return _module(frame) == "stepscope"
 
@@ -75,7 +75,7 @@ def of_the_program(outermost_first: Iterable[FrameType]) -> Iterator[FrameType]:
     """
     ours = False
     for frame in outermost_first:
-        ours = is_ours(frame) or (ours and _module(frame) in _STANDARD)
+        ours = is_own(frame) or (ours and _module(frame) in _STANDARD)
         if not ours:
             yield frame
 

@@ -1,4 +1,4 @@
-"""Clocks: the process's monotonic nanoseconds, their anchor in wall time, and mapping of foreign clocks."""
+"""Clocks: monotonic nanoseconds of the process, anchors in wall time, and conversion of foreign clocks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMESPACE = Path("/proc/self/timens_offsets")
 
 
 def identity() -> str:
-    """Names this machine's CLOCK_MONOTONIC until it is started again; empty where the system does not tell.
+    """Identifies CLOCK_MONOTONIC of this machine until its next boot; empty if the system does not identify it.
 
     Containers of a machine share its clock, unless they are in time namespaces that shift it by different amounts.
     """
@@ -50,7 +50,7 @@ class ClockAnchor(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls) -> ClockAnchor:
-        """Reads both clocks a few times and keeps the closest pair."""
+        """Reads both clocks a few times, and returns the closest pair."""
         best: ClockAnchor | None = None
         for _ in range(5):
             before = now()
@@ -62,39 +62,39 @@ class ClockAnchor(msgspec.Struct, frozen=True):
         return best
 
     def wall(self, monotonic_ns: int) -> int:
-        """Unix time in ns of a monotonic reading, as this anchor has it."""
+        """Unix time of a monotonic reading, by this anchor, in ns."""
         return self.wall_ns + (monotonic_ns - self.monotonic_ns)
 
 
 WALL_STEP_NS = 10_000_000
-"""A smaller difference between the wall clock and what the monotonic one lets expect is drift, and left alone."""
+"""A smaller difference between the clocks is drift, and ignored."""
 
-_MOST_CHANGES = 1024
+_MAX_CHANGES = 1024
 
 
 class WallClock:
-    """What the wall clock showed at readings of this process's monotonic clock, also after it was set.
+    """Changes of the wall clock against the monotonic clock of this process.
 
-    It is set by NTP, by hand, and when a suspended machine wakes up: the monotonic clock stands still then. Between two
-    looks nobody knows when that was: what began since the look before is taken to have begun after it.
+    The wall clock changes by NTP, by hand, and when a suspended machine wakes up, as the monotonic clock stands still then. The
+    time of a change is not known exactly: it counts from the previous reading on.
     """
 
     def __init__(self) -> None:
-        self._changes: list[tuple[int, int]] = []  # from which monotonic time on which difference holds, in ns
-        self._looked = 0
+        self._changes: list[tuple[int, int]] = []  # monotonic time, and the difference from then on, in ns
+        self._read_at = 0
 
     def look(self, anchor: ClockAnchor | None = None) -> None:
-        """Compares the clocks; takes some µs. From any thread."""
+        """Compares the clocks, in some µs. Any thread may call."""
         anchor = anchor or ClockAnchor.read()
         offset = anchor.wall_ns - anchor.monotonic_ns
         changes = self._changes
         if not changes:
             changes.append((anchor.monotonic_ns, offset))
-        elif abs(offset - changes[-1][1]) > WALL_STEP_NS and anchor.monotonic_ns >= self._looked:
-            changes.append((self._looked + 1, offset))
-            if len(changes) > _MOST_CHANGES:
+        elif abs(offset - changes[-1][1]) > WALL_STEP_NS and anchor.monotonic_ns >= self._read_at:
+            changes.append((self._read_at + 1, offset))
+            if len(changes) > _MAX_CHANGES:
                 del changes[1]
-        self._looked = anchor.monotonic_ns
+        self._read_at = anchor.monotonic_ns
 
     def change(self, since: int, at: int) -> int:
         """By how much the wall clock was set between two monotonic times, in ns."""
@@ -108,11 +108,11 @@ class WallClock:
 
 
 wall_clock = WallClock()
-"""That of this process. The runtime looks at it while it records."""
+"""The wall clock of this process. The runtime reads it repeatedly while it records."""
 
 
 def set_between(first: ClockAnchor, last: ClockAnchor) -> int:
-    """By how much the wall clock was set between two readings, in ns; 0 for what drift explains."""
+    """By how much the wall clock was set between two readings, in ns; 0 if drift explains the difference."""
     change = last.wall_ns - first.wall(last.monotonic_ns)
     return change if abs(change) > WALL_STEP_NS else 0
 
@@ -127,15 +127,15 @@ class ClockMapping(msgspec.Struct, frozen=True):
     """Bound of the error at the pair of readings."""
 
     def to_ours(self, theirs_ns: int) -> int:
-        """Our clock for one of their readings, in ns."""
+        """Converts a reading of their clock to ours, in ns."""
         return self.ours_ns + round((theirs_ns - self.theirs_ns) * self.rate)
 
     @classmethod
     def fit(cls, pairs: list[tuple[int, int, int]]) -> ClockMapping:
         """Fits offset and rate to `(theirs, ours, error)` readings in ns, each weighted by its error.
 
-        One pair gives the offset alone. Least squares around the weighted mean keeps nanoseconds exact in
-        double precision.
+        One pair determines only the offset. Least squares around the weighted mean are exact to nanoseconds in double
+        precision.
 
         Raises:
             ValueError: without any pair.

@@ -1,4 +1,4 @@
-"""Cutting events at the borders of what was recorded: pure functions over blocks."""
+"""Cuts events at the borders of intervals: pure functions over blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 
 
 def ends(events: Block) -> NDArray[np.int64]:
-    """When each event ended, in ns; what has no duration ends when it begins."""
+    """The end of each event, in ns. An event without duration ends when it begins."""
     end: Any = events["ts"] + np.where(has_duration(events), events["dur"], 0)
     return end  # type: ignore[no-any-return]
 
@@ -32,7 +32,7 @@ def has_duration(events: Block) -> Mask:
 
 
 def touching(events: Block, interval: Interval) -> Mask:
-    """Whether each event lies in the interval, at least in part; what has no duration lies where it begins."""
+    """Mask of the events that lie in the interval, at least in part."""
     start, end = interval
     ts: Any = events["ts"]
     inside: Mask = (ts >= start) & (ts < end)
@@ -41,7 +41,7 @@ def touching(events: Block, interval: Interval) -> Mask:
 
 
 def touching_any(events: Block, intervals: list[Interval]) -> Mask:
-    """Whether each event lies, at least in part, in one of the intervals, which are in order and apart."""
+    """Mask of the events that lie in one of the sorted, disjoint intervals, at least in part."""
     if not intervals:
         return np.zeros(len(events), np.bool_)
     starts, stops = np.array(intervals, np.int64).T
@@ -52,11 +52,11 @@ def touching_any(events: Block, intervals: list[Interval]) -> Mask:
 
 
 def clip(events: Block, intervals: list[Interval]) -> Block:
-    """The parts of events that lie in the intervals, which are in order and apart.
+    """Cuts events at the borders of sorted, disjoint intervals, and returns the parts within.
 
-    A span that crosses a border is cut there and flagged; its self time goes to its parts in order, as much as
-    fits each. So the parts of a span never hold more self time than it had, nor more than they last. What a gap counts
-    stays with its first part; the others count nothing.
+    Cut spans are flagged. Self time is distributed over the parts in order, up to the length of each. So the parts never have more
+    self time than the span, nor more than their length. The number of events of a gap stays with its first part; other parts have
+    0.
     """
     if not intervals or not len(events):
         return events[:0]
@@ -66,7 +66,7 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
     known = at < len(stops)
     start, stop = starts[np.minimum(at, len(stops) - 1)], stops[np.minimum(at, len(stops) - 1)]
     whole = known & (ts >= start) & (~long | (last <= stop))
-    # Few events cross a border: only these are looked at interval by interval.
+    # Few events cross a border, so only these are processed interval by interval.
     crossing = known & long & ~whole & (last > start)
     if not crossing.any():
         inside: Block = events[whole]
@@ -76,7 +76,7 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
 
 def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
     """The parts of spans and gaps that cross borders."""
-    left, counts = events["self_dur"].copy(), events["id"].copy()
+    rest, counts = events["self_dur"].copy(), events["id"].copy()
     spans_of_all = events["kind"] == Kind.SPAN
     first, last = int(events["ts"].min()), int(ends(events).max())
     for start, end in intervals:
@@ -86,8 +86,8 @@ def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
         part = events[mask]
         ts = np.maximum(part["ts"], start)
         dur = np.minimum(ends(part), end) - ts
-        own = np.minimum(left[mask], dur)
-        left[mask] -= own
+        own = np.minimum(rest[mask], dur)
+        rest[mask] -= own
         cut = dur < part["dur"]
         part["ts"], part["dur"] = ts, dur
         spans = part["kind"] == Kind.SPAN
@@ -99,7 +99,7 @@ def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
 
 
 def without(whole: Interval, gaps: list[Interval]) -> list[Interval]:
-    """What is left of an interval without the gaps, which are in order."""
+    """An interval without sorted gaps."""
     start, end = whole
     rest: list[Interval] = []
     for gap_start, gap_end in gaps:

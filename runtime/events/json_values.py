@@ -1,4 +1,4 @@
-"""Values as files can hold them: what users put into metadata, reduced to plain JSON-like data."""
+"""Reduces values of the program, such as metadata, to plain JSON-like data."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ MAX_TEXT = 1 << 20
 def plain(value: Any, *, depth: int = MAX_DEPTH) -> Any:
     """Reduces a value to dicts with text keys, lists, text, 64-bit integers, floats, booleans and `None`.
 
-    Values of well-known types are kept as their text (`known_values.shown`). Objects of other types are named by their type:
-    their `repr` could be slow, wait for a device, or raise. Lone
-    surrogates become text such as `\\udc80`. Containers that lie deeper than `depth` are named instead of kept, of
-    large ones the first 10,000 items are kept, of texts the first million characters.
+    Values of well-known types become their text (`value_texts.shown`). Objects of other types become the name of their type, as
+    their `repr` could be slow, wait for a device, or raise. Lone surrogates become text such as `\\udc80`. Containers below `depth`
+    become the name of their type. Large containers are cut to 10,000 items, texts to a million characters.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -1,12 +1,12 @@
-"""Spans of several sources on one row: they are made to nest, as viewers draw rows.
+"""Makes spans of several sources nest on one track, as viewers require.
 
-Spans of one source nest on their row. Two sources have clocks and borders of their own: a Python frame of torch's tracer
-begins before the region that is entered in it and ends inside of it. A viewer that is given both drops one of them, or ends
+Spans of one source nest on their track. Those of two sources may not, as each has its own clock and borders: a Python frame of
+torch's tracer begins before the region that is entered in it, and may end within that. A viewer would drop one of them, or end
 it at the wrong time. So spans are compared with those of other sources as they arrive:
 
 * Steps and regions keep their exact times.
-* A Python frame that crosses a border is cut there, if no more than `MOST_CUT_NS` of it are lost.
-* Any other span that crosses is drawn as an async pair, in full length.
+* A Python frame that crosses a border is cut there, unless this removes more than `MAX_CUT_NS` of it.
+* Any other span that crosses a border becomes an async pair, in full length.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ FRAMES = "python_function"
 """Category of Python frames."""
 
 ANNOTATIONS = "user_annotation"
-"""Category of what a program or a framework names: regions, data loading, optimizer steps."""
+"""Category of names of the program or a framework: regions, data loading, optimizer steps."""
 
-MOST_CUT_NS = 100_000
-"""Longest part of a Python frame that is cut off."""
+MAX_CUT_NS = 100_000
+"""Limit of the time that is cut off a Python frame."""
 
-MOST_SPANS = 1 << 19
-"""Spans of one source and window that are remembered; of more the oldest are forgotten."""
+MAX_SPANS = 1 << 19
+"""Spans in memory per source and window. Beyond that the oldest are dropped."""
 
 Times: TypeAlias = NDArray[np.int64]
 Steps: TypeAlias = tuple[NDArray[np.uint32], Times, Times]
 
 
 class Edges(msgspec.Struct, frozen=True):
-    """Begins and ends of the spans of a row, in the order of their times; what touches does not overlap."""
+    """Begins and ends of the spans of a track, in the order of their times. Spans that touch do not overlap."""
 
     times: Times
     opens: NDArray[np.bool_]
     partner: Times
-    """Where the other end of the same span is."""
+    """Index of the other end of the same span."""
 
     @classmethod
     def of(cls, begins: Times, ends: Times) -> Edges:
-        """Those of these spans; empty ones have none."""
+        """The edges of spans. Empty spans have none."""
         lasting = ends > begins
         begins, ends = begins[lasting], ends[lasting]
         count = len(begins)
@@ -59,11 +59,11 @@ class Edges(msgspec.Struct, frozen=True):
         return cls(times[order], opens[order], place[(order + count) % max(2 * count, 1)])
 
     def at(self, time: int) -> range:
-        """Which edges are at this time."""
+        """Indexes of the edges at this time."""
         return range(*np.searchsorted(self.times, [time, time + 1]).tolist())
 
     def cuts(self, begin: int, end: int) -> list[int]:
-        """Times at which a span with this begin and end crosses one of these."""
+        """Times at which a span with this begin and end would cross one of these."""
         found: list[int] = []
         at = int(np.searchsorted(self.times, begin, "right"))
         last = int(np.searchsorted(self.times, end, "left"))
@@ -72,7 +72,7 @@ class Edges(msgspec.Struct, frozen=True):
             across = int(self.times[other])
             if self.opens[at]:
                 if across <= end:
-                    at = other  # all of it is within
+                    at = other  # the whole span is within
                 else:
                     found.append(int(self.times[at]))
             elif across < begin:
@@ -82,12 +82,12 @@ class Edges(msgspec.Struct, frozen=True):
 
 
 def fit(events: Block, chosen: NDArray[np.intp], edges: Edges) -> None:
-    """Makes spans of a row nest with others, in place: Python frames are cut, the rest is flagged as `ASYNC`.
+    """Makes spans of a track nest with others, in place: Python frames are cut, other spans are flagged as `ASYNC`.
 
     Args:
         events: a block.
-        chosen: the spans of the row in it.
-        edges: of the other spans of the row.
+        chosen: indexes of the track's spans in it.
+        edges: edges of the other spans of the track.
     """
     if not len(edges.times) or not len(chosen):
         return
@@ -102,13 +102,13 @@ def fit(events: Block, chosen: NDArray[np.intp], edges: Edges) -> None:
     for at in np.flatnonzero(((last > first) | same) & (ends > begins)).tolist():
         index, begin, end = chosen[at], int(begins[at]), int(ends[at])
         clipped = bool(events["flags"][index] & int(Flag.CLIPPED))
-        kept = _cut(edges, begin, end, clipped) if frames[at] else (begin, end)
-        lost = end - begin - (kept[1] - kept[0])
-        if lost > MOST_CUT_NS or edges.cuts(*kept) or (not clipped and _ambiguous(edges, *kept)):
+        cut = _cut(edges, begin, end, clipped) if frames[at] else (begin, end)
+        lost = end - begin - (cut[1] - cut[0])
+        if lost > MAX_CUT_NS or edges.cuts(*cut) or (not clipped and _ambiguous(edges, *cut)):
             events["flags"][index] |= int(Flag.ASYNC)
-        elif kept != (begin, end):
-            events["ts"][index], events["dur"][index] = kept[0], kept[1] - kept[0]
-            events["self_dur"][index] = min(int(events["self_dur"][index]), kept[1] - kept[0])
+        elif cut != (begin, end):
+            events["ts"][index], events["dur"][index] = cut[0], cut[1] - cut[0]
+            events["self_dur"][index] = min(int(events["self_dur"][index]), cut[1] - cut[0])
 
 
 def cut_frames(events: Block) -> None:
@@ -124,10 +124,10 @@ def cut_frames(events: Block) -> None:
 
 
 def _cut(edges: Edges, begin: int, end: int, clipped: bool) -> tuple[int, int]:
-    """The longest part of a frame that crosses nothing, and shares no border with what lies beside it or around it.
+    """The longest part of a frame that crosses no other span, and has no border at the same time as another one.
 
-    Readers of some formats take what has one time in the order of the file, which is not known here. So a frame that was
-    running when the window began, and contains what begins with the window, begins 1 ns before it.
+    Some readers nest spans with the same time in the order of the file, which is not known here. So a frame that was running when
+    the window began, and contains a span that begins with the window, begins 1 ns before it.
     """
     borders = [begin, *edges.cuts(begin, end), end]
     first, last = max(zip(borders, borders[1:], strict=False), key=lambda part: part[1] - part[0])
@@ -140,7 +140,7 @@ def _cut(edges: Edges, begin: int, end: int, clipped: bool) -> tuple[int, int]:
 
 
 def _ambiguous(edges: Edges, begin: int, end: int) -> bool:
-    """Whether readers that go by the order of the file would draw it inside of what it precedes or contains."""
+    """Whether readers that use the order of the file may nest it wrongly."""
     return any(edges.opens[at] for at in edges.at(end)) or _contains_first(edges, begin, end)
 
 
@@ -160,11 +160,11 @@ class _Spans:
         begins = spans["ts"].copy()
         self._parts.append((spans["track"].copy(), begins, begins + spans["dur"]))
         self.count += len(begins)
-        while self.count > MOST_SPANS and len(self._parts) > 1:
+        while self.count > MAX_SPANS and len(self._parts) > 1:
             self.count -= len(self._parts.pop(0)[0])
 
     def on(self, track: int) -> tuple[Times, Times]:
-        """Begins and ends of those on a row."""
+        """Begins and ends of the spans on a track."""
         if len(self._parts) > 1:
             columns: Any = zip(*self._parts, strict=True)
             self._parts = [tuple(np.concatenate(column) for column in columns)]  # type: ignore[list-item]
@@ -176,19 +176,19 @@ class _Spans:
 
 
 class Rows:
-    """The rows of one window, on which spans of several sources come together."""
+    """The tracks of one window that have spans of several sources."""
 
     def __init__(self) -> None:
         self._spans: dict[str, _Spans] = {}
         self._edges: dict[tuple[str, int], tuple[int, Edges]] = {}
 
     def add(self, source: str, events: Block, steps: Steps | None) -> None:
-        """Makes spans nest with those of other sources that came before, in place, and remembers them.
+        """Makes spans nest with earlier ones of other sources, in place, and remembers them.
 
         Args:
-            source: of the events.
-            events: of the window.
-            steps: rows, begins and ends of the window's steps; `None` if the events nest with them already.
+            source: source of the events.
+            events: events of the window.
+            steps: tracks, begins and ends of the window's steps; `None` if the events nest with them already.
         """
         spans = np.flatnonzero(
             (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.ASYNC) == 0) & (events["dur"] > 0)

@@ -1,8 +1,8 @@
-"""The vocabulary: what an event is, in a block and as a batch.
+"""The format of events, in blocks and batches.
 
-A block is a numpy structured array over memory that the native core filled: 64 bytes an event, no Python
-object per event. Names, categories and argument keys are ids of the process-wide table (`strings.py`),
-tracks are ids of the process-wide track table (`tracks.py`).
+A block is a numpy structured array over memory of the native core, with 64 bytes per event and no Python objects. Names,
+categories and argument keys are ids of the process-wide table (`strings.py`), tracks are ids of the process-wide track table
+(`tracks.py`).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ EVENT_DTYPE = np.dtype(
 NO_STEP = -1
 
 QUIET = ("step signal", "thread cpu", "stack sample", "processor demand")
-"""Categories of what is recorded all the time, whatever the program does (`Options.signals`): a window that holds nothing else is
-as one that holds nothing."""
+"""Categories of events that are recorded all the time, independent of the program (`Options.signals`). A window with only such
+events counts as empty."""
 OF_SIGNALS = (*QUIET, "asyncio queue", "loader")
-"""Categories of counters and instants that are no counters of the program's own: tables leave them out."""
+"""Categories of counters and instants that are not the program's own. Tables do not show them."""
 
 
 class Kind(IntEnum):
-    """What an event is (`EVENT_DTYPE["kind"]`)."""
+    """Kind of an event (`EVENT_DTYPE["kind"]`)."""
 
     SPAN = 1
     INSTANT = 2
@@ -59,31 +59,31 @@ class Kind(IntEnum):
     STEP = 11
     """A call of `Profiler.step()` or `start()`: `step` begins at `ts`."""
     GAP = 12
-    """Nothing was recorded from `ts` for `dur` ns: paused, or `id` events dropped or left out by sampling; the name
-    says which."""
+    """Nothing was recorded from `ts` for `dur` ns: a pause, or `id` events that were dropped or excluded by sampling, according to
+    the name."""
 
 
 class Flag(IntFlag):
     """Bits of `EVENT_DTYPE["flags"]`."""
 
     ARG_INLINE = 1
-    """The only argument is held in the record: key in `args_at`, unsigned value in `args_len`."""
+    """The only argument is in the record: key in `args_at`, unsigned value in `args_len`."""
     CLIPPED = 2
-    """Cut at the border of what was recorded."""
+    """Cut at the border of a recording."""
     OPEN = 4
     """The span had not ended when it was written."""
     ASYNC = 8
-    """The span does not nest on its track; it is drawn as an async pair."""
+    """The span does not nest on its track. It is an async pair."""
     ERROR = 16
-    """The span was left by an exception."""
+    """An exception ended the span."""
     NUMBERED = 64
-    """Its name is shown followed by `#` and its step: steps of a run have one name, not one each."""
+    """Viewers show its name with `#` and its step, so that all steps of a run share one name in the table."""
     NO_NUMBER = 128
-    """The counter was given what is no number: its value is NaN."""
+    """The value of the counter was no number: it is NaN."""
 
 
 def find_at_once(members: type[Enum]) -> None:
-    """Has members found like other attributes of a class: Python 3.11 calls two functions for each, 3.12 none."""
+    """Makes members plain attributes of the class: Python 3.11 calls two functions for each access, 3.12 none."""
     for member in members:
         type.__setattr__(members, member.name, member)
 
@@ -105,14 +105,14 @@ class EventBatch(Documented, frozen=True, gc=False):
     events: Block
     """One row for each event, see `EVENT_DTYPE`."""
     args: bytes
-    """Heap of the arguments that `args_at` and `args_len` point into."""
+    """Heap of the arguments, into which `args_at` and `args_len` point."""
 
     def __len__(self) -> int:
         return len(self.events)
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, what queue limits count."""
+        """Its bytes, which count against limits of queues."""
         return int(self.events.nbytes) + len(self.args)
 
 
@@ -127,10 +127,10 @@ _RAW = np.dtype((np.void, EVENT_DTYPE.itemsize))
 
 
 def check_block(block: object, source: str) -> None:
-    """Checks what a source gave as a block.
+    """Checks a block of a source.
 
     Raises:
-        TypeError: if it is none.
+        TypeError: if it is no block.
     """
     if not isinstance(block, np.ndarray):
         raise TypeError(f"a block of {source!r} must be an array of EVENT_DTYPE, {got(block)}")
@@ -142,7 +142,7 @@ def check_block(block: object, source: str) -> None:
 
 
 def join_blocks(blocks: Iterable[Block]) -> Block:
-    """One block of several, in their order.
+    """Joins blocks, in their order.
 
     `np.concatenate` would rebuild the record type without its overlapping fields, and so change its layout.
     """
@@ -151,13 +151,13 @@ def join_blocks(blocks: Iterable[Block]) -> Block:
     return joined  # type: ignore[no-any-return]
 
 
-def join_batches(batches: Iterable[EventBatch], most: int) -> Iterator[EventBatch]:
-    """The same events in fewer batches, as each takes its time whatever it holds: neighbours of one window together, which have
-    at most so many events. The source is that of the first."""
+def join_batches(batches: Iterable[EventBatch], max_events: int) -> Iterator[EventBatch]:
+    """Joins consecutive batches of one window, up to `max_events` events, as each batch has a fixed cost. The source is that of the
+    first."""
     parts: list[EventBatch] = []
     count = 0
     for batch in batches:
-        if parts and (parts[0].window != batch.window or count + len(batch) > most):
+        if parts and (parts[0].window != batch.window or count + len(batch) > max_events):
             yield _one(parts)
             parts, count = [], 0
         parts.append(batch)
@@ -170,47 +170,47 @@ def _one(parts: list[EventBatch]) -> EventBatch:
     if len(parts) == 1:
         return parts[0]
     events = join_blocks(part.events for part in parts)
-    held = events["flags"] & int(Flag.ARG_INLINE) == 0
+    in_heap = events["flags"] & int(Flag.ARG_INLINE) == 0
     begins = np.cumsum([0, *(len(part.args) for part in parts[:-1])])
-    events["args_at"][held] += np.repeat(begins, [len(part) for part in parts])[held].astype(np.uint32)
+    events["args_at"][in_heap] += np.repeat(begins, [len(part) for part in parts])[in_heap].astype(np.uint32)
     return EventBatch(parts[0].source, parts[0].window, events, b"".join(part.args for part in parts))
 
 
-def cut_block(events: Block, args: bytes, room: int) -> tuple[Block, bytes]:
-    """The first events of a block that fit into so many bytes with their arguments; the very same objects if all fit."""
-    if events.nbytes + len(args) <= room:
+def cut_block(events: Block, args: bytes, max_bytes: int) -> tuple[Block, bytes]:
+    """The first events of a block that fit so many bytes with their arguments; the same objects if all fit."""
+    if events.nbytes + len(args) <= max_bytes:
         return events, args
     in_heap = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
     ends = np.where(in_heap, events["args_at"].astype(np.int64) + events["args_len"], 0)
     heap = np.maximum.accumulate(np.minimum(ends, len(args)))
     sizes = heap + EVENT_DTYPE.itemsize * np.arange(1, len(events) + 1)
-    count = int(np.searchsorted(sizes, room, "right"))
+    count = int(np.searchsorted(sizes, max_bytes, "right"))
     return events[:count].copy(), args[: int(heap[count - 1])] if count else b""
 
 
-def split_block(events: Block, args: bytes, most: int) -> Iterator[tuple[Block, bytes]]:
-    """Parts of at most `most` events, each with its own stretch of the arguments; the block itself if it is no larger.
+def split_block(events: Block, args: bytes, max_events: int) -> Iterator[tuple[Block, bytes]]:
+    """Splits a block into parts of at most `max_events` events, each with its arguments; returns the block itself if it fits.
 
-    Arguments must lie in the heap in the order of their events, as the recorder leaves them.
+    The heap must have the arguments in the order of their events, as the recorder writes them.
     """
-    if len(events) <= most:
+    if len(events) <= max_events:
         yield events, args
         return
-    for first in range(0, len(events), most):
-        part = events[first : first + most]
-        held = (part["args_len"] > 0) & (part["flags"] & int(Flag.ARG_INLINE) == 0)
-        if not held.any():
+    for first in range(0, len(events), max_events):
+        part = events[first : first + max_events]
+        in_heap = (part["args_len"] > 0) & (part["flags"] & int(Flag.ARG_INLINE) == 0)
+        if not in_heap.any():
             yield part, b""
             continue
         part = part.copy()
-        start = int(part["args_at"][held].min())
-        end = int((part["args_at"][held].astype(np.int64) + part["args_len"][held]).max())
-        part["args_at"][held] -= np.uint32(start)
+        start = int(part["args_at"][in_heap].min())
+        end = int((part["args_at"][in_heap].astype(np.int64) + part["args_len"][in_heap]).max())
+        part["args_at"][in_heap] -= np.uint32(start)
         yield part, args[start:end]
 
 
 def without_ids(few: Block, many: Block) -> Block:
-    """`few` without those whose id is among `many`; takes time in proportion to `many`, without sorting them."""
+    """`few` without events whose id is in `many`. The time is linear in `many`, which are not sorted."""
     if not len(few):
         return few
     ids = np.sort(few["id"])

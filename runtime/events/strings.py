@@ -1,7 +1,7 @@
-"""The process-wide table of names: every distinct text has one id, for ever.
+"""The process-wide table of names: each text has one id, for ever.
 
-Ids below `FIRST_NAME` are categories (so that they fit 16 bits), the others are names and argument keys.
-The table only grows, up to a bound; what was cut or refused is counted in `_core.counts()`.
+Ids below `FIRST_NAME` are categories, so that they fit 16 bits. The others are names and argument keys. The table grows up to a
+limit. `_core.counts()` counts cut and refused texts.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from stepscope.runtime.events.record import Flag
 FIRST_NAME = _core.FIRST_NAME
 
 IDS = FIRST_NAME + _core.MAX_STRINGS + 1
-"""Every id is below."""
+"""All ids are smaller."""
 
 intern = _core.intern
-"""`intern(text) -> id`. Longer than 1024 bytes of UTF-8 is cut; lone surrogates become the text `\\udXXX`."""
+"""`intern(text) -> id`. Text beyond 1024 bytes of UTF-8 is cut. Lone surrogates become the text `\\udXXX`."""
 
 category = _core.category
-"""`category(text) -> id` below `FIRST_NAME`; 0, the empty category, when the table of categories is full."""
+"""`category(text) -> id` below `FIRST_NAME`; 0, the empty category, if the table of categories is full."""
 
 text = _core.text
-"""`text(id) -> str`. Unknown ids give `""`."""
+"""`text(id) -> str`; `""` for unknown ids."""
 
 since = _core.strings_since
-"""`since(serial) -> (serial, [(id, text), ...])`: what was added after `serial`, in order; begin with 0."""
+"""`since(serial) -> (serial, [(id, text), ...])`: texts that were added after `serial`, in order; begin with 0."""
 
 
 missing = _core.strings_missing
-"""`missing(block, heap, known) -> [(id, text), ...]`: the names, categories and argument keys of the block's events that are
-not known. `known` has a byte for each id, not 0 for what is known; it is as before afterwards."""
+"""`missing(block, heap, known) -> [(id, text), ...]`: the names, categories and argument keys of the block's events that are not
+known. `known` has a byte for each id, which is not 0 for known ones. It is not changed."""
 
 
 def texts(ids: Any) -> list[str]:
-    """The texts of an array of ids, as `events()["name"]` and `["category"]` hold them."""
+    """The texts of an array of ids, such as `events()["name"]` or `["category"]`."""
     unique, inverse = np.unique(np.asarray(ids), return_inverse=True)
     found = [text(int(each)) for each in unique]
     return [found[each] for each in inverse]
 
 
 def name_of(event: Any) -> str:
-    """The name of an event (a row of a block) as viewers show it."""
+    """The name of an event (a row of a block), for viewers."""
     name = text(int(event["name"]))
     return f"{name}#{int(event['step'])}" if event["flags"] & int(Flag.NUMBERED) else name

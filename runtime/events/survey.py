@@ -1,4 +1,4 @@
-"""What a block of events holds, found in one pass."""
+"""Counts and times of a block of events, in one pass."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _core.set_survey_categories(OPERATORS_CATEGORY, tuple(strings.category(name) for
 
 
 class Survey(NamedTuple):
-    """The counts and times of a block. Operators of frameworks are counted apart from other events of their kind."""
+    """The counts and times of a block. Operators of frameworks are counted separately from other events of their kind."""
 
     events: int
     first_ns: int
-    """When the first event began."""
+    """Begin of the first event."""
     last_ns: int
-    """When the last one began."""
+    """Begin of the last one."""
     end_ns: int
-    """When the last one ended."""
+    """End of the last one."""
     spans: int
     steps: int
     gaps: int
@@ -33,15 +33,15 @@ class Survey(NamedTuple):
     arguments: int
     """Events with arguments in the heap."""
     lost: int
-    """Events that the gaps count."""
+    """Lost events, according to the gaps."""
     loud: int
-    """Events other than step marks and what is recorded all the time (`QUIET`)."""
+    """Events other than step marks and `QUIET` ones."""
     loud_last_ns: int
-    """When the last one began that is not recorded all the time."""
+    """Begin of the last event that is not `QUIET`."""
 
 
 def survey(events: Block) -> Survey:
-    """Counts a block, which must not be empty for its times to mean something."""
+    """Counts a block. The times of an empty block mean nothing."""
     return Survey(*_core.survey(np.ascontiguousarray(events)))
 
 
@@ -52,7 +52,7 @@ def parts_in(events: Block, interval: tuple[int, int]) -> Block:
 
 
 def count_in(events: Block, intervals: list[tuple[int, int]]) -> int:
-    """How many events, gaps apart, lie in one of the intervals (ns), at least in part; these are in order and apart."""
+    """Number of events, without gaps, that lie in one of the sorted, disjoint intervals (ns), at least in part."""
     return _core.count_touching(np.ascontiguousarray(events), np.array(intervals, np.int64))
 
 

@@ -14,7 +14,7 @@ _AS_THEY_ARE = ("step", "ts", "dur", "kind")
 
 
 def columns_of_events(batches: Iterable[EventBatch]) -> dict[str, Any]:
-    """window, source, step, ts, dur (ns), kind, category, name and track: of each an array, with texts in place of ids."""
+    """Arrays of window, source, step, ts, dur (ns), kind, category, name and track, with texts instead of ids."""
     columns: dict[str, list[Any]] = {
         name: [] for name in ("window", "source", *_AS_THEY_ARE, "category", "name", "track")
     }

@@ -1,4 +1,4 @@
-"""The process-wide table of tracks: where an event is drawn."""
+"""The process-wide table of tracks, the rows of a trace."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 from stepscope.runtime import _core
 from stepscope.runtime.threads import locks
 
-MOST = _core.MAX_TRACKS
-"""Tracks of a process at most: further ones share the last."""
+MAX_TRACKS = _core.MAX_TRACKS
+"""Limit of tracks of a process. Further ones share the last."""
 STEPS_TID = 1 << 30
-"""Thread number shown for steps that do not nest on the training loop's track; above every real one."""
+"""Thread number of the track for steps that do not nest on the training loop's track. It exceeds all real ones."""
 
 
 class TrackKind(IntEnum):
-    """What a track stands for."""
+    """Kind of a track."""
 
     PROCESS = 1
     THREAD = 2
@@ -28,30 +28,30 @@ class TrackKind(IntEnum):
 
 
 class Track(msgspec.Struct, frozen=True, gc=False):
-    """One row of a viewer. `pid` and `tid` are what Chrome traces show."""
+    """One row of a viewer. Chrome traces show `pid` and `tid`."""
 
     id: int
     kind: TrackKind
     pid: int
     tid: int
     parent: int
-    """Id of the track that this one belongs to, 0 = none."""
+    """Id of the parent track, 0 = none."""
     name: str
 
 
 def new(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
-    """Adds a track and returns its id. A row that may be asked for twice is kept by who asks."""
+    """Adds a track and returns its id. Each call adds one: the caller must remember the id."""
     return _core.track(int(kind), pid, tid, name, parent)
 
 
 _read: set[int] = set()
 _reading = locks.reentrant()
-"""Held while a row is added that is not a living one, and is not known as that yet."""
+"""Held while a track of a recording is added, until it is in `_read`."""
 
 
 def read(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int:
-    """Adds a track that a recording speaks of, and returns its id. Nothing of this process is drawn there, though the
-    recording may be its own: see `living`."""
+    """Adds a track of a recording, and returns its id. This process has no live events on it, even if the recording is its own: see
+    `living`."""
     with _reading:
         track = new(kind, pid, tid, name, parent)
         _read.add(track)
@@ -59,7 +59,7 @@ def read(kind: TrackKind, pid: int, tid: int, name: str, parent: int = 0) -> int
 
 
 def living(first: int) -> list[Track]:
-    """Those of `since` that no recording spoke of first."""
+    """The tracks of `since` that are not from recordings."""
     with _reading:
         return [track for track in since(first) if track.id not in _read]
 
@@ -68,14 +68,14 @@ _spare: dict[tuple[int, int, str], list[int]] = {}
 
 
 def borrow(pid: int, tid: int, name: str) -> int:
-    """A thread's track of the process that nobody else has at the moment: the table only grows, and a program may make
-    profilers for ever. `give_back` ends the loan."""
+    """Returns a track of kind thread that is not in use. Call `release` afterwards, so that it can be reused: a program may create
+    profilers for ever, and the table never shrinks."""
     spare = _spare.get((pid, tid, name))
     return spare.pop() if spare else new(TrackKind.THREAD, pid, tid, name, process())
 
 
-def give_back(track: int, pid: int, tid: int, name: str) -> None:
-    """Ends a loan: nothing is drawn there any more by who borrowed it."""
+def release(track: int, pid: int, tid: int, name: str) -> None:
+    """Makes a track of `borrow` available again."""
     _spare.setdefault((pid, tid, name), []).append(track)
 
 

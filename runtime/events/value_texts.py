@@ -1,7 +1,7 @@
-"""Values of well-known types as text: those whose text is cheap to make and runs no code of the program.
+"""Texts for values of well-known types, which are fast and run no code of the program.
 
-The type must be exactly one of these. A subclass may have a `__str__` of its own, which could be slow, wait for a device or
-raise; whatever is not known here is shown by the name of its type.
+The type must be exactly one of these. A subclass may have its own `__str__`, which could be slow, wait for a device or raise.
+Values of other types are shown by the name of their type.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _ZONES = {"datetime": frozenset({"timezone"}), "zoneinfo": frozenset({"ZoneInfo"
 
 
 def shown(value: object) -> str | dict[str, Any] | float | None:
-    """The text of a value, or the number; the fields of a dataclass; `None` for a value of a type that is not known.
+    """The text of a value, or its number, or the fields of a dataclass; `None` for an unknown type.
 
-    An enum is its value if that is text, else its name with that of the class, as in `Color.RED`.
+    For an enum, it is the value if that is text, else the name with that of the class, such as `Color.RED`.
     """
     kind = type(value)
     if _is(kind, _BY_MODULE):
@@ -59,7 +59,7 @@ def shown(value: object) -> str | dict[str, Any] | float | None:
 
 
 def _is(kind: type | None, known: Mapping[str, Collection[str]]) -> bool:
-    """Whether a type is one of those, and not another one of that name."""
+    """Whether a type is one of these, and not another one with the same name."""
     if kind is None or type(kind.__module__) is not str:
         return False
     names = known.get(kind.__module__)
@@ -69,9 +69,9 @@ def _is(kind: type | None, known: Mapping[str, Collection[str]]) -> bool:
 
 
 def _plain_attributes(kind: type) -> bool:
-    """Whether looking at an attribute runs no code of the program."""
-    asks: object = kind.__getattribute__
-    return asks is object.__getattribute__
+    """Whether reading an attribute runs no code of the program."""
+    getter: object = kind.__getattribute__
+    return getter is object.__getattribute__
 
 
 _core.set_known_values(shown)

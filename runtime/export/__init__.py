@@ -1,4 +1,4 @@
-"""The way of batches out: the contract of an exporter, its worker with a bounded queue, and the fan-out to all.
+"""Exporters: their contract, a worker with a bounded queue for each, and the fan-out to all.
 
 Read first: `exporter` (the contract) with `run`, then `fanout` and `exporter_worker`, then `formats`.
 """

@@ -1,4 +1,4 @@
-"""The contract of an exporter, as the runtime sees it; `stepscope.exporters.base` gives it its public name."""
+"""The contract of an exporter; its public module is `stepscope.exporters.base`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from stepscope.runtime.windows.window import Window
 
 @runtime_checkable
 class Exporter(Protocol):
-    """A consumer of events, with a bounded queue, a thread and an event loop of its own.
+    """A consumer of events. Each has its own bounded queue, thread and event loop.
 
-    A call that blocks holds up nothing but this exporter; but one that awaits can be cancelled at the deadline for
-    closing, and one that blocks is left to itself then.
+    A call that blocks delays this exporter only. At the deadline for closing, a call that awaits is cancelled, and the thread of a
+    call that blocks is abandoned.
 
-    Life: `open` once, then `export` and `close_window` in any number, `aclose` once. Calls never overlap.
-    Batches of different windows may alternate; `close_window` is the last call for its window.
-    What is raised is counted, kept and shown by the profiler: it costs this exporter's output only. After an
-    exception of `open` nothing more is called; after one of `export` that batch counts as dropped, except for what a
-    `Counting` exporter has written of it.
-    One whose output cannot be read unless `aclose` has completed it says so with an attribute `whole_or_nothing` that is true:
-    if that fails, all of its events count as dropped.
-    An exporter with a size limit counts the events that it refused in an attribute `dropped_cap`. One that sends events
-    later, or leaves some out for reasons of its own, is `SupportsDeferredAck`.
+    Order of calls: `open` once, then `export` and `close_window` any number of times, `aclose` once. Calls never overlap. Batches of
+    different windows may alternate; `close_window` is the last call for its window.
+
+    Exceptions are counted and stored, and the profiler shows them. They affect the output of this exporter only. After an exception
+    of `open` no method is called. After one of `export` the batch counts as dropped, except for events that a `Counting` exporter
+    has written.
+
+    If the output can be read only after a successful `aclose`, set an attribute `whole_or_nothing` to true: if `aclose` fails, all
+    events count as dropped. An exporter with a size limit counts refused events in an attribute `dropped_cap`. One that sends
+    events later, or drops some for other reasons, is `SupportsDeferredAck`.
     """
 
     name: str
-    """Names the output in ledgers and reports."""
+    """Name of the output in ledgers and reports."""
 
     async def open(self, run: Run) -> None:
         """Prepares the output.
 
         Raises:
-            OutputError: if it cannot be written; says where and why.
+            OutputError: if it cannot be written, with the place and the reason.
         """
         ...
 
     async def export(self, batch: EventBatch) -> None:
-        """Takes one batch of one window. Its arrays are shared and read-only."""
+        """Exports one batch of one window. Its arrays are shared and read-only."""
         ...
 
     async def close_window(self, window: Window) -> None:
@@ -51,89 +52,89 @@ class Exporter(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Flushes and closes. Called under a deadline; must leave readable output behind even when cancelled."""
+        """Flushes and closes. Called with a deadline; the output must be readable even if it is cancelled."""
         ...
 
 
 @runtime_checkable
 class SupportsDiscard(Protocol):
-    """What an exporter may have besides, if it can take a window back that it has closed."""
+    """An exporter that can delete a closed window."""
 
     async def discard_window(self, window: int) -> None:
-        """Deletes what was written of a window: newer and slower ones have been saved since. May be called twice."""
+        """Deletes a window, as newer or slower ones were saved since. May be called twice for one window."""
         ...
 
 
 @runtime_checkable
 class SupportsEarlyClose(Protocol):
-    """What an exporter may have besides, if it can be long in ending, such as one that tries again what has failed."""
+    """An exporter that may need long to close, such as one that retries."""
 
     def closing(self) -> None:
-        """The end has come: nothing more is offered, and what is queued is to be exported by the deadline for closing.
+        """The profiler closes: no further batches are queued, and the queued ones should be exported by the deadline for closing.
 
-        Called once, on the exporter's loop: between its other methods or while one of them awaits, `open` included.
+        Called once, on the exporter's loop: between other methods, or while one of them awaits, including `open`.
         """
         ...
 
 
 class DeliveryResult(msgspec.Struct, frozen=True):
-    """What became of some events of a window that an exporter had kept."""
+    """Outcome of events of a window that were in flight."""
 
     window: int
     exported: int = 0
     dropped: Mapping[str, int] = {}
     """By reason."""
     kept: int = 0
-    """Of those exported: events that lie in files until they are sent."""
+    """Number of exported events that are in files until they are sent."""
 
 
 @runtime_checkable
 class SupportsDeferredAck(Protocol):
-    """What an exporter has besides, if events are not exported yet when `export` returns, such as one that collects them.
+    """An exporter whose `export` returns before the events are exported, such as one that collects them.
 
-    The events that it was given are in flight until `settle` tells of them, also those of an `export` that raised.
-    What it never tells of is dropped as `closed` in the end.
+    Events are in flight until `settle` reports their outcome, also those of an `export` that raised. Unreported events count as
+    dropped in the end, with the reason `closed`.
     """
 
     def settle(self) -> Iterable[DeliveryResult]:
-        """What became of events since the last call; asked on the exporter's thread after each of its methods."""
+        """Returns outcomes since the last call. Called on the exporter's thread, after each of its methods."""
         ...
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Events that an exporter had written, and that no file has any more."""
+    """Events that an exporter had written and that were lost."""
 
     events: int
     reason: str
     """For the ledger: `deleted` or `error`."""
     window: int | None = None
-    """`None`: the events that were written last, of whatever window."""
+    """`None`: the events that were written last, of any window."""
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """What an exporter may have besides, if it counts the events in its files.
+    """An exporter that counts the events in its files.
 
-    So the accounts are exact where `export` raises after a part of the batch was written, as on a full disk, and where a
-    file is deleted while it is written.
+    So the accounts are exact if `export` raises after a part of the batch was written, such as on a full disk, and if a file is
+    deleted while it is written.
     """
 
     @property
     def written(self) -> int:
-        """Events written so far; it never decreases."""
+        """Number of events written so far. It never decreases."""
         ...
 
     def take_lost(self) -> Iterable[Lost]:
-        """What was lost since the last call; asked on the exporter's thread after each of its methods."""
+        """Returns losses since the last call. Called on the exporter's thread, after each of its methods."""
         ...
 
 
 @runtime_checkable
 class SupportsUnsentFiles(Protocol):
-    """What a settling exporter has besides, if what the other end has not confirmed stays in files when the run ends.
+    """A `SupportsDeferredAck` exporter that writes unconfirmed events to files when the run ends.
 
-    One that was cancelled at the deadline, and then says where these are, has ended in order.
+    If it is cancelled at the deadline and has such files, that is no error.
     """
 
     kept: UnsentFiles | None
-    """Where the files are, once it is closed; `None` if there are none."""
+    """The files, once it is closed; `None` if there are none."""

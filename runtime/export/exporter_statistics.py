@@ -1,4 +1,4 @@
-"""The accounts of one exporter, as others see them."""
+"""A snapshot of the accounts of one exporter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class ExporterStatistics(msgspec.Struct, frozen=True):
     batches: int
     waiting_batches: int
     waiting_events: int
-    """Those in the queue, and in the exporter's hands."""
+    """Events in the queue, in the current call, or in flight."""
     waiting_bytes: int
     peak_bytes: int
     windows_left_out: int
-    """Windows that it was not given, as too many others waited for it; their events are dropped, reason `queue`."""
+    """Windows that were skipped because too many others waited for it. Their events were dropped, with the reason `queue`."""
     errors: int
     first_error: str
     busy_ns: int
     """Time spent in the exporter's calls, in ns."""
     kept: UnsentFiles | None = None
-    """Where those events are that are `ledger.kept`; `None` while there are none."""
+    """Files of the events in `ledger.kept`; `None` if there are none."""

@@ -23,7 +23,7 @@ from stepscope.runtime.export.exporter import (
     SupportsEarlyClose,
     SupportsUnsentFiles,
 )
-from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS, Accounts
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, Accounts
 from stepscope.runtime.export.exporter_statistics import ExporterStatistics
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import readable
@@ -36,10 +36,10 @@ from stepscope.runtime.windows.window import Window
 log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
-"""Seconds that the loop waits at most for one batch of an exporter that is behind."""
+"""Longest time that the loop waits for one batch of a slow exporter, in seconds."""
 
 WINDOWS_WAITING = 1000
-"""Windows that may wait in a queue to be closed; an exporter that is further behind gets no further windows."""
+"""Limit of windows that wait in a queue to be closed. Beyond that, the exporter gets no further windows."""
 
 
 class WindowClosed(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class WindowClosed(msgspec.Struct, frozen=True):
 
 
 class WindowDiscarded(msgspec.Struct, frozen=True):
-    """A window that was closed is to be deleted."""
+    """Delete a closed window."""
 
     index: int
 
@@ -58,10 +58,10 @@ Item = EventBatch | WindowClosed | WindowDiscarded
 
 
 class ExporterWorker:
-    """Feeds one exporter at its own speed, on a loop and thread of its own.
+    """Calls one exporter at its own speed, on its own thread and event loop.
 
-    An exporter that fails or blocks costs its own output only. `offer`, `close_window` and `discard_window` are called on the drain
-    loop; accounts may be read from any thread, and always agree.
+    An exporter that fails or blocks loses its own output only. `offer`, `close_window` and `discard_window` are called on the drain
+    loop. Any thread may read the accounts, which always agree.
     """
 
     def __init__(
@@ -73,54 +73,54 @@ class ExporterWorker:
         outputs: Callable[[int], dict[str, OutputLedger]] = lambda _: {},
         drop_oldest: bool = False,
     ) -> None:
-        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window;
-        whether a full queue drops what has waited longest, instead of what comes."""
+        """Args: the exporter; the run; limit of the queue in bytes; our clock; accounts of all exporters by window; whether a full
+        queue drops the oldest batches instead of new ones."""
         self.exporter = exporter
         self.name = readable(exporter.name)
         self.raised: ErrorLog[BaseException] = ErrorLog(contexts=True)
         self.is_journal = bool(getattr(exporter, "is_journal", False))
         self.items_queued = 0
-        """Items put into the queue so far."""
+        """Number of items queued so far."""
         self._run = run
         self._max = max_bytes
         self._drop_oldest = drop_oldest
         self._now = now
         self._outputs = outputs
         self._queue: deque[Item] = deque()
-        self._in_hand: EventBatch | None = None
+        self._current: EventBatch | None = None
         self._work = LoopCondition()
         self._progress = LoopCondition()
         self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
         self._inside = ""
-        """The exporter's method that was called last."""
+        """The method of the exporter that was called last."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
-        """Whether what was exported can be read only when the exporter has been closed."""
+        """Whether the output can be read only after the exporter is closed."""
         self._closing = self._broken = self._idle = self._stuck = False
         self._late = ""
-        """The method that had not returned when the deadline for closing came."""
+        """The method that was running at the deadline for closing."""
         self._abandoned = ""
-        """Why everything is dropped from now on; empty while the exporter gets events."""
+        """Why all further events are dropped; empty while the exporter gets events."""
         self._bytes = self._peak = self._batches = self._handled = self._busy = 0
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
         self._cap_seen = self._written_before = 0
         self._counting = exporter if isinstance(exporter, Counting) else None
-        self._settling = exporter if isinstance(exporter, SupportsDeferredAck) else None
-        self._keeping = exporter if isinstance(exporter, SupportsUnsentFiles) else None
+        self._deferred = exporter if isinstance(exporter, SupportsDeferredAck) else None
+        self._unsent = exporter if isinstance(exporter, SupportsUnsentFiles) else None
         self._batches_seen = (0, 0)
-        self._windows_given = self._windows_closed = 0
+        self._windows_queued = self._windows_closed = 0
         self._latest = -1
-        """The latest window, whether it went to the exporter or not."""
-        self._left_out: dict[int, None] = {}
-        """The latest windows that did not go to the exporter."""
-        self._windows_left_out = self._left_out_told = 0
+        """Index of the latest window, skipped or not."""
+        self._skipped: dict[int, None] = {}
+        """The latest skipped windows."""
+        self._skipped_windows = self._skipped_reported = 0
 
     def start(self, enter: Callable[[], object] = lambda: None) -> None:
-        """Starts the exporter's thread. Without one the exporter has failed, like one that cannot be opened.
+        """Starts the exporter's thread. If that fails, it counts as a failed `open`.
 
         Args:
-            enter: called there first; context variables that it sets are those of the exporter.
+            enter: called there first, to set the context variables of the exporter.
         """
 
         async def run() -> None:
@@ -132,7 +132,7 @@ class ExporterWorker:
         except RuntimeError as error:
             self._fail(error)
 
-    # producer's side, on the pipeline's loop
+    # producer, on the pipeline's loop
 
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch, or drops and counts it."""
@@ -143,14 +143,14 @@ class ExporterWorker:
                 self._accounts.drop(batch.window, "error", count)
             elif self._abandoned:
                 self._accounts.drop(batch.window, self._abandoned, count)
-            elif self._leaves_out(batch.window):
+            elif self._skips(batch.window):
                 self._accounts.drop(batch.window, "queue", count)
             else:
                 self._admit(batch)
         self._work.notify_all()
 
     def _admit(self, batch: EventBatch) -> None:
-        # The first one passes, however large it is.
+        # An empty queue accepts a batch of any size.
         if self._queue and self._bytes + batch.nbytes > self._max:
             count = len(batch)
             batch = self._fit(batch)
@@ -163,7 +163,7 @@ class ExporterWorker:
             self._idle = False
 
     def _fit(self, batch: EventBatch) -> EventBatch:
-        """The first events of a batch, as many as there is room for, or room is made for."""
+        """The first events of a batch that fit the queue. With `drop_oldest`, older batches are dropped before."""
         if self._drop_oldest:
             self._make_room(self._bytes + batch.nbytes - self._max)
         events, args = cut_block(batch.events, batch.args, self._max - self._bytes)
@@ -173,7 +173,7 @@ class ExporterWorker:
         return msgspec.structs.replace(batch, events=events, args=args)
 
     def _make_room(self, need: int) -> None:
-        """Drops the batches that have waited longest, until so many bytes are free."""
+        """Drops the oldest batches, until so many bytes are free."""
         ends: list[Item] = []
         while need > 0 and self._queue:
             item = self._queue.popleft()
@@ -185,36 +185,36 @@ class ExporterWorker:
                 ends.append(item)
         self._queue.extendleft(reversed(ends))
 
-    def _leaves_out(self, window: int) -> bool:
-        """Whether this window, which is the latest, does not go to the exporter: that is decided when it begins."""
+    def _skips(self, window: int) -> bool:
+        """Whether this window is skipped. That is decided when it begins."""
         if window > self._latest:
             self._latest = window
             if self.windows_waiting >= WINDOWS_WAITING:
-                self._left_out[window] = None
-                self._windows_left_out += 1
-                if len(self._left_out) > KEPT_WINDOWS:
-                    oldest = next(iter(self._left_out))
-                    del self._left_out[oldest]
+                self._skipped[window] = None
+                self._skipped_windows += 1
+                if len(self._skipped) > MAX_WINDOWS:
+                    oldest = next(iter(self._skipped))
+                    del self._skipped[oldest]
                     self._accounts.forget(oldest)
-        return window in self._left_out
+        return window in self._skipped
 
     def close_window(self, window: Window) -> None:
-        """Queues the end of a window; it fits if the window was given at all."""
+        """Queues the end of a window, unless the window is skipped."""
         with self._lock:
-            left_out = not self._abandoned and self._leaves_out(window.index)
-        if left_out:
+            skipped = not self._abandoned and self._skips(window.index)
+        if skipped:
             self._progress.notify_all()
             return
-        missed, self._left_out_told = self._windows_left_out - self._left_out_told, self._windows_left_out
+        missed, self._skipped_reported = self._skipped_windows - self._skipped_reported, self._skipped_windows
         if missed:
             note = f"{missed:,} windows were not given to {self.name}: it was {WINDOWS_WAITING:,} windows behind"
             window = msgspec.structs.replace(window, diagnostics=(*window.diagnostics, note))
-        self._windows_given += 1
+        self._windows_queued += 1
         self._put(WindowClosed(window))
 
     def discard_window(self, index: int) -> None:
-        """Queues the deletion of a window, for exporters that can do that."""
-        if isinstance(self.exporter, SupportsDiscard) and index not in self._left_out:
+        """Queues the deletion of a window, if the exporter supports it."""
+        if isinstance(self.exporter, SupportsDiscard) and index not in self._skipped:
             self._put(WindowDiscarded(index))
 
     def _put(self, item: WindowClosed | WindowDiscarded) -> None:
@@ -227,11 +227,11 @@ class ExporterWorker:
 
     @property
     def windows_waiting(self) -> int:
-        """Windows that ended and that the exporter has not closed yet."""
-        return self._windows_given - self._windows_closed
+        """Number of ended windows that the exporter has not closed yet."""
+        return self._windows_queued - self._windows_closed
 
     def behind(self) -> bool:
-        """Whether more than half of its queue waits while it gets on: what is not urgent is better held back."""
+        """Whether more than half of its queue is full while it makes progress, so that events without urgency should wait."""
         now = self._now()
         full = self._bytes > self._max // 2
         if not full or self._batches != self._batches_seen[0]:
@@ -239,14 +239,14 @@ class ExporterWorker:
         return full and now - self._batches_seen[1] < PATIENCE * 1e9
 
     def half_full(self) -> bool:
-        """Whether more than half of its queue waits, and it is worth waiting for."""
+        """Whether more than half of its queue is full, and it makes progress."""
         return self._bytes > self._max // 2 and not self._stuck
 
     async def wait_below_half(self) -> None:
-        """Waits while more than half of the queue is full and the exporter gets on with it.
+        """Waits while more than half of the queue is full and the exporter makes progress, so that a burst loses no events.
 
-        So a burst passes without a drop. One that makes no progress for `PATIENCE` seconds is not waited for again
-        until it does: it must not hold up the others.
+        After `PATIENCE` seconds without progress, it does not wait again until there is progress, so that other exporters are not
+        delayed.
         """
         while self.half_full():
             handled = self._handled
@@ -255,48 +255,46 @@ class ExporterWorker:
             self._stuck = waited.cancelled_caught
 
     def finish(self) -> None:
-        """No more will be offered."""
+        """No further batches will be offered."""
         self._closing = True
         self._work.notify_all()
         exporter = self.exporter
         if self._thread is not None and isinstance(exporter, SupportsEarlyClose):
-            self._thread.call(lambda: self._say_closing(exporter))
+            self._thread.call(lambda: self._report_closing(exporter))
 
-    def _say_closing(self, exporter: SupportsEarlyClose) -> None:
+    def _report_closing(self, exporter: SupportsEarlyClose) -> None:
         try:
             exporter.closing()
-        except BaseException as error:  # on its own loop, where no cancellation is thrown into a call
-            self._keep("closing", error)
+        except BaseException as error:  # it is no coroutine, so no cancellation can be raised in it
+            self._record_error("closing", error)
 
     async def drained(self) -> None:
-        """Returns when the queue is empty and nothing is in the exporter's hands."""
+        """Returns when the queue is empty and no call is running."""
         await self._progress.wait_for(lambda: self._idle or self._abandoned)
 
     async def window_closed(self, index: int) -> None:
-        """Returns when the exporter has closed this window, or has tried to; from any loop."""
-        await self._progress.wait_for(
-            lambda: self._accounts.closed(index) or index in self._left_out or self._abandoned
-        )
+        """Returns when the exporter has closed this window, or has failed to. Any loop may call."""
+        await self._progress.wait_for(lambda: self._accounts.closed(index) or index in self._skipped or self._abandoned)
 
     @property
     def handled(self) -> int:
-        """Items, of those given, that the exporter has written, or that were dropped and counted."""
+        """Number of queued items that the exporter has handled, or that were dropped and counted."""
         with self._lock:
-            return self.items_queued - len(self._queue) - (self._in_hand is not None)
+            return self.items_queued - len(self._queue) - (self._current is not None)
 
     @property
     def unreported_drops(self) -> int:
-        """Events that were dropped, of windows whose end the exporter has not been given yet."""
+        """Number of dropped events of windows whose end the exporter did not get yet."""
         with self._lock:
             return self._accounts.unreported_drops
 
     @property
     def ended(self) -> bool:
-        """Whether the thread has done its work; true if it was never started."""
+        """Whether the thread has ended; true if it was never started."""
         return self._thread is None or self._thread.ended
 
     def join(self, seconds: float) -> None:
-        """Waits until nothing is left of a thread that has ended, `seconds` at most; not from a loop."""
+        """Joins a thread that has ended, waiting at most `seconds`. Must not be called on a loop."""
         if self._thread is not None and self._thread.ended:
             self._thread.join(seconds)
 
@@ -306,43 +304,43 @@ class ExporterWorker:
             await self._thread.change.wait_for(lambda: self.ended)
 
     def cancel(self) -> None:
-        """The deadline has passed: the exporter is cancelled, and has `GRACE` seconds to close its output."""
+        """Cancels the exporter, as the deadline has passed. It has `GRACE` seconds to close its output."""
         if self._thread is not None and not self.ended:
             self._late = self._inside or "aclose"
             self._thread.cancel()
 
     def abandon(self) -> None:
-        """Nothing more is waited for: what the exporter has not written is dropped, and counted."""
-        self._let_go("closed")
-        said = self.statistics()
-        if said.kept is not None:
-            log.warning("output %s: %s%s", self.name, counted(said.ledger, said.kept), remedy(said.kept))
+        """Drops and counts all events that the exporter has not written."""
+        self._drop_all("closed")
+        now = self.statistics()
+        if now.kept is not None:
+            log.warning("output %s: %s%s", self.name, counted(now.ledger, now.kept), remedy(now.kept))
         elif self._late:
             fate = "cancelled" if self.ended else "left to itself, as it blocks its thread"
-            self._keep(self._late, TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
+            self._record_error(self._late, TimeoutError(f"it did not end by the deadline for closing, and was {fate}"))
 
-    def _let_go(self, reason: str) -> None:
+    def _drop_all(self, reason: str) -> None:
         with self._lock:
             self._abandoned = self._abandoned or reason
-            for batch in (self._in_hand, *self._queue):
+            for batch in (self._current, *self._queue):
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
-            self._accounts.drop_held(reason)
+            self._accounts.drop_in_flight(reason)
             if self._unreadable:
                 self._accounts.lose_all(reason)
             self._queue.clear()
-            self._in_hand, self._bytes = None, 0
+            self._current, self._bytes = None, 0
         self._progress.notify_all()
 
-    # consumer's side, on the exporter's loop
+    # consumer, on the exporter's loop
 
     async def run(self) -> None:
-        """Opens the exporter, feeds it until `finish()` and the queue is empty, closes it."""
+        """Opens the exporter, handles items until `finish()` was called and the queue is empty, and closes it."""
         try:
             if not await self._guard("open", lambda: self.exporter.open(self._run)):
                 self._broken = True
             while True:
-                closing = self._closing  # before the queue is looked at: nothing is offered after it is set
+                closing = self._closing  # before the queue is read: no batch is offered after it is set
                 item = self._next()
                 if item is not None:
                     await self._handle(item)
@@ -360,9 +358,9 @@ class ExporterWorker:
         await self._close()
 
     def _fail(self, error: BaseException) -> None:
-        """The exporter cannot be run (any more): no thread, no descriptor for its loop, or a fault of ours."""
-        self._keep(self._inside or "run", error)
-        self._let_go("error")
+        """The exporter cannot run: there is no thread, no descriptor for its loop, or an internal error."""
+        self._record_error(self._inside or "run", error)
+        self._drop_all("error")
 
     async def _close(self) -> None:
         if not self._broken:
@@ -373,14 +371,14 @@ class ExporterWorker:
                         self._accounts.lose_all("error")
                     self._unreadable = False
             finally:
-                self._settle()
+                self._collect_results()
 
     def _next(self) -> Item | None:
-        """Takes an item off the queue; a batch stays accounted for as in hand."""
+        """Removes and returns the next item. A batch becomes the current one."""
         with self._lock:
             item = self._queue.popleft() if self._queue else None
             if isinstance(item, EventBatch):
-                self._in_hand = item
+                self._current = item
                 self._bytes -= item.nbytes
             self._idle = item is None
         if item is None:
@@ -397,7 +395,7 @@ class ExporterWorker:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
-                self._settle()
+                self._collect_results()
             with self._lock:
                 self._accounts.close(item.window.index)
             self._windows_closed += 1
@@ -415,45 +413,45 @@ class ExporterWorker:
         self._account(item, "" if done else "error")
 
     def _written(self) -> int:
-        """Events that the exporter has in its files so far; 0 if it does not count them."""
+        """Number of events in the exporter's files so far; 0 if it does not count them."""
         return 0 if self._counting is None else self._counting.written
 
     def _account(self, batch: EventBatch, lost: str) -> None:
-        """What became of the batch in hand: it was exported, or as much of it as was not written is lost for a reason."""
+        """Counts the current batch as exported; with a reason in `lost`, the events that were not written as dropped."""
         cap = getattr(self.exporter, "dropped_cap", 0)
         with self._lock:
-            if self._in_hand is None:
+            if self._current is None:
                 return  # abandoned meanwhile, and counted
-            self._in_hand = None
+            self._current = None
             refused = min(cap - self._cap_seen, len(batch))
             self._cap_seen += refused
             self._accounts.drop(batch.window, "cap", refused)
             rest = len(batch) - refused
-            if self._settling is not None and not self._broken:
-                self._accounts.hold(batch.window, rest)
+            if self._deferred is not None and not self._broken:
+                self._accounts.add_in_flight(batch.window, rest)
             else:
                 done = min(self._written() - self._written_before, rest) if lost else rest
                 self._accounts.export(batch.window, done)
                 self._accounts.drop(batch.window, lost, rest - done)
-        self._settle()
+        self._collect_results()
 
-    def _settle(self) -> None:
-        told = [] if self._settling is None else list(self._settling.settle())
-        kept = None if self._keeping is None else self._keeping.kept
-        gone = [] if self._counting is None else list(self._counting.take_lost())
-        cap = 0 if self._settling is not None else getattr(self.exporter, "dropped_cap", 0)
+    def _collect_results(self) -> None:
+        results = [] if self._deferred is None else list(self._deferred.settle())
+        kept = None if self._unsent is None else self._unsent.kept
+        losses = [] if self._counting is None else list(self._counting.take_lost())
+        cap = 0 if self._deferred is not None else getattr(self.exporter, "dropped_cap", 0)
         with self._lock:
-            for settled in told:
-                self._accounts.settle(settled)
-            if cap > self._cap_seen:  # events written in part before the limit was met
-                gone.append(Lost(cap - self._cap_seen, "cap"))
+            for result in results:
+                self._accounts.resolve(result)
+            if cap > self._cap_seen:  # a part of these events was written before the limit was reached
+                losses.append(Lost(cap - self._cap_seen, "cap"))
                 self._cap_seen = cap
-            for lost in gone:
+            for lost in losses:
                 self._accounts.lose(lost)
             self._kept = None if self._abandoned else kept
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
-        """Awaits a call of the exporter; what it raises is kept. Only a cancellation from outside passes."""
+        """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
         start = self._now()
         self._inside = what
         task = asyncio.current_task()
@@ -462,32 +460,32 @@ class ExporterWorker:
         except BaseException as error:
             if cancels(error, task):
                 raise
-            self._keep(what, error)
+            self._record_error(what, error)
             return False
         finally:
             self._busy += self._now() - start
         return True
 
-    def _keep(self, what: str, error: BaseException) -> None:
+    def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:
-            self._late = ""  # it says itself what came of the deadline
+            self._late = ""  # this error reports the deadline
         self.raised.record_and_log(what, error, f"exporter {self.name!r}")
 
     # accounts
 
-    def keeps(self, window: int) -> bool:
-        """Whether the accounts of this window are still kept apart from those of the run."""
+    def has_window(self, window: int) -> bool:
+        """Whether this window is not part of the sum of old windows."""
         with self._lock:
-            return self._accounts.keeps(window)
+            return self._accounts.has_window(window)
 
     def ledger(self, window: int) -> OutputLedger:
-        """Accounts of one window; empty if they are not kept any more."""
+        """Accounts of one window; empty for an old one."""
         with self._lock:
             return self._accounts.ledger(window)
 
     def _with_own(self, window: Window) -> Ledger:
         outputs = self._outputs(window.index)
-        if self.keeps(window.index):
+        if self.has_window(window.index):
             outputs = {**outputs, self.name: self.ledger(window.index)}
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 
@@ -495,16 +493,17 @@ class ExporterWorker:
         """Accounts so far."""
         count, first = self.raised.count, self.raised.retained[:1]
         with self._lock:
-            waiting = (self._in_hand, *self._queue)
+            waiting = (self._current, *self._queue)
             return ExporterStatistics(
                 name=self.name,
                 ledger=self._accounts.total(),
                 batches=self._batches,
                 waiting_batches=len(self._queue),
-                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch)) + self._accounts.held,
+                waiting_events=sum(len(item) for item in waiting if isinstance(item, EventBatch))
+                + self._accounts.in_flight,
                 waiting_bytes=self._bytes,
                 peak_bytes=self._peak,
-                windows_left_out=self._windows_left_out,
+                windows_left_out=self._skipped_windows,
                 errors=count,
                 first_error=first[0].text if first else "",
                 busy_ns=self._busy,

@@ -1,4 +1,4 @@
-"""The fanout: gives every batch and every end of a window to all exporters, each of which takes it at its own speed."""
+"""The fan-out: queues each batch and each end of a window for all exporters."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from stepscope.runtime.windows.window import Window
 
 log = logging.getLogger("stepscope")
 
-SILENT = 1.0
-"""Seconds for which closing waits for exporters without a word."""
+QUIET_S = 1.0
+"""Seconds that closing waits for exporters before it logs which ones."""
 
 
 class Fanout:
-    """The exporter workers of one pipeline; on the pipeline's loop, but for accounts."""
+    """The exporter workers of one pipeline. Used on the pipeline's loop; any thread may read accounts."""
 
     def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
-        """Args: the exporters; the run; limit of each queue in bytes; whether a full one drops what it has."""
+        """Args: the exporters; the run; limit of each queue in bytes; whether a full queue drops the oldest batches."""
         self.workers = [
             ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, drop_oldest) for exporter in exporters
         ]
         self.batches = 0
         self.offered = 0
-        """Events that were offered to each exporter."""
+        """Number of events that were offered to each exporter."""
         self._name = run.name
 
     def start(self, enter: Callable[[], object]) -> None:
-        """Starts the exporters, each on a thread of its own, where `enter` is called first."""
+        """Starts the exporters, each on its own thread, where `enter` is called first."""
         for worker in self.workers:
             worker.start(enter)
 
     def offer(self, batch: EventBatch) -> None:
-        """Queues a batch for all; an empty one is nothing."""
+        """Queues a batch for all exporters, unless it is empty."""
         if len(batch):
             self.batches += 1
             self.offered += len(batch)
@@ -58,19 +58,19 @@ class Fanout:
             worker.discard_window(index)
 
     def behind(self) -> bool:
-        """Whether an exporter has much to do and gets on with it: what is not urgent is better held back."""
+        """Whether an exporter has a half-full queue and makes progress, so that events without urgency should wait."""
         return any(worker.behind() for worker in self.workers)
 
     def unwritten(self) -> int:
-        """Windows that are closed and that not even the fastest exporter has written."""
+        """Number of closed windows that not even the fastest exporter has written."""
         return min((worker.windows_waiting for worker in self.workers), default=0)
 
     def outputs(self, window: int) -> dict[str, OutputLedger]:
-        """Accounts of a window at each exporter that keeps them still, as they are now."""
-        return {worker.name: worker.ledger(window) for worker in self.workers if worker.keeps(window)}
+        """Current accounts of a window at each exporter that still has them."""
+        return {worker.name: worker.ledger(window) for worker in self.workers if worker.has_window(window)}
 
     async def drained(self) -> None:
-        """Returns when no exporter has anything left to do."""
+        """Returns when all exporters are idle."""
         for worker in self.workers:
             await worker.drained()
 
@@ -85,14 +85,14 @@ class Fanout:
             await worker.wait()
 
     async def finish(self, seconds: Callable[[], float]) -> None:
-        """Lets the exporters end what they have, and close; says whom it waits for if that takes long.
+        """Lets the exporters finish their queues and close. If that is slow, logs which ones it waits for.
 
         Args:
-            seconds: how long there is still, by which it is cancelled from outside.
+            seconds: returns the remaining time, after which the caller cancels this.
         """
         for worker in self.workers:
             worker.finish()
-        with anyio.move_on_after(SILENT) as soon:
+        with anyio.move_on_after(QUIET_S) as soon:
             await self.wait()
         if soon.cancelled_caught and not self.ended:
             late = ", ".join(worker.name for worker in self.workers if not worker.ended)
@@ -100,11 +100,11 @@ class Fanout:
             await self.wait()
 
     def cancel(self) -> None:
-        """The deadline has passed."""
+        """Cancels the exporters, as the deadline has passed."""
         for worker in self.workers:
             worker.cancel()
 
     def abandon(self) -> None:
-        """Nothing more is waited for; what was not written is counted."""
+        """Drops and counts all events that were not written."""
         for worker in self.workers:
             worker.abandon()

@@ -1,4 +1,4 @@
-"""Output formats by name and file ending, and the playing of a journal into any of them."""
+"""Output formats by name and file ending, and files that are renamed when they are complete."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _formats: dict[str, Format] = {}
 
 
 def register(name: str, suffixes: Sequence[str], factory: Factory) -> None:
-    """Makes a format known to `Window.export`, `stepscope convert` and `stepscope recover`.
+    """Registers a format for `Window.export`, `stepscope convert` and `stepscope recover`.
 
     Args:
-        name: such as `chrome`; registering it again replaces it.
-        suffixes: endings of file names, such as `.json.gz`; the longest that fits a name decides.
+        name: name, such as `chrome`; an existing format of this name is replaced.
+        suffixes: endings of file names, such as `.json.gz`; the longest match decides.
         factory: makes an exporter for a path.
 
     Raises:
@@ -54,14 +54,14 @@ def known() -> list[Format]:
 
 
 def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Exporter:
-    """An exporter that writes to `path`.
+    """Makes an exporter that writes to `path`.
 
     Args:
         path: the file; its ending names the format unless `format` does.
         format: name of a format.
 
     Raises:
-        ValueError: if no format is known by that name or ending; lists those that are.
+        ValueError: if no format has that name or ending; lists the known ones.
     """
     target = Path(path)
     if format is not None:
@@ -77,24 +77,24 @@ def exporter_for(path: str | os.PathLike[str], format: str | None = None) -> Exp
 
 
 being_written: set[str] = set()
-"""Files that exporters of this process have open for writing: two on one file would ruin it for both."""
+"""Files that exporters of this process have open for writing: two exporters on one file would destroy it."""
 
 
 @contextlib.contextmanager
 def staged(target: Path) -> Generator[Path]:
-    """A place to write a file to that gets its name when it is complete.
+    """Provides a temporary path for a file, which is renamed when it is complete.
 
-    The place is in a new directory beside the target. When the block ends without an exception, what is there is moved to
-    the target's directory, over whatever has its name; otherwise it is deleted, and what was there before stays.
+    The path is in a new directory next to the target. If the block ends without an exception, the files there are moved to the
+    target's directory, and replace files of the same name. Otherwise they are deleted, and existing files stay.
 
     Raises:
-        OutputError: if that cannot be done; or the target is there and no regular file, or is being written.
+        OutputError: if that fails; or if the target exists and is no regular file, or is being written.
     """
     target = absolute(target)
     try:
         mode = os.lstat(target).st_mode
     except OSError:
-        mode = stat.S_IFREG  # not there, or a reason that making it tells better
+        mode = stat.S_IFREG  # it does not exist, or creating it will report the error
     if stat.S_ISLNK(mode):
         raise OutputError(errno.EINVAL, "it is a symbolic link; name the file that it leads to", str(target))
     if not stat.S_ISREG(mode):
@@ -112,7 +112,7 @@ def staged(target: Path) -> Generator[Path]:
             yield Path(directory) / target.name
             for name in sorted(os.listdir(directory)):
                 os.replace(Path(directory) / name, target.parent / name)
-    except OutputError as error:  # it names the place, of which nothing is left
+    except OutputError as error:  # it has the temporary path
         error.filename = str(target)
         raise
     except OSError as error:
@@ -121,17 +121,17 @@ def staged(target: Path) -> Generator[Path]:
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike[str], format: str | None = None) -> Generator[Exporter]:
-    """An exporter for a recording that is replayed: its file gets its name when the block ends without an exception.
+    """Provides an exporter for the replay of a recording. Its file gets its name when the block ends without an exception.
 
-    A journal is written at its place, under the next free name if there is one already: the exporter's `path` says which.
+    A journal is written in place, with the next free name if the file exists: the exporter's `path` has it.
 
     Args:
-        path: as for `exporter_for`.
-        format: likewise.
+        path: see `exporter_for`.
+        format: see `exporter_for`.
 
     Raises:
-        ValueError: if no format is known by that name or ending.
-        OutputError: as `staged` does.
+        ValueError: if no format has that name or ending.
+        OutputError: see `staged`.
     """
     exporter = exporter_for(path, format)
     if getattr(exporter, "is_journal", False):

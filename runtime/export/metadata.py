@@ -26,18 +26,18 @@ class Metadata:
             self.add(key, value)
 
     def add(self, key: str, value: Any) -> None:
-        """Adds or replaces a value; what JSON cannot hold is named by its type (`plain`).
+        """Adds or replaces a value. Values that JSON does not support become the name of their type (`plain`).
 
         Raises:
             TypeError: if the key is no str.
         """
         _check_str("key", key)
-        kept = plain(value)
+        reduced = plain(value)
         with self._lock:
-            self._values[readable(key)] = kept
+            self._values[readable(key)] = reduced
 
     def add_json(self, key: str, text: str) -> None:
-        """Adds a value given as JSON text; other text, and what is nested too deep, is kept as a string, and logged.
+        """Adds a value from JSON text. Text that is no JSON, or nested too deeply, is logged and stored as a string.
 
         Raises:
             TypeError: if key or text is no str.
@@ -53,11 +53,11 @@ class Metadata:
             self._values[readable(key)] = value
 
     def copy(self) -> Metadata:
-        """The same values, with a lock of their own: that of this one may be held for ever in a forked child."""
+        """A copy with its own lock, as a thread of the parent may hold this lock in a forked child."""
         return Metadata(self._values)
 
     def snapshot(self) -> dict[str, Any]:
-        """The values as they are now."""
+        """The current values."""
         with self._lock:
             return dict(self._values)
 

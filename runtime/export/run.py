@@ -1,4 +1,4 @@
-"""What exporters are told about the run that they write."""
+"""The facts of a run, for exporters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stepscope.runtime.settings.documented import Documented
 
 
 class Run(Documented, frozen=True, kw_only=True):
-    """One profiler's run, as its exporters see it."""
+    """The run of one profiler, for its exporters."""
 
     name: str
-    """As `trace(name=...)` says."""
+    """Value of `trace(name=...)`."""
     output_dir: Path
-    """Directory of this run; exists."""
+    """Directory of this run, which exists."""
     pid: int
     """Process id of the run."""
     host: str
@@ -32,29 +32,29 @@ class Run(Documented, frozen=True, kw_only=True):
     rank: int | None
     """Rank in a distributed job; `None` outside one."""
     world_size: int | None
-    """How many ranks the job has; `None` outside one."""
+    """Number of ranks of the job; `None` outside one."""
     anchor: ClockAnchor
-    """Wall and monotonic clock read together when the run was opened."""
+    """Wall and monotonic clock, read together when the run was opened."""
     metadata: Callable[[], Mapping[str, Any]]
-    """The metadata added so far; values are JSON-like."""
+    """Returns the metadata so far; values are JSON-like."""
     ledger: Callable[[], Ledger] = Ledger
-    """The accounts of the run so far: windows, what lies between them, and every output."""
+    """Returns the accounts of the run so far: windows, events between windows, and outputs."""
     note_output: NoteOutput = lambda file, being_written, trace=None: None
-    """To be called by an exporter before it begins a file that a crash would leave incomplete, with `True`, and when the
-    file is complete, with `False`: so `stepscope recover` finds journals, and writes traces anew. Writes a small file."""
+    """An exporter calls it with `True` before it begins a file that may be incomplete after a crash, and with `False` when the file
+    is complete. So `stepscope recover` finds journals, and writes traces again. It writes a small file."""
     job: str = ""
-    """What the launcher calls the job that this run is part of; empty if it says nothing."""
+    """The launcher's name of the job of this run; empty without one."""
     clock: str = ""
-    """Names the machine's monotonic clock: runs of one name read the same clock. Empty: not known."""
+    """Name of the machine's monotonic clock: runs with the same name share the clock. Empty = unknown."""
     id: str = ""
-    """Random, of this run alone: its journals and its note bear it. Empty: not known."""
+    """Random id of this run, which its journals and its note contain. Empty = unknown."""
     control: Callable[[Command], Future[Answer]] | None = None
-    """Takes commands for the profiler, from any thread; `None`: it takes none from where this run goes."""
+    """Handles commands for the profiler; any thread may call. `None` if the profiler accepts none from exporters."""
 
     def wall(self, monotonic_ns: int) -> int:
-        """Unix time in ns that the machine's clock showed at a monotonic time of this run, also after it was set.
+        """Unix time in ns at a monotonic time of this run, including changes of the wall clock since.
 
-        For a run of another process it is as the anchor has it.
+        For a run of another process, only the anchor counts.
         """
         at = self.anchor.wall(monotonic_ns)
         return at + wall_clock.change(self.anchor.monotonic_ns, monotonic_ns) if self.pid == os.getpid() else at
@@ -73,7 +73,7 @@ class Run(Documented, frozen=True, kw_only=True):
         note_output: NoteOutput,
         control: Callable[[Command], Future[Answer]] | None = None,
     ) -> Run:
-        """A run of this process, whose own facts are filled in."""
+        """A run of this process, with the facts of the process."""
         return cls(
             name=readable(name),
             output_dir=output_dir,

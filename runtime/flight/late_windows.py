@@ -115,18 +115,18 @@ class FlightWindows(WindowRouter):
         super().source_missing(source, why, interval)
         self._absences.append((source, why, interval))
 
-    def take_marks(self, marks: Block) -> None:
+    def add_marks(self, marks: Block) -> None:
         """Adds step marks, before the events between them, and ends windows whose last step is over."""
         self.steps.add(marks[marks["id"] == self._serial])
         for window in self._open:
             wanted = self._ends.get(window.index)
             if window.end is None and wanted is not None and wanted < self.steps.end:
                 self._end(window, self.steps.mark(wanted).ts, self._watermark)
-        super().take_marks(marks)
+        super().add_marks(marks)
 
     def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
         """Retains a block, and returns batches for the open windows that its events belong to."""
-        events, batches = self._arrived(source, events)
+        events, batches = self._receive(source, events)
         if len(events):
             for block, piece, heap in self.retention.add(source, events, args):
                 for window in self._open:
@@ -280,7 +280,7 @@ class FlightWindows(WindowRouter):
     def _ready(self, window: OpenWindow, now: int) -> bool:
         return not self._backlog.get(window.index) and not self._urgent and super()._ready(window, now)
 
-    def _settle(self) -> None:
+    def _finish_steps(self) -> None:
         """A window in the past retains all its state until it is closed, as blocks of any time may follow."""
 
     def _same_step(self, one: int, other: int) -> bool:
@@ -327,7 +327,7 @@ class FlightWindows(WindowRouter):
     def _add_history(self, window: OpenWindow) -> None:
         """Adds the steps, pauses and losses of a new window's time to it."""
         begin, stop = window.interval
-        super().take_marks(self.steps.since(begin))
+        super().add_marks(self.steps.since(begin))
         window.gaps.clear()
         for start, end in self._pauses:
             if start >= stop or (end is not None and end <= begin):
@@ -358,7 +358,7 @@ class FlightWindows(WindowRouter):
         new = inside if block.taken is None else inside & ~block.taken
         block.taken = inside if block.taken is None else block.taken | inside
         self._accepted[block.source] += int(new.sum())
-        return window.release(EventBatch(block.source, window.index, window.take(block.source, events), args))
+        return window.release(EventBatch(block.source, window.index, window.accept(block.source, events), args))
 
     def _deliver_retained(self, window: OpenWindow, block: RetainedBlock) -> list[EventBatch]:
         block.wanted -= 1
@@ -385,7 +385,7 @@ class FlightWindows(WindowRouter):
             self._outside[block.source] += block.count - int(taken.sum())
             return
         rest = read[0]["kind"] != Kind.GAP
-        self._account(block.source, read[0][rest & ~taken] if len(taken) else read[0][rest])
+        self._count_by_outcome(block.source, read[0][rest & ~taken] if len(taken) else read[0][rest])
 
 
 def _mark_block(mark: StepMark, serial: int) -> Block:

@@ -1,4 +1,4 @@
-"""What the training thread and the backends tell a pipeline, and the bounded inbox by which they do.
+"""The bounded inbox of a pipeline, and the messages of the training thread and the backends.
 
 Read first: `messages`, then `inbox`.
 """

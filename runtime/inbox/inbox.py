@@ -1,6 +1,6 @@
-"""The inbox: the one way from other threads to the loop.
+"""The inbox: the queue for messages of other threads to the loop.
 
-The contract: a put that returns is processed; a put after close raises.
+A successful put is always processed. A put after closing raises.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ T = TypeVar("T")
 
 
 class InboxStatistics(msgspec.Struct, frozen=True):
-    """`put` = `taken` + `waiting`; refused puts are counted apart."""
+    """`put` = `taken` + `waiting`. Refused puts are counted separately."""
 
     put: int
     taken: int
     waiting: int
     waiting_bytes: int
-    """Bytes that are in it, or that the consumer has taken and not handled."""
+    """Bytes in the inbox, or popped and not handled yet."""
     peak_bytes: int
     refused: int
     """Puts refused because the inbox was full."""
 
 
 class Inbox(Generic[T]):
-    """A queue bounded by bytes, from any thread to one consumer. Nothing blocks.
+    """A queue with a limit in bytes, from any thread to one consumer. No method blocks.
 
-    A signal handler may record, and so put, while its thread is inside a put.
+    A signal handler may put while its thread is in `put`.
     """
 
     def __init__(
@@ -41,30 +41,30 @@ class Inbox(Generic[T]):
     ) -> None:
         """
         Args:
-            max_bytes: limit of what waits in it.
-            wake: makes the consumer look at once.
-            wake_later: makes it look soon, with whatever else comes until then.
+            max_bytes: limit of the waiting bytes.
+            wake: wakes the consumer at once.
+            wake_later: wakes the consumer soon, together with further messages.
         """
         self._max = max_bytes
         self._wake, self._wake_later = wake, wake_later
         self._items: deque[tuple[T, int]] = deque()
         self._lock = locks.reentrant()
         self._closed = False
-        self.held = 0
-        """Bytes that the consumer has taken and not handled: they count as waiting here. Set by the consumer."""
+        self.unhandled = 0
+        """Bytes that were popped and not handled yet, which count as waiting. The consumer sets it."""
         self._put = self._taken = self._bytes = self._peak = self._refused = 0
 
     def put(self, item: T, nbytes: int = 0, *, later: bool = False) -> bool:
-        """Adds an item of `nbytes`; items of 0 bytes (messages) always fit.
+        """Adds an item of `nbytes`. Items of 0 bytes (messages) always fit.
 
         Args:
-            item: what is added.
-            nbytes: how much of the limit it takes.
-            later: it is enough if the consumer looks at it soon. Waking a thread costs the caller a system call, and, while
-                it computes, a hand-over of the interpreter's lock.
+            item: the item.
+            nbytes: its bytes, which count against the limit.
+            later: wake the consumer later. Waking a thread costs the caller a system call, and may cost a switch of the
+                interpreter's lock.
 
         Returns:
-            False if it did not fit. It was counted, and is not in the inbox.
+            False if it did not fit. It was counted as refused.
 
         Raises:
             ClosedError: after `close()`.
@@ -72,14 +72,14 @@ class Inbox(Generic[T]):
         with self._lock:
             if self._closed:
                 raise ClosedError("the inbox is closed: the profiler that owned it has ended")
-            if nbytes and self._bytes + self.held + nbytes > self._max:
+            if nbytes and self._bytes + self.unhandled + nbytes > self._max:
                 self._refused += 1
                 return False
-            # No call before the last: a signal handler that raises leaves an item that is counted, or none.
+            # No call before the last one: if a signal handler raises, the item is either counted and added, or neither.
             self._put += 1
             self._bytes += nbytes
-            if self._bytes + self.held > self._peak:
-                self._peak = self._bytes + self.held
+            if self._bytes + self.unhandled > self._peak:
+                self._peak = self._bytes + self.unhandled
             self._items.append((item, nbytes))
         if later:
             self._wake_later()
@@ -94,16 +94,16 @@ class Inbox(Generic[T]):
 
     @property
     def waiting(self) -> int:
-        """Items that are in it; another thread may change that at any moment."""
+        """Number of waiting items. Another thread may change it at any moment."""
         return len(self._items)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that are in it, or held; another thread may change that at any moment."""
-        return self._bytes + self.held
+        """Bytes of waiting items, and of popped ones that are not handled yet. Another thread may change it at any moment."""
+        return self._bytes + self.unhandled
 
-    def take(self) -> list[T]:
-        """Everything that is there, in the order in which it was put."""
+    def pop_all(self) -> list[T]:
+        """Removes and returns all items, in order."""
         with self._lock:
             items = [item for item, _ in self._items]
             self._items.clear()
@@ -112,10 +112,10 @@ class Inbox(Generic[T]):
         return items
 
     def close(self) -> list[T]:
-        """Refuses further puts; what was put before and not taken is returned, to be processed."""
+        """Refuses further puts. Returns the waiting items, which must be processed."""
         with self._lock:
             self._closed = True
-            return self.take()
+            return self.pop_all()
 
     def statistics(self) -> InboxStatistics:
         """Accounts so far."""

@@ -1,4 +1,4 @@
-"""What the training thread and the backends tell a pipeline, through its inbox."""
+"""Messages of the training thread and the backends to a pipeline, through its inbox."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Delivery(msgspec.Struct, frozen=True):
     events: Block
     args: bytes
     launched_before: int | None = None
-    """The block belongs to the window that ends at this time, or that it lies in, whenever the device did what is in it."""
+    """The block belongs to the window that ends at this time, or contains it, even if the device ran later."""
 
     @property
     def nbytes(self) -> int:
-        """What it takes in the inbox."""
+        """Its bytes in the inbox."""
         return int(self.events.nbytes) + len(self.args)
 
 
@@ -37,7 +37,7 @@ class Watermark(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """A backend, or the inbox on its behalf, lost events."""
+    """A backend lost events, or the inbox refused them."""
 
     source: str
     reason: str
@@ -46,7 +46,7 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Missing(msgspec.Struct, frozen=True):
-    """A backend has nothing of a time in which it was to record."""
+    """A backend has no events of a time in which it should record."""
 
     source: str
     why: str
@@ -55,19 +55,19 @@ class Missing(msgspec.Struct, frozen=True):
 
 
 class Advancing(msgspec.Struct, frozen=True):
-    """A backend works on what it has yet to deliver."""
+    """A backend makes progress with late events."""
 
     source: str
 
 
 class SourceEnded(msgspec.Struct, frozen=True):
-    """A backend has delivered its last."""
+    """A backend delivers no further events."""
 
     source: str
 
 
 class ActionChanged(msgspec.Struct, frozen=True):
-    """The profiler's action has changed; for the backends that are not bound to a thread."""
+    """The profiler's action has changed; for backends that are not thread-bound."""
 
     before: ProfilerAction
     after: ProfilerAction
@@ -75,13 +75,13 @@ class ActionChanged(msgspec.Struct, frozen=True):
 
 
 class DetailChanged(msgspec.Struct, frozen=True):
-    """The steps that begin at `at` or later are recorded with this detail; the first of them is `step`."""
+    """Steps from the time `at` on are recorded with this detail. The first of them is `step`."""
 
     at: int
     step: int
     detail: Detail
     level: Detail
-    """What the overhead budget allows, which the detail of a window may go below."""
+    """The level of the overhead budget. The detail of a window may be lower."""
 
 
 class Paused(msgspec.Struct, frozen=True):
@@ -91,20 +91,20 @@ class Paused(msgspec.Struct, frozen=True):
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """Recording goes on."""
+    """Recording resumes."""
 
     at: int
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Everything recorded by `at`, and put before this, is to reach the exporters; what is given then is whether it has."""
+    """All events before `at`, and messages before this one, must reach the exporters. `done` gets whether they did."""
 
     at: int
     done: OneShot[bool]
 
 
 class Spawn(msgspec.Struct, frozen=True):
-    """A backend's coroutine function is to run on its loop."""
+    """Run a coroutine function of a backend on its loop."""
 
     source: str
     work: Callable[[], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""A file that grows by whole pieces and never follows a link."""
+"""A file to which complete pieces are appended. Links are not followed."""
 
 from __future__ import annotations
 
@@ -16,39 +16,38 @@ _MAX_PIECES = 512
 
 
 class AppendFile:
-    """A new file, readable by this user only, that pieces are appended to. Not for two threads at once.
+    """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
 
-    A write that returns has reached the kernel. One that fails leaves the file as it was.
+    A write that returns has reached the kernel. A write that fails does not change the file.
 
     Args:
-        path: its name, in a directory that exists. If it is taken, `-2`, `-3`, ... is put before the suffix; links are
-            never followed.
+        path: its path, in an existing directory. If a file of this name exists, a new one gets `-2`, `-3`, ... before the suffix.
+        truncate_to: open an existing file, and cut it to so many bytes; default: create a new file.
 
     Raises:
-        OutputError: if it cannot be created.
+        OutputError: if it cannot be created or opened.
     """
 
-    def __init__(self, path: Path, *, keep: int | None = None) -> None:
-        """Args: the name; bytes to keep of a file that is there already, after which pieces are appended; default: a new file."""
+    def __init__(self, path: Path, *, truncate_to: int | None = None) -> None:
         self.path = path
-        """The name that it got."""
+        """Its actual path."""
         self.size = 0
-        """Bytes of the file."""
+        """Its size in bytes."""
         self._fd = -1
         self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
-            if keep is not None:
+            if truncate_to is not None:
                 self._fd = os.open(path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
-                os.ftruncate(self._fd, keep)
-                self.size = keep
+                os.ftruncate(self._fd, truncate_to)
+                self.size = truncate_to
             else:
                 self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
         except OSError as error:
-            raise self._error(error, "create" if keep is None else "open") from error
+            raise self._error(error, "create" if truncate_to is None else "open") from error
 
     def write(self, pieces: list[Piece], sync: bool) -> None:
-        """Appends the pieces, all or none; with `sync`, returns when the disk has them.
+        """Appends all pieces or none. With `sync`, it waits for the disk.
 
         Raises:
             OutputError: if the system refuses.
@@ -68,7 +67,7 @@ class AppendFile:
         self.size += sum(len(piece) for piece in pieces)
 
     def write_header(self, header: bytes) -> None:
-        """Writes the first bytes of a file that was there already, which may be damaged.
+        """Overwrites the first bytes of an existing file, which may be damaged.
 
         Raises:
             OutputError: if the system refuses.
@@ -83,7 +82,7 @@ class AppendFile:
             raise self._error(error, "write") from error
 
     def deleted(self, within_s: float) -> bool:
-        """Whether no name leads to the file any more; the system is not asked again within so many seconds."""
+        """Whether the file was deleted. The system is asked at most once in so many seconds."""
         return self._fd >= 0 and self._deletion.deleted(self._fd, self.path, within_s)
 
     def close(self) -> None:

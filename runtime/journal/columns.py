@@ -1,4 +1,4 @@
-"""Events as columns of differences, which take a tenth of their bytes in memory or less. `docs/event-columns.md` describes the bytes.
+"""Encodes events as columns of differences, in a tenth of their bytes in memory or less. `docs/event-columns.md` has the format.
 
 Nothing here touches a file.
 """
@@ -19,9 +19,9 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block
 
 MAX_CONTENT_BYTES = 64 << 20
-"""Bytes of columns, arguments and table; more are not believed."""
+"""Limit for columns, arguments and table together."""
 HEADER = struct.Struct("<III")
-"""Bytes of the content before it was compressed; of these, bytes of the arguments, and of the table."""
+"""Bytes of the uncompressed content; of the arguments in it; of the table in it."""
 
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -29,7 +29,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 
 
 class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One track, as `tracks.Track` has it."""
+    """A track, see `tracks.Track`."""
 
     id: Id
     kind: Annotated[int, msgspec.Meta(ge=0, le=255)]
@@ -46,13 +46,13 @@ class _Table(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrackMap(Protocol):
-    """Tracks of a recording, and what they are in this process."""
+    """Maps the track ids of a recording to those of this process."""
 
     def add_tracks(self, records: Iterable[TrackRecord], /) -> None:
-        """Learns of tracks; those that it knows already do not change."""
+        """Adds tracks. Known tracks are ignored."""
 
     def track(self, theirs: int, /) -> int:
-        """The id in this process; 0 if the track is not known."""
+        """The id in this process; 0 if the track is unknown."""
         ...
 
 
@@ -60,15 +60,15 @@ _decode_table = msgspec.msgpack.Decoder(_Table)
 
 
 def encode(events: Block, args: bytes) -> tuple[bytes, bytes, bool, int]:
-    """Encodes events, with all that is needed to read them.
+    """Encodes events, with the names and tracks that they use.
 
     Args:
         events: a contiguous block.
         args: the heap of their arguments.
 
     Returns:
-        The header; the content; whether that is compressed, which it is where the system has libzstd; and how many events are
-        written without their arguments, which lie outside of the heap.
+        The header; the content; whether it is compressed, that is, whether the system has libzstd; the number of events without
+        their arguments, as these were not in the heap.
     """
     content, arguments_bytes, table_bytes, cut = _core.encode_columns(events, args)
     packed = _core.compress(content)
@@ -80,17 +80,17 @@ class ColumnDecoder:
     """Decodes events of one recording.
 
     Args:
-        tracks: what the tracks of the recording are in this process.
+        tracks: maps the tracks of the recording to those of this process.
     """
 
     def __init__(self, tracks: TrackMap) -> None:
         self._tracks = tracks
 
     def decode(self, count: int, stored: memoryview, compressed: bool) -> tuple[Block, bytes]:
-        """Decodes what `encode` made: header and content, one after the other.
+        """Decodes the header and content of `encode`, joined.
 
         Args:
-            count: how many events there are.
+            count: number of events.
 
         Returns:
             The events, and the heap of their arguments.
@@ -123,7 +123,7 @@ class ColumnDecoder:
 
     def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
         """Ids of this process for the tracks of a table, in their order."""
-        # Those to which others belong are older.
+        # Parents are older than their children.
         self._tracks.add_tracks(
             TrackRecord(number, kind, pid, tid, parent, table.names[name])
             for number, kind, pid, tid, parent, name in sorted(table.tracks)
@@ -133,7 +133,7 @@ class ColumnDecoder:
 
 
 def _name_categories(events: Block, names: list[str]) -> None:
-    """Puts categories of this process in the place of places in the table."""
+    """Replaces indexes into the table by categories of this process."""
     places: NDArray[np.uint16] = events["category"]
     used: list[int] = np.unique(places).tolist()
     ids = np.zeros(max(used, default=-1) + 1, np.uint16)

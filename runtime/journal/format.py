@@ -1,6 +1,6 @@
-"""The journal's bytes: file header, frames and events. `docs/journal-format.md` describes the format.
+"""The bytes of a journal: file header, frames and events. `docs/journal-format.md` describes the format.
 
-Nothing here touches a file. Everything is little-endian.
+Nothing here touches a file. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag
 from stepscope.runtime.journal import columns
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
-"""First bytes of a journal; a transfer that changes line ends or clears the eighth bit shows."""
+"""First bytes of a journal. They reveal a transfer that changed line ends or the eighth bit."""
 VERSION = 1
-"""Changes when old readers could no longer read new files. New frame types and new fields do not change it."""
+"""Incremented when old readers cannot read new files. New frame types and new fields do not matter."""
 
 FILE_HEADER = struct.Struct("<8sHH4sI")
 """Magic, version, zero, sync word of the file's frames, CRC-32 of the bytes before."""
@@ -37,33 +37,33 @@ EVENTS_HEADER = struct.Struct("<qqiIIH2x")
 """First `ts`, last `ts + dur`, window, events, bytes of arguments, bytes of the source's name."""
 
 MAX_SOURCE = 255
-"""Bytes of UTF-8 kept of a source's name."""
+"""Limit for a source's name, in bytes of UTF-8; longer names are cut."""
 MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
-"""Bytes of an events payload before its events, at most."""
+"""Maximum number of bytes of an events payload before its events."""
 
 COMPRESSED = 1
-"""Frame flag: what follows the source's name is one zlib stream."""
+"""Frame flag: a zlib stream follows the source's name."""
 ZSTD = 2
-"""Frame flag: what follows the source's name is one zstd frame that says how long its content is."""
+"""Frame flag: a zstd frame with its content size follows the source's name."""
 SPANS = 4
-"""Frame flag, but of events: numbers between that of the frame before and its own are not missing, but given up."""
+"""Frame flag, except for events: the frame numbers since the previous frame are not missing, but given up."""
 COLUMNS = 8
-"""Frame flag: what follows the source's name is columns (docs/event-columns.md)."""
+"""Frame flag: columns follow the source's name (docs/event-columns.md)."""
 Compression = Literal["", "zlib", "zstd", "columns"]
-"""`columns` are compressed by zstd as well, where the system has it."""
+"""`columns` are compressed by zstd, too, if the system has it."""
 MAX_PAYLOAD = 64 << 20
-"""Longer frames are neither written nor believed."""
+"""Limit of a frame. Longer ones are neither written nor read."""
 MAX_TABLE = 8 << 20
-"""The same for strings and tracks, of which each byte may become many in memory."""
+"""The same for strings and tracks, which need a multiple of their bytes in memory."""
 CHUNK_BYTES = 4 << 20
-"""Batches are split into frames of about this size, which bounds what a reader holds."""
+"""Batches are split into frames of about this size, which bounds the memory of a reader."""
 STRINGS_PER_FRAME = 4096
 
 Bytes = bytes | bytearray | memoryview
 
 
 class FrameType(IntEnum):
-    """What a frame's payload is. Readers skip types that they do not know."""
+    """Type of a frame. Readers skip unknown types."""
 
     RUN = 1
     STRINGS = 2
@@ -84,7 +84,7 @@ class FrameType(IntEnum):
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):
-    """What an events frame says of itself before its events."""
+    """Header of an events payload."""
 
     first_ns: int
     last_ns: int
@@ -100,36 +100,35 @@ class EventsHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 def max_payload(kind: int) -> int:
-    """The longest payload of a type of frame, in bytes."""
+    """Limit of the payload of a frame type, in bytes."""
     return MAX_TABLE if kind in (FrameType.STRINGS, FrameType.TRACKS) else MAX_PAYLOAD
 
 
 def new_sync_word() -> bytes:
-    """The mark at the beginning of every frame of one file.
+    """Creates the sync word, with which every frame of a file begins.
 
-    It is drawn at random for each file, so that neither a text in an event nor a journal inside a journal can be
-    taken for a frame. 0xF5 occurs nowhere in UTF-8, and only once here: two marks never overlap, so a search for
-    them looks at each byte once.
+    It is random, so that neither a text in an event nor a journal inside a journal is mistaken for a frame. 0xF5 never occurs in
+    UTF-8, and only once here. So two sync words never overlap, and a search reads each byte once.
     """
     return b"\xf5" + bytes(byte if byte != 0xF5 else 0xF4 for byte in os.urandom(3))
 
 
 def is_sync_word(word: bytes) -> bool:
-    """Whether `new_sync_word` can have made it."""
+    """Whether it is a possible result of `new_sync_word`."""
     return len(word) == 4 and word[0] == 0xF5 and 0xF5 not in word[1:]
 
 
 def encode_file_header(sync: bytes) -> bytes:
-    """The first bytes of a journal, `FILE_HEADER.size` of them."""
+    """The first `FILE_HEADER.size` bytes of a journal."""
     head = FILE_HEADER.pack(MAGIC, VERSION, 0, sync, 0)[:-4]
     return head + zlib.crc32(head).to_bytes(4, "little")
 
 
 def decode_file_header(head: bytes) -> bytes | None:
-    """The sync word of a file that begins with `head`, or `None` if the header is damaged.
+    """The sync word of a file that begins with `head`; `None` if the header is damaged.
 
     Raises:
-        FormatError: if a newer version of the format wrote it.
+        FormatError: if the file has a newer version of the format.
     """
     if len(head) < FILE_HEADER.size:
         return None
@@ -147,7 +146,7 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
     """A frame as a list of buffers; the parts of its payload are not copied.
 
     Raises:
-        FormatError: if the payload is longer than readers accept.
+        FormatError: if the payload is too long for readers.
     """
     length = sum(len(part) for part in parts)
     if length > max_payload(kind):
@@ -160,7 +159,7 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
 
 
 def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, int, int, int] | None:
-    """(type, flags, number, length, payload's CRC) of the frame header at `head[at:]`, `None` if there is none."""
+    """(type, flags, number, length, CRC of the payload) of the frame header at `head[at:]`; `None` if there is none."""
     found, kind, flags, _, number, length, payload_crc, crc = FRAME_HEADER.unpack_from(head, at)
     if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > max_payload(kind):
         return None
@@ -168,10 +167,10 @@ def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, in
 
 
 def frames_in(data: Bytes, sync: bytes) -> Iterator[tuple[int, int, int, memoryview]]:
-    """(type, flags, number, payload) of each of the frames that follow one another in `data`, checked.
+    """(type, flags, number, payload) of each of the consecutive frames in `data`, checked.
 
     Raises:
-        FormatError: where something else comes, or a frame is damaged or not whole.
+        FormatError: at other bytes, or at a damaged or incomplete frame.
     """
     view, at = memoryview(data), 0
     while at < len(view):
@@ -188,40 +187,40 @@ def frames_in(data: Bytes, sync: bytes) -> Iterator[tuple[int, int, int, memoryv
 
 
 def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
-    """The payload of a whole frame, `None` if it is damaged."""
+    """The payload of a complete frame; `None` if it is damaged."""
     head = None if len(frame) < FRAME_HEADER.size else decode_frame_header(frame, 0, sync)
     payload = bytes(frame[FRAME_HEADER.size :])
     return payload if head is not None and head[3] == len(payload) and head[4] == zlib.crc32(payload) else None
 
 
 def encode_events(
-    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES, most: int = MAX_PAYLOAD
+    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES, max_bytes: int = MAX_PAYLOAD
 ) -> Iterator[tuple[int, int, list[Bytes], int]]:
-    """Payloads of a batch, each small enough for a frame: (events, flags, parts, events whose arguments were cut).
+    """Encodes a batch as payloads of frames: (events, flags, parts, events whose arguments were cut).
 
-    A batch that fits goes out as it lies in memory, without a copy.
+    A batch that fits is not copied.
 
     Args:
-        batch: what to write.
-        compression: how, where that makes it smaller.
-        chunk_bytes: what a payload should hold at most, uncompressed.
-        most: bytes of a payload, as it is written.
+        batch: the events.
+        compression: method; it is used only if the result is smaller.
+        chunk_bytes: target size of a payload before compression.
+        max_bytes: limit of a payload, as it is written.
     """
     source = source_bytes(batch.source)
     for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
         flags, parts = _payload(source, batch.window, events, args, compression)
-        if sum(map(len, parts)) <= most:
+        if sum(map(len, parts)) <= max_bytes:
             yield len(events), flags, parts, cut
             continue
-        # It did not become small enough: in pieces that fit even as they are.
-        for piece, heap, more in split_events(events, args, most // 2):
+        # It is still too large: split it into pieces that fit without compression.
+        for piece, heap, more in split_events(events, args, max_bytes // 2):
             flags, parts = _payload(source, batch.window, piece, heap, compression)
             yield len(piece), flags, parts, cut + more
             cut = 0
 
 
 def source_bytes(source: str) -> bytes:
-    """The name of a source as frames have it."""
+    """The name of a source in frames."""
     text: str = plain(source)
     return text.encode()[:MAX_SOURCE].decode(errors="ignore").encode()
 
@@ -250,16 +249,16 @@ def _compress(compression: Compression, raw: Bytes, args: Bytes) -> tuple[int, b
     return COMPRESSED, packer.compress(raw) + packer.compress(args) + packer.flush()
 
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def _compressor() -> Any:
-    """This thread's, as one serves one call at a time; it takes its memory once."""
-    if not hasattr(_own, "compressor"):
+    """The compressor of this thread. It is created once, and serves one call at a time."""
+    if not hasattr(_thread, "compressor"):
         module = zstd()
-        # As level 1, with tables and a window that fit the processor's cache: what an event repeats is in one of the few
-        # before it. A target length leaves what does not repeat as it is, the lower bytes of times and ids for the most
-        # part: 2 to 4 % more bytes, a tenth less time.
+        # Like level 1, with tables and a window that fit the processor's cache: an event repeats bytes of the few events before
+        # it. With this target length, bytes that do not repeat, such as the lower bytes of times and ids, stay uncompressed: 2
+        # to 4 % more bytes, a tenth less time.
         parameters = module.ZstdCompressionParameters(
             strategy=module.STRATEGY_FAST,
             window_log=17,
@@ -269,12 +268,12 @@ def _compressor() -> Any:
             min_match=6,
             target_length=1,
         )
-        _own.compressor = module.ZstdCompressor(compression_params=parameters)
-    return _own.compressor
+        _thread.compressor = module.ZstdCompressor(compression_params=parameters)
+    return _thread.compressor
 
 
 def _decompress(flags: int, body: memoryview, length: int) -> Bytes | None:
-    """What was compressed, if it is of this length; no more memory than that is taken, whatever `body` claims."""
+    """Decompresses `body`; `None` if the result has another length. Memory is limited to `length`."""
     if flags & ZSTD:
         module = zstd()
         try:
@@ -303,7 +302,7 @@ def zstd() -> ModuleType:
 
 
 def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
-    """The header of an events payload, or of its first `MAX_EVENTS_HEADER` bytes, and where the events begin.
+    """The header of an events payload, or of its first `MAX_EVENTS_HEADER` bytes, and the offset of the events.
 
     `None` if it contradicts itself or claims more than `MAX_PAYLOAD`.
     """
@@ -319,8 +318,8 @@ def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
 
 
 def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytearray] | None:
-    """Events and arguments of an events payload, in memory of their own, with ids of who wrote it; `None` if it is not what its
-    header says. Columns have a decoder of their own, `decode_columns`."""
+    """Header, events and arguments of an events payload, copied, with the ids of the writer; `None` if it contradicts its header.
+    For columns, use `decode_columns`."""
     decoded = None if flags & COLUMNS else decode_events_header(payload)
     if decoded is None:
         return None
@@ -341,7 +340,7 @@ def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, byte
 def decode_columns(
     payload: bytes, flags: int, decoder: columns.ColumnDecoder
 ) -> tuple[EventsHeader, Block, bytes] | None:
-    """The same of a payload whose flags have `COLUMNS`, with ids of this process."""
+    """The same for a payload with the flag `COLUMNS`, with ids of this process."""
     decoded = decode_events_header(payload)
     if decoded is None:
         return None
@@ -354,7 +353,7 @@ def decode_columns(
 
 
 def time_range(events: Block) -> tuple[int, int]:
-    """First `ts` and last `ts + dur` of a block, in ns; (0, 0) of an empty one."""
+    """First `ts` and last `ts + dur` of a block, in ns; (0, 0) if it is empty."""
     if not len(events):
         return 0, 0
     times = events["ts"].copy()
@@ -364,7 +363,7 @@ def time_range(events: Block) -> tuple[int, int]:
 
 
 def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Masks over a block: events with arguments inside a heap of this size, and events that point outside it."""
+    """Masks over a block: events with arguments within a heap of this size, and events with arguments beyond it."""
     claims = events["args_len"] > 0
     if claims.any():
         claims &= events["flags"] & int(Flag.ARG_INLINE) == 0
@@ -375,36 +374,36 @@ def heap_arguments(events: Block, heap_bytes: int) -> tuple[NDArray[np.bool_], N
 
 
 def split_events(events: Block, args: bytes, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[Block, bytes, int]]:
-    """A block in pieces of about `chunk_bytes`, each with its heap: (events, heap, events whose arguments were cut)."""
-    held, outside = heap_arguments(events, len(args))
-    if events.nbytes + len(args) <= chunk_bytes and not outside.any():
+    """Splits a block into pieces of about `chunk_bytes`, each with its heap: (events, heap, events whose arguments were cut)."""
+    has_args, invalid = heap_arguments(events, len(args))
+    if events.nbytes + len(args) <= chunk_bytes and not invalid.any():
         yield events, args, 0
         return
-    # An event whose arguments alone would fill a piece keeps its place and loses them.
-    outside |= held & (events["args_len"] > chunk_bytes)
-    held &= ~outside
-    lengths = np.where(held, events["args_len"], 0).astype(np.int64)
+    # An event whose arguments alone exceed a piece loses them.
+    invalid |= has_args & (events["args_len"] > chunk_bytes)
+    has_args &= ~invalid
+    lengths = np.where(has_args, events["args_len"], 0).astype(np.int64)
     ends = np.cumsum(lengths + EVENT_DTYPE.itemsize)
     start = 0
     while start < len(events):
         written = int(ends[start - 1]) if start else 0
         stop = max(int(np.searchsorted(ends, written + chunk_bytes, side="right")), start + 1)
         chunk = events[start:stop].copy()
-        cut = outside[start:stop]
+        cut = invalid[start:stop]
         chunk["args_len"][cut] = 0
         yield chunk, gather_arguments(chunk, args), int(cut.sum())
         start = stop
 
 
 def gather_arguments(events: Block, heap: Bytes) -> bytes:
-    """A heap with the arguments of these events only, in their order; `args_at` is changed to point into it.
+    """Copies the arguments of these events into a new heap, in their order, and changes `args_at`.
 
-    Arguments must lie inside `heap`.
+    Arguments must lie within `heap`.
     """
-    held, _ = heap_arguments(events, len(heap))
-    kept = events["args_len"][held].astype(np.int64)
-    new_at = np.cumsum(kept) - kept
-    shift = np.repeat(events["args_at"][held].astype(np.int64) - new_at, kept)
+    has_args, _ = heap_arguments(events, len(heap))
+    lengths = events["args_len"][has_args].astype(np.int64)
+    new_at = np.cumsum(lengths) - lengths
+    shift = np.repeat(events["args_at"][has_args].astype(np.int64) - new_at, lengths)
     gathered = np.frombuffer(heap, np.uint8)[shift + np.arange(len(shift))]
-    events["args_at"][held] = new_at
+    events["args_at"][has_args] = new_at
     return gathered.tobytes()

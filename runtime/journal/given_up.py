@@ -1,4 +1,4 @@
-"""What a journal says of frames that were given up, to free the disk."""
+"""Records of frames that were given up: their bytes were released to free the disk."""
 
 from __future__ import annotations
 
@@ -13,67 +13,67 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 
 KINDS = (fmt.FrameType.DISCARDED, fmt.FrameType.GIVEN_UP)
-"""Frames of which nothing is left but what they were."""
+"""Types of frames that were given up."""
 BEGINNING = 512
-"""Bytes of a payload that say in nearly all cases what was there."""
+"""Bytes of a payload that nearly always contain the whole record."""
 
 _SIZE = struct.Struct("<I")
-_LONGEST = 1 << 20
-"""Bytes of a record that are believed."""
+_MAX_RECORD = 1 << 20
+"""Limit of a record, in bytes."""
 
-_MOST = 1 << 48
-"""What no stream has, and sums of many such counts fit everywhere."""
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+_MAX_COUNT = 1 << 48
+"""Limit of counts: more than any stream has, and sums of many of them fit 64 bits."""
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 _Window = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
 class GivenUp(msgspec.Struct, frozen=True, array_like=True):
-    """What was in frames that are gone."""
+    """Counts of what frames contained before they were given up."""
 
     events: dict[_Window, _Count] = {}
-    """By window."""
+    """Events by window."""
     others: _Count = 0
-    """Events of windows whose ends are gone as well."""
+    """Events of windows whose ends were given up, too."""
     windows: _Count = 0
-    """Windows whose ends are gone."""
+    """Number of windows whose ends were given up."""
     ledger: Ledger | None = None
-    """Their accounts, added up; `None` if there are none."""
+    """Sum of the accounts of these windows; `None` if there are none."""
 
     @property
     def total(self) -> int:
-        """Events."""
-        return min(sum(self.events.values()) + self.others, _MOST)
+        """Number of events."""
+        return min(sum(self.events.values()) + self.others, _MAX_COUNT)
 
     def without(self, ended: Collection[int]) -> GivenUp:
-        """The same, but for which of the events were of these windows."""
+        """Moves the events of these windows to `others`."""
         moved = [window for window in self.events if window in ended]
         if not moved:
             return self
         events = {window: count for window, count in self.events.items() if window not in ended}
         others = self.others + sum(self.events[window] for window in moved)
-        return msgspec.structs.replace(self, events=events, others=min(others, _MOST))
+        return msgspec.structs.replace(self, events=events, others=min(others, _MAX_COUNT))
 
-    def beyond(self, events: int) -> GivenUp:
-        """What is left without the first so many events."""
-        left: dict[int, int] = {}
+    def without_first(self, events: int) -> GivenUp:
+        """Removes the first `events` events."""
+        rest: dict[int, int] = {}
         others = max(self.others - events, 0)
         events = max(events - self.others, 0)
         for window, count in self.events.items():
             if count > events:
-                left[window] = count - events
+                rest[window] = count - events
             events = max(events - count, 0)
-        return msgspec.structs.replace(self, events=left, others=others)
+        return msgspec.structs.replace(self, events=rest, others=others)
 
 
-def together(several: Iterable[GivenUp]) -> GivenUp:
-    """All of them, in a time that is in proportion to what they say."""
+def merge(several: Iterable[GivenUp]) -> GivenUp:
+    """The sum of records, in linear time."""
     events: dict[int, int] = {}
     others = windows = 0
     ledgers: list[Ledger] = []
     for one in several:
         for window, count in one.events.items():
-            events[window] = min(events.get(window, 0) + count, _MOST)
-        others, windows = min(others + one.others, _MOST), min(windows + one.windows, _MOST)
+            events[window] = min(events.get(window, 0) + count, _MAX_COUNT)
+        others, windows = min(others + one.others, _MAX_COUNT), min(windows + one.windows, _MAX_COUNT)
         if one.ledger is not None:
             ledgers.append(one.ledger)
     return GivenUp(events, others, windows, sum_ledgers(ledgers) if ledgers else None)
@@ -82,26 +82,26 @@ def together(several: Iterable[GivenUp]) -> GivenUp:
 _decode = msgspec.msgpack.Decoder(GivenUp).decode
 
 
-def encode(gone: GivenUp) -> bytes:
-    """The beginning of a payload; zeros follow."""
-    record = msgspec.msgpack.encode(gone)
+def encode(counts: GivenUp) -> bytes:
+    """The beginning of a payload. Zeros follow in the file."""
+    record = msgspec.msgpack.encode(counts)
     return _SIZE.pack(len(record)) + record
 
 
 def needed(payload: fmt.Bytes) -> int:
-    """Bytes of a `GIVEN_UP` payload that say what was there, by its beginning; 0 if none do.
+    """Number of bytes of a `GIVEN_UP` payload that contain its record, from the first bytes; 0 if there is none.
 
-    More than `BEGINNING` where a run of frames had many windows, or many accounts.
+    It exceeds `BEGINNING` if the frames had many windows or accounts.
     """
     size: int = _SIZE.unpack_from(payload)[0] if len(payload) >= _SIZE.size else 0
-    return _SIZE.size + size if 0 < size <= _LONGEST else 0
+    return _SIZE.size + size if 0 < size <= _MAX_RECORD else 0
 
 
 def decode(kind: int, payload: fmt.Bytes) -> GivenUp:
-    """What a frame of one of these kinds says, of its payload or its beginning.
+    """Decodes the record of a frame that was given up, from its payload or the beginning of it.
 
     Raises:
-        FormatError: if it makes no sense.
+        FormatError: if it cannot be decoded.
     """
     if kind == fmt.FrameType.DISCARDED:
         found = fmt.decode_events_header(bytes(payload[: fmt.MAX_EVENTS_HEADER]))

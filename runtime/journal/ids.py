@@ -1,4 +1,4 @@
-"""Ids of another process's tables, in terms of this process's tables."""
+"""Maps the ids of another process's tables to those of this process."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.threads.native_threads import Lock
 
 LOST_NAME = "(name lost)"
-"""Shown for a name whose text is missing from the file."""
+"""Text for a name that the file does not have."""
 
 MAX_IDS = 1 << 21
 MAX_TRACKS = 1 << 20
 MAX_ARGUMENTS = 4096
-"""Arguments of one event; a recorder keeps fewer (16 KiB, 8 bytes or more each)."""
+"""Limit of arguments of an event; a recorder writes fewer (16 KiB, 8 bytes or more each)."""
 
 _UNKNOWN = 0xFFFFFFFF
 _TrackIdentity = tuple[int, int, int, int, str]
 
 
 class _Table:
-    """A growing map id -> id with a bound."""
+    """A map from ids to ids that grows up to a limit."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -46,7 +46,7 @@ class _Table:
     def get(self, theirs: int) -> int:
         return int(self._map[theirs]) if theirs < len(self._map) else _UNKNOWN
 
-    def take(self, theirs: NDArray[np.unsignedinteger]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    def map(self, theirs: NDArray[np.unsignedinteger]) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Our ids, and a mask of those that are unknown."""
         inside = theirs < len(self._map)
         ours = self._map[np.where(inside, theirs, 0)]
@@ -54,7 +54,7 @@ class _Table:
 
 
 class _KnownTracks:
-    """This process's tracks by what they are. One for all maps: of a thousand processes each has few of its own."""
+    """The tracks of this process by identity. All maps share it: of a thousand processes, each has few tracks."""
 
     def __init__(self) -> None:
         self._ids: dict[_TrackIdentity, list[int]] = {}
@@ -62,52 +62,52 @@ class _KnownTracks:
         self._lock = Lock()
 
     def of(self, identity: _TrackIdentity) -> list[int]:
-        """The ids of those that are alike, the first one first."""
+        """The ids of tracks with this identity, in order."""
         with self._lock:
             for track in tracks.since(self._next):
-                mine = (int(track.kind), track.pid, track.tid, track.parent, track.name)
-                self._ids.setdefault(mine, []).append(track.id)
+                found = (int(track.kind), track.pid, track.tid, track.parent, track.name)
+                self._ids.setdefault(found, []).append(track.id)
                 self._next = track.id + 1
             return self._ids.get(identity, []).copy()
 
 
 class IdMap:
-    """Learns the strings and tracks of a file and rewrites events that use them.
+    """Stores the strings and tracks of a file, and rewrites events that use them.
 
-    Memory is bounded: ids beyond the bounds of the tables are taken as unknown. Texts are interned, so what the
-    process-wide table cuts or refuses is counted there.
+    Memory is bounded: ids beyond the limits of the tables are unknown. Texts are interned; the table of the process counts those
+    that it cuts or refuses.
 
     Args:
-        reuse: whether tracks that this process has already may be used again. It takes time in proportion to their number.
+        reuse: whether to use existing tracks of this process. The time is proportional to their number.
     """
 
     def __init__(self, *, reuse: bool = True) -> None:
         self._names = _Table(MAX_IDS)
         self._tracks = _Table(MAX_TRACKS)
-        self._taken: dict[_TrackIdentity, int] = {}
-        """How many of our tracks of an identity are, or may not become, one of theirs: the first so many."""
+        self._used: dict[_TrackIdentity, int] = {}
+        """By identity, how many of our first such tracks must not be assigned to a further one of theirs."""
         self._reuse = reuse
         self._lost_name = -1
         self.lost_names = 0
         """Uses of names and categories whose text was never seen."""
         self.lost_arguments = 0
-        """Events whose arguments were malformed, and left out."""
+        """Events whose arguments were malformed, and dropped."""
 
     def add_strings(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """Learns `(id, text)` pairs; ids below `strings.FIRST_NAME` are categories."""
+        """Adds `(id, text)` pairs; ids below `strings.FIRST_NAME` are categories."""
         for theirs, text in pairs:
             self._names.set(theirs, strings.category(text) if theirs < strings.FIRST_NAME else strings.intern(text))
 
     def add_tracks(self, records: Iterable[TrackRecord]) -> None:
-        """Learns tracks. One that this process has already, from living or from an earlier reading, is used again;
-        but two tracks of one file never become one, however alike they are."""
+        """Adds tracks. An existing track of this process with the same identity is used again. But two tracks of one file never
+        become one, even with the same identity."""
         for record in records:
             if not 0 < record.id < MAX_TRACKS or self._tracks.get(record.id) != _UNKNOWN:
                 continue
             try:
                 kind = tracks.TrackKind(record.kind)
             except ValueError:
-                # A kind that a later version added; its events are drawn as a thread's.
+                # A kind of a later version: its track is shown as a thread.
                 kind = tracks.TrackKind.THREAD
             parent = self._tracks.get(record.parent)
             parent = 0 if parent == _UNKNOWN else parent
@@ -115,45 +115,45 @@ class IdMap:
                 self._tracks.set(record.id, tracks.read(kind, record.pid, record.tid, record.name, parent))
                 continue
             identity = (int(kind), record.pid, record.tid, parent, record.name)
-            taken, same = self._taken.get(identity, 0), _known.of(identity)
-            if taken < len(same):
-                ours = same[taken]
-                self._taken[identity] = taken + 1
+            used, same = self._used.get(identity, 0), _known.of(identity)
+            if used < len(same):
+                ours = same[used]
+                self._used[identity] = used + 1
             else:
                 ours = tracks.read(kind, record.pid, record.tid, record.name, parent)
-                self._taken[identity] = len(_known.of(identity))
+                self._used[identity] = len(_known.of(identity))
             self._tracks.set(record.id, ours)
 
     def track(self, theirs: int) -> int:
-        """Our id of one of their tracks; 0 if it is not known."""
+        """Our id of one of their tracks; 0 if it is unknown."""
         ours = self._tracks.get(theirs)
         return 0 if ours == _UNKNOWN else ours
 
     def name(self, theirs: int) -> int:
-        """Our id of one of their names; 0 if its text was never seen."""
+        """Our id of one of their names; 0 if its text is unknown."""
         ours = self._names.get(theirs)
         return 0 if ours == _UNKNOWN else ours
 
     def localise(self, events: Block, args: bytearray) -> None:
         """Rewrites names, categories, tracks and argument keys in place.
 
-        Afterwards every event's arguments lie inside `args`; events whose arguments did not are left without.
+        Arguments beyond `args` are dropped.
         """
         events["name"] = self._names_of(events["name"])
-        categories, lost = self._names.take(events["category"])
+        categories, lost = self._names.map(events["category"])
         self.lost_names += int(lost.sum())
         categories[lost | (categories >= strings.FIRST_NAME)] = 0
         events["category"] = categories
-        places, lost = self._tracks.take(events["track"])
-        places[lost] = 0
-        events["track"] = places
+        track_ids, lost = self._tracks.map(events["track"])
+        track_ids[lost] = 0
+        events["track"] = track_ids
         inline = events["flags"] & int(Flag.ARG_INLINE) != 0
         if inline.any():
             events["args_at"][inline] = self._names_of(events["args_at"][inline])
         self._localise_heap(events, args)
 
     def _names_of(self, theirs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        ours, lost = self._names.take(theirs)
+        ours, lost = self._names.map(theirs)
         count = int(lost.sum())
         if count:
             if self._lost_name < 0:
@@ -163,19 +163,19 @@ class IdMap:
         return ours
 
     def _localise_heap(self, events: Block, args: bytearray) -> None:
-        held, outside = heap_arguments(events, len(args))
-        self._drop_arguments(events, outside)
-        if len(args) < 8 or not held.any():
-            self._drop_arguments(events, held)
+        has_args, invalid = heap_arguments(events, len(args))
+        self._drop_arguments(events, invalid)
+        if len(args) < 8 or not has_args.any():
+            self._drop_arguments(events, has_args)
             return
         heap = np.frombuffer(args, np.uint8)
         # Unaligned views: element i is the integer that begins at byte i.
         keys = np.ndarray((len(args) - 3,), np.dtype("<u4"), args, 0, (1,))
         lengths = np.ndarray((len(args) - 5,), np.dtype("<u2"), args, 4, (1,))
-        # All events step through their items together. Items are visited once, however many events share them,
-        # so that the work is bounded by the heap and not by what a damaged file claims.
+        # All events iterate over their items together. Each item is visited once, even if several events share it, so that the
+        # work is bounded by the heap, even for a damaged file.
         seen = np.zeros(len(heap), np.bool_)
-        where = np.flatnonzero(held)
+        where = np.flatnonzero(has_args)
         at = events["args_at"][where].astype(np.int64)
         end = at + events["args_len"][where]
         found: list[NDArray[np.int64]] = []
@@ -209,10 +209,10 @@ class IdMap:
 _known = _KnownTracks()
 
 
-def _forget() -> None:
-    """In a forked child the lock may be held by a thread that does not exist there."""
+def _forked() -> None:
+    """A thread of the parent may have held the lock."""
     global _known
     _known = _KnownTracks()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forked)

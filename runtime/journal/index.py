@@ -1,4 +1,4 @@
-"""The index of a journal: where the frames of each window are, and what `stepscope windows` says of it."""
+"""The index of a journal: the position of each window's frames, and the columns of `stepscope windows`."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from stepscope.runtime.journal.frames import FrameReader
 from stepscope.runtime.journal.records import EndRecord, IndexRecord, WindowRecord, decode_record
 
 MAX_INDEXED = 1 << 19
-"""A journal with more windows has no index: it would take more than a frame."""
+"""A journal with more windows has no index: it would not fit a frame."""
 
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
 
 
 class WindowRow(msgspec.Struct, frozen=True):
-    """What the index says of a window."""
+    """A row of the index, for one window."""
 
     window: int
     begin: int
-    """All of its frames lie from this byte on."""
+    """Position where its frames begin."""
     end: int
-    """… up to this one."""
+    """Position where its frames end."""
     closed: int
-    """Where the frame begins that closes it."""
+    """Position of the frame that closes it."""
     events: int
     dropped: int
     start_ns: int
@@ -42,7 +42,7 @@ class WindowRow(msgspec.Struct, frozen=True):
 
 
 class JournalIndex:
-    """The index of a journal that was closed in order."""
+    """The index of a journal that was closed normally."""
 
     def __init__(self, record: IndexRecord) -> None:
         self.metadata = record.metadata
@@ -65,7 +65,7 @@ class JournalIndex:
 
 
 def read_index(frames: FrameReader) -> JournalIndex | None:
-    """The index of a journal that was closed in order; `None` if it has none. Reading goes on where it was."""
+    """The index of a journal; `None` if it was not closed normally, or has none. Does not move the reader."""
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
     record = record_at(frames, end.index, FrameType.INDEX) if isinstance(end, EndRecord) else None
@@ -73,30 +73,30 @@ def read_index(frames: FrameReader) -> JournalIndex | None:
 
 
 def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:
-    """The record of a frame of a type that begins at a byte; `None` if there is none."""
+    """The record of a frame at a position; `None` if there is no such frame of this type."""
     found = frames.frame_at(at) if at > 0 else None
     return None if found is None or found[0][0] != kind else decode_record(kind, found[0][2])
 
 
 class IndexBuilder:
-    """Collects the index while a journal is written: 104 bytes a window."""
+    """Builds the index while a journal is written, with 104 bytes per window."""
 
     def __init__(self) -> None:
         self.metadata = 0
-        """Where the last frame with the run's metadata begins."""
+        """Position of the last frame with the run's metadata."""
         self.ledger = 0
-        """Where the frame with the accounts of the run begins."""
+        """Position of the frame with the accounts of the run."""
         self._rows = bytearray()
         self._open: dict[int, tuple[int, int]] = {}
-        """Where the first frame of each open window begins, and how many events it has so far."""
+        """For each open window, the position of its first frame, and the number of its events so far."""
 
     def add_events(self, window: int, begin: int, events: int) -> None:
-        """Notes frames of a window that begin at a byte."""
+        """Adds frames of a window, which begin at a position."""
         first, before = self._open.get(window, (begin, 0))
         self._open[window] = first, before + events
 
     def close_window(self, record: WindowRecord, begin: int, end: int) -> None:
-        """Notes the end of a window, whose frame reaches from the byte `begin` to `end`."""
+        """Adds the end of a window, whose frame has the positions `begin` to `end`."""
         first, events = self._open.pop(record.index, (begin, 0))
         dropped = sum(sum(source.dropped.values()) for source in record.ledger.sources.values())
         steps = np.frombuffer(record.steps, "<i8", record.step_count * 3)
@@ -119,7 +119,7 @@ class IndexBuilder:
             )
 
     def record(self) -> IndexRecord | None:
-        """The index; `None` if it does not name every window."""
+        """The index; `None` if it does not have all windows."""
         if self._open or len(self._rows) >= MAX_INDEXED * ROW.size:
             return None
         return IndexRecord(rows=bytes(self._rows), metadata=self.metadata, ledger=self.ledger)

@@ -1,4 +1,4 @@
-"""Reads a journal, whole, damaged or still being written."""
+"""Reads a journal, which may be damaged or still growing."""
 
 from __future__ import annotations
 
@@ -39,20 +39,19 @@ JournalItem = (
     | records.ClockSync
     | records.RecoveredRecord
 )
-"""What iterating over a reader yields."""
+"""An item that a reader yields."""
 
 
 class JournalReader:
     """Iterates once over the items of a journal, in the order in which they were written.
 
-    Names, categories, argument keys and tracks come as ids of this process's tables. Every frame is checked
-    against its checksum before anything in it is believed; memory is bounded by the largest frame (64 MiB) and
-    the tables' bounds, whatever the file contains. A torn tail ends the iteration; iterating again later goes
-    on from there, if the file has grown. Not safe for use by two threads at once.
+    Names, categories, argument keys and tracks have ids of this process. The checksum of every frame is checked. Memory is
+    bounded by the largest frame (64 MiB) and the limits of the tables. A torn end stops the iteration; a later iteration
+    continues there if the file has grown. One thread at a time may use it.
 
     Args:
         path: the file.
-        ids: what is known of the writing process's ids from elsewhere.
+        ids: known ids of the writing process, if any.
 
     Raises:
         OSError: if the file cannot be opened.
@@ -60,19 +59,19 @@ class JournalReader:
     """
 
     run: records.RunRecord | None = None
-    """Whose journal it is; read ahead when the file is opened, `None` if that frame is damaged or not there yet."""
+    """The run record, which is read when the file is opened; `None` if that frame is damaged or not written yet."""
     metadata: dict[str, Any]
-    """The run's metadata, as the last metadata frame read so far has it."""
+    """The metadata of the run, from the last such frame so far."""
     ledger: Ledger = Ledger()
-    """The run's accounts, as the last frame of them read so far has them."""
+    """The accounts of the run, from the last such frame so far."""
     end: records.EndRecord | None = None
-    """The last frame of a journal that was closed in order, once it was read."""
+    """The end record of a journal that was closed normally, once it was read."""
     recovered: records.RecoveredRecord | None = None
-    """Where recovery began to append, once it was read."""
+    """The record with which recovery began to append, once it was read."""
     discarded = 0
-    """Events that were taken out afterwards, to free the disk; no damage."""
+    """Events that were given up to free the disk. This is no damage."""
     unknown_frames = 0
-    """Frames of types that this version does not know, skipped; no damage."""
+    """Skipped frames of unknown types. This is no damage."""
 
     def __init__(self, path: str | os.PathLike[str], ids: IdMap | None = None) -> None:
         self.path = Path(path)
@@ -99,7 +98,7 @@ class JournalReader:
 
     @property
     def damage(self) -> Damage:
-        """What could not be used, of what was read so far."""
+        """Damage so far."""
         return msgspec.structs.replace(
             self._frames.damage, lost_names=self._ids.lost_names, lost_arguments=self._ids.lost_arguments
         )
@@ -109,26 +108,26 @@ class JournalReader:
 
     @property
     def sync_word(self) -> bytes | None:
-        """The mark at the beginning of the file's frames, if it is known."""
+        """The sync word of the file's frames, if known."""
         return self._frames.sync_word
 
     @property
     def position(self) -> tuple[int, int]:
-        """(number of the next frame, byte where it begins), after the whole frames that were read."""
+        """(number, position) of the next frame."""
         return self._frames.position
 
     @property
     def end_position(self) -> tuple[int, int]:
-        """The same of the frame that ends what the run itself wrote, or of the one that would."""
+        """(number, position) of the end record of the run itself, or where it would be."""
         return self.position if self.end is None and self.recovered is None else self._end_position
 
     def index(self) -> JournalIndex | None:
-        """The index of a journal that was closed in order; `None` if it has none."""
+        """The index of a journal; `None` if it was not closed normally, or has none."""
         return read_index(self._frames)
 
     def _seek(self, window: int, index: JournalIndex) -> int | None:
-        """Goes to the first frame of a window. Returns where its last one ends; 0: there is no such window; `None`: the frame is
-        not there."""
+        """Moves to the first frame of a window. Returns the end of its last frame; 0 if there is no such window; `None` if the frame
+        is missing."""
         metadata = record_at(self._frames, index.metadata, fmt.FrameType.METADATA)
         self.metadata = metadata.values if isinstance(metadata, records.MetadataRecord) else self.metadata
         ledger = record_at(self._frames, index.ledger, fmt.FrameType.LEDGER)
@@ -145,12 +144,12 @@ class JournalReader:
     def items(
         self, window: int | None = None, wanted: Callable[[fmt.EventsHeader], bool] | None = None
     ) -> Iterator[JournalItem]:
-        """Goes on through the journal.
+        """Continues the iteration.
 
         Args:
-            window: events, beginnings and ends of other windows are skipped without being read. At the beginning of a journal
-                that has an index, only the frames of the window are looked at, and the last metadata and accounts.
-            wanted: is shown what each frame of events says of itself; the frame is skipped, unread, unless it says so.
+            window: skip events, begins and ends of other windows. At the beginning of a journal with an index, only the frames of
+                the window, the last metadata and the last accounts are read.
+            wanted: called with the header of each events frame. If it returns false, the frame is skipped without reading it.
         """
 
         def skipped(beginning: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The records of a journal: what its frames hold, but for events."""
+"""The records of a journal: the contents of its frames, except events."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _STEP_BYTES = 24
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose journal this is."""
+    """The run that writes the journal."""
 
     name: str
     anchor: ClockAnchor
     pid: Int64 = 0
     host: str = ""
     rank: Int64 | None = None
-    """`None` also in place of a number that is no rank; a warning says so."""
+    """`None` also for an invalid number, which is logged as a warning."""
     world_size: Int64 | None = None
-    """`None` also in place of a number below 1 or above `MAX_RANKS`; a warning says so."""
+    """`None` also for a number below 1 or above `MAX_RANKS`, which is logged as a warning."""
     created_ns: Int64 = 0
     """Unix time."""
     job: str = ""
     clock: str = ""
-    """Names the monotonic clock of the events' times."""
+    """Name of the monotonic clock of the events."""
     id: str = ""
-    """Drawn at random for the run; empty in journals of versions that gave none."""
+    """Random id of the run; empty in journals of earlier versions."""
 
     def __post_init__(self) -> None:
         source = f"the run {self.name[:80]!r} (process {self.pid})"
@@ -49,7 +49,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataRecord(msgspec.Struct, frozen=True):
-    """The run's metadata as it was then; a later record replaces an earlier one."""
+    """The metadata of the run. A later record replaces an earlier one."""
 
     values: dict[str, Any]
 
@@ -63,7 +63,7 @@ class WindowOpened(msgspec.Struct, frozen=True):
 
 
 class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished window, without what only a live one can do."""
+    """A finished window."""
 
     index: Int64
     profiler: str = ""
@@ -79,14 +79,14 @@ class WindowRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def step_count(self) -> int:
-        """How many steps there are."""
+        """Number of steps."""
         return len(self.steps) // _STEP_BYTES
 
     def _rows(self) -> NDArray[np.int64]:
         return np.frombuffer(self.steps, "<i8", self.step_count * 3).reshape(-1, 3)
 
     def window(self) -> Window:
-        """The window as exporters get it."""
+        """The window, for exporters."""
         return Window(
             index=self.index,
             profiler=self.profiler,
@@ -106,11 +106,11 @@ class CapRecord(msgspec.Struct, frozen=True):
 
     limit_bytes: Int64
     dropped: Int64
-    """Events left out so far."""
+    """Events dropped so far."""
 
 
 class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
-    """A round trip to a collector, whose clock's readings lie between two of ours. All in ns."""
+    """A round trip to a collector: readings of its clock between two readings of ours. All in ns."""
 
     sent: Int64
     """Our CLOCK_MONOTONIC."""
@@ -120,7 +120,7 @@ class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
     returned: Int64
     """Our CLOCK_MONOTONIC."""
     clock: str
-    """Names the collector's clock: readings of two clocks do not compare."""
+    """Name of the collector's clock: readings of different clocks cannot be compared."""
 
 
 class RecoveredRecord(msgspec.Struct, frozen=True):
@@ -131,24 +131,24 @@ class RecoveredRecord(msgspec.Struct, frozen=True):
 
 
 class EndRecord(msgspec.Struct, frozen=True):
-    """The journal was closed in order."""
+    """The journal was closed normally."""
 
     events: Int64 = 0
     """Events written."""
     windows: Int64 = 0
     """Windows closed."""
     dropped: Int64 = 0
-    """Events left out because of the size limit."""
+    """Events dropped because of the size limit."""
     arguments_cut: Int64 = 0
-    """Events that lost their arguments because these did not fit a frame, or pointed outside their heap."""
+    """Events whose arguments were dropped, as they did not fit a frame or were not in the heap."""
     records_left_out: Int64 = 0
     """Frames other than events that did not fit the size limit."""
     index: Int64 = 0
-    """Where the frame of the index begins; 0: there is none."""
+    """Position of the index frame; 0 = none."""
 
 
 def run_record(run: Run, created_ns: int) -> RunRecord:
-    """The facts of a run that its journal keeps."""
+    """The record of a run."""
     return RunRecord(
         name=plain(run.name),
         anchor=run.anchor,
@@ -164,7 +164,7 @@ def run_record(run: Run, created_ns: int) -> RunRecord:
 
 
 def window_record(window: Window) -> WindowRecord:
-    """What a journal keeps of a window."""
+    """The record of a window."""
     return WindowRecord(
         index=window.index,
         profiler=plain(window.profiler),
@@ -180,14 +180,14 @@ def window_record(window: Window) -> WindowRecord:
 
 
 class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the frames of each window are."""
+    """Positions of the frames of each window."""
 
     rows: bytes = b""
     """Closed windows, in their order: see `index.py`."""
     metadata: Int64 = 0
-    """Where the last frame with the run's metadata begins; 0: there is none."""
+    """Position of the last frame with the run's metadata; 0 = none."""
     ledger: Int64 = 0
-    """Where the frame with the accounts of the run begins; 0: there is none."""
+    """Position of the frame with the accounts of the run; 0 = none."""
 
 
 encode_record = msgpack_bytes
@@ -215,7 +215,7 @@ def is_known(kind: int) -> bool:
 
 
 def decode_record(kind: int, payload: bytes) -> Any:
-    """The record of a frame, `None` if its type has none or the payload cannot be decoded."""
+    """The record of a frame; `None` if its type has none or the payload cannot be decoded."""
     decoder = _DECODERS.get(kind)
     if decoder is None:
         return None

@@ -1,4 +1,4 @@
-"""The playing of a journal into an exporter of any format."""
+"""Replays a journal into an exporter."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from stepscope.runtime.windows.window import Step, Window
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was played into an exporter."""
+    """Counts of a replay."""
 
     batches: int
     events: int
     windows: int
-    """Windows closed, those included that had no end in the journal."""
+    """Closed windows, including those without an end in the journal."""
     unfinished: int
-    """Windows that had none: the run was interrupted, or goes on."""
+    """Windows without an end: the run was interrupted, or still runs."""
     damage: Damage
 
 
 def run_of(reader: JournalReader, output_dir: Path) -> Run:
-    """The run that a journal tells of, for an exporter that writes to `output_dir`."""
+    """The run of a journal, for an exporter that writes to `output_dir`."""
     record = reader.run
     return Run(
         name=record.name if record else "unknown",
@@ -53,19 +53,19 @@ def run_of(reader: JournalReader, output_dir: Path) -> Run:
 async def replay_into(
     reader: JournalReader, exporter: Exporter, run: Run, window: Window | int | None = None
 ) -> Replayed:
-    """Plays a journal through the whole life of an exporter: `open` to `aclose`.
+    """Replays a journal into an exporter, from `open` to `aclose`.
 
-    Reading happens on a worker thread. A window that has no end in the journal is closed as incomplete, with the
-    times and steps that its events tell.
+    A worker thread reads. A window without an end in the journal is closed as incomplete, with the times and steps of its
+    events.
 
     Args:
-        reader: at the beginning of its journal; not closed here.
-        exporter: a fresh one.
-        run: what the exporter is told of the run, such as `run_of(reader, ...)`.
-        window: only this window; a `Window` is also what `close_window` gets, in place of the journal's record.
+        reader: at the beginning of its journal. It is not closed.
+        exporter: a new exporter.
+        run: argument of `open`, such as `run_of(reader, ...)`.
+        window: replay this window only. A `Window` replaces the journal's record in `close_window`.
 
     Raises:
-        OutputError, ExporterError, ...: what the exporter raised, after it was closed.
+        OutputError, ExporterError, ...: errors of the exporter, after it was closed.
     """
     only = window.index if isinstance(window, Window) else window
     items = reader.items(only)
@@ -84,8 +84,8 @@ async def replay_into(
                 await exporter.close_window(window if isinstance(window, Window) else item)
                 windows += 1
         for unfinished in open_windows.values():
-            given = window if isinstance(window, Window) else unfinished.close(run)
-            await exporter.close_window(given)
+            closed = window if isinstance(window, Window) else unfinished.close(run)
+            await exporter.close_window(closed)
     finally:
         with anyio.CancelScope(shield=True):
             await exporter.aclose()
@@ -99,7 +99,7 @@ async def replay_into(
 
 
 class UnfinishedWindow:
-    """What is known of a window whose end was not read."""
+    """Collects times and steps of a window, for the case that it has no end."""
 
     def __init__(self, index: int) -> None:
         self._index = index

@@ -1,4 +1,4 @@
-"""What a journal says of names and tracks before the events that use them."""
+"""Selects the names and tracks that a journal must write before the events that use them."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from stepscope.runtime.events.tracks import Track
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records
 
-_MOST_PER_ROW = 4096
-"""Bytes that a name or a track takes at most, or nearly."""
+_MAX_ROW_BYTES = 4096
+"""Approximate limit of a name or a track."""
 
 Rows = list[tuple[fmt.FrameType, object]]
-"""Frames to be: their type and what is in them."""
+"""Contents of frames: type and record."""
 
 
 class Tables:
-    """What one journal has said of this process's names and tracks: those that its events use.
+    """The names and tracks of this process that one journal has written.
 
     Args:
-        max_frame: bytes of a frame's payload at most.
+        max_frame: limit of a frame's payload, in bytes.
     """
 
     def __init__(self, max_frame: int) -> None:
-        self._per_frame = min(fmt.STRINGS_PER_FRAME, max(max_frame // _MOST_PER_ROW, 1))
+        self._per_frame = min(fmt.STRINGS_PER_FRAME, max(max_frame // _MAX_ROW_BYTES, 1))
         self._texts, self._tracks = NamedTexts(), NamedTracks()
-        self._ever: tuple[NamedTexts, NamedTracks] | None = None
-        self._settled: tuple[list[tuple[int, str]], list[Track]] = ([], [])
+        self._lost: tuple[NamedTexts, NamedTracks] | None = None
+        self._new: tuple[list[tuple[int, str]], list[Track]] = ([], [])
+        """The result of the last `missing`."""
 
-    def forget(self) -> None:
-        """What was said is lost: it is said again before the next events that use it."""
-        ever = self._ever or (NamedTexts(), NamedTracks())
-        ever[0].add(self._texts.all())
-        ever[1].add(self._tracks.all())
-        self._texts, self._tracks, self._ever = NamedTexts(), NamedTracks(), ever
+    def reset(self) -> None:
+        """All frames so far were lost. `missing` returns names and tracks again."""
+        lost = self._lost or (NamedTexts(), NamedTracks())
+        lost[0].add(self._texts.all())
+        lost[1].add(self._tracks.all())
+        self._texts, self._tracks, self._lost = NamedTexts(), NamedTracks(), lost
 
-    def before(self, batch: EventBatch) -> Rows:
-        """What is to be said before these events. Unless `settle` follows, it is said again."""
+    def missing(self, batch: EventBatch) -> Rows:
+        """The frames to write before these events. Call `mark_written` after they are written."""
         texts = self._texts.missing(batch.events, batch.args)
         new: dict[int, Track] = {}
         for track in self._tracks.missing(batch.events):
@@ -48,22 +49,22 @@ class Tables:
             while found is not None and found.id not in new and found.id not in self._tracks:
                 new[found.id] = found
                 found = tracks.get(found.parent)
-        # Those to which others belong are older, and readers want them first.
+        # Parents are older than their children, and readers need them first.
         ordered = [new[number] for number in sorted(new)]
-        self._settled = texts, ordered
+        self._new = texts, ordered
         return self._frames(texts, ordered)
 
-    def settle(self) -> None:
-        """Notes that what was asked for last is written."""
-        self._texts.add(self._settled[0])
-        self._tracks.add(self._settled[1])
+    def mark_written(self) -> None:
+        """The frames of the last `missing` are written."""
+        self._texts.add(self._new[0])
+        self._tracks.add(self._new[1])
 
     def all(self) -> Rows:
-        """Everything that was ever said: frames that wait may need what is lost."""
+        """All names and tracks, including those of lost frames."""
         texts, named = dict(self._texts.all()), {track.id: track for track in self._tracks.all()}
-        if self._ever:
-            texts |= dict(self._ever[0].all())
-            named |= {track.id: track for track in self._ever[1].all()}
+        if self._lost:
+            texts |= dict(self._lost[0].all())
+            named |= {track.id: track for track in self._lost[1].all()}
         return self._frames(sorted(texts.items()), [named[number] for number in sorted(named)])
 
     def _frames(self, pairs: list[tuple[int, str]], named: Iterable[Track]) -> Rows:

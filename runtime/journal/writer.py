@@ -1,4 +1,4 @@
-"""Writes a journal: a call that returns has handed its frames to the kernel, so that a killed process keeps them."""
+"""Writes a journal. When a call returns, the kernel has its frames, so that they survive a killed process."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
 
 Fsync = Literal["never", "window", "always"]
-"""When the disk is waited for: a machine that loses power keeps what was synced, a killed process keeps everything."""
+"""When to wait for the disk: only synced frames survive a loss of power; all frames survive a killed process."""
 
 MIN_BYTES = 1 << 16
 _END_BYTES = 256
 
 
 class Target(Protocol):
-    """What a journal is written to: `AppendFile`, or what behaves like it."""
+    """Output of a journal, such as `AppendFile`."""
 
     path: Path
 
@@ -63,33 +63,33 @@ def _create_file(path: Path) -> AppendFile:
 
 
 class JournalWriter:
-    """One journal file. Calls may come from any thread, one at a time is carried out.
+    """One journal file. Any thread may call; calls are serialized.
 
-    A write that fails leaves the file as it was before. Close to `max_bytes` events are left out, and counted in a
-    marker; the rest of the space is kept for windows and the end.
+    A write that fails does not change the file. Near `max_bytes`, events are dropped, and counted in a marker; the remaining
+    space is reserved for ends of windows and of the file.
 
     Args:
-        path: where to write. If something of that name exists, another run's journal for one, `-2`, `-3`, ... is
-            put before the suffix; links are never followed.
+        path: path of the file. If it exists, such as the journal of another run, the new file gets `-2`, `-3`, ... before the
+            suffix. Links are not followed.
         max_bytes: size limit, at least 64 KiB.
         fsync: when to wait for the disk.
-        compression: how to compress event frames, where that makes them smaller.
-        max_frame: bytes of a frame's payload at most, if what is written to takes less than readers do.
-        create: makes what the pieces are appended to, of the path; frames are never divided among two writes.
-        holes: whether events may follow those that were left out, because room can come back.
+        compression: compression of event frames; it is used only if the result is smaller.
+        max_frame: limit of a frame's payload, in bytes, if the target has a lower limit than readers.
+        create: creates the target of a path. A frame is never divided between two writes.
+        holes: whether events may be written again after others were dropped, because space can become free.
 
     Raises:
         ValueError: for a limit that is too small or an unknown `fsync`.
     """
 
     dropped = 0
-    """Events left out because of the size limit."""
+    """Events dropped because of the size limit."""
     written = 0
     """Events written."""
     arguments_cut = 0
-    """Events written without their arguments, which were malformed or larger than a frame."""
+    """Events written without their arguments, as these were malformed or larger than a frame."""
     deleted = False
-    """Whether the file was deleted while it was open: the events written to it are lost."""
+    """Whether the file was deleted while it was open. Its events are lost."""
 
     def __init__(
         self,
@@ -124,14 +124,14 @@ class JournalWriter:
         self._tables = Tables(max_frame)
         self._open_windows: set[int] = set()
         self._windows = 0
-        self._records_left_out = 0
+        self._skipped_records = 0
         self._marked = 0
         self._metadata: bytes = b""
         self._index: IndexBuilder | None = None
 
     @property
     def sync_word(self) -> bytes:
-        """The mark at the beginning of the file's frames."""
+        """The sync word of the file's frames."""
         return self._sync
 
     @property
@@ -140,10 +140,10 @@ class JournalWriter:
         return self._file is not None
 
     def open(self, run: Run) -> None:
-        """Creates the file, and directories that are missing, readable by this user only.
+        """Creates the file and missing directories, readable by this user only.
 
         Raises:
-            OutputError: if that is not possible.
+            OutputError: if that fails.
         """
         with self._lock:
             self._file = self._create(self.path)
@@ -155,27 +155,27 @@ class JournalWriter:
                 self._index = IndexBuilder()
 
     def append_to(self, sync: bytes, number: int, size: int, *, events: int, windows: int) -> None:
-        """Opens a journal whose process died, cuts it where its whole frames end, and marks that recovery appends the rest.
+        """Opens the journal of a killed process, cuts it after its last complete frame, and marks the begin of recovery.
 
         Args:
-            sync: the mark of its frames.
-            number: of the next frame.
-            size: bytes of the frames that stay, with the file's header, which is written anew.
-            events: how many they have.
-            windows: how many of these were closed.
+            sync: sync word of its frames.
+            number: number of the next frame.
+            size: size of its complete frames, including the file header, which is rewritten.
+            events: number of events in these frames.
+            windows: number of closed windows in these frames.
 
         Raises:
-            OutputError: if that is not possible.
+            OutputError: if that fails.
         """
         with self._lock:
-            self._file = AppendFile(self.path, keep=size)
+            self._file = AppendFile(self.path, truncate_to=size)
             self._file.write_header(fmt.encode_file_header(sync))
             self._sync, self._number = sync, number
             self.written, self._windows = events, windows
         self.mark_recovered()
 
     def mark_recovered(self) -> None:
-        """Marks that recovery appends the frames from here on.
+        """Appends a mark: recovery wrote the following frames.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -184,10 +184,10 @@ class JournalWriter:
             self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
-        """Appends a batch, and what it needs of strings and tracks.
+        """Appends a batch, and new strings and tracks that it uses.
 
         Raises:
-            OutputError: if the file cannot be written. Frames of the batch that were written stay.
+            OutputError: if the file cannot be written. Frames of the batch that were written remain.
             ClosedError: after `close`.
         """
         if not len(batch):
@@ -200,10 +200,10 @@ class JournalWriter:
                 return
             if self._compression == "columns" and self._write_columns(batch):
                 return
-            said = False
-            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, most=self._max_frame):
-                if not said and self._compression != "columns":  # those frames have names and tracks of their own
-                    for kind, rows in self._tables.before(batch):
+            has_tables = self._compression == "columns"  # those frames contain their names and tracks
+            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, max_bytes=self._max_frame):
+                if not has_tables:
+                    for kind, rows in self._tables.missing(batch):
                         self._control(kind, rows)
                 opened = batch.window not in self._open_windows
                 if opened:
@@ -218,14 +218,14 @@ class JournalWriter:
                     continue
                 self._note_events(batch.window, count)
                 self._commit(self._fsync == "always")
-                self._tables.settle()
-                said = True
+                self._tables.mark_written()
+                has_tables = True
                 self._open_windows.add(batch.window)
                 self.written += count
                 self.arguments_cut += cut
 
     def _write_columns(self, batch: EventBatch) -> bool:
-        """Appends a batch in one write; false, and nothing is written, if there is no room for all of it."""
+        """Appends a batch in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
         events = np.ascontiguousarray(batch.events)
         if opened:
@@ -247,7 +247,7 @@ class JournalWriter:
         return True
 
     def write_window(self, window: Window, anchor: ClockAnchor | None = None) -> None:
-        """Appends the end of a window, and a reading of the clocks in the same write.
+        """Appends the end of a window, and a reading of the clocks, if any, in the same write.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -263,13 +263,13 @@ class JournalWriter:
                 anchored = sum(map(len, self._pending))
             begin = self._open_file().size + anchored
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
-                self._records_left_out += anchor is not None
+                self._skipped_records += anchor is not None
                 note = f"{record.step_count} steps and the metadata did not fit the journal"
                 less = msgspec.structs.replace(
                     record, steps=b"", metadata={}, diagnostics=[*record.diagnostics[:10], note]
                 )
                 if not self._record(fmt.FrameType.WINDOW_CLOSED, less, self._fsync != "never"):
-                    self._records_left_out += 1
+                    self._skipped_records += 1
                     self._index = None
             if self._index is not None:
                 self._index.close_window(record, begin, self._open_file().size)
@@ -277,7 +277,7 @@ class JournalWriter:
             self._windows += 1
 
     def write_metadata(self, values: Mapping[str, Any]) -> None:
-        """Appends the run's metadata if it is not what it was.
+        """Appends the metadata of the run if they have changed.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -290,7 +290,7 @@ class JournalWriter:
             if encoded != self._metadata and (values or self._metadata):
                 if self._index is not None:
                     self._index.metadata = self._open_file().size
-                self._records_left_out += not self._record(fmt.FrameType.METADATA, record)
+                self._skipped_records += not self._record(fmt.FrameType.METADATA, record)
                 self._metadata = encoded
 
     def write_anchor(self, anchor: ClockAnchor) -> None:
@@ -302,7 +302,7 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            self._records_left_out += not self._record(fmt.FrameType.CLOCK, anchor)
+            self._skipped_records += not self._record(fmt.FrameType.CLOCK, anchor)
 
     def write_ledger(self, ledger: Ledger) -> None:
         """Appends the accounts of the whole run.
@@ -314,7 +314,7 @@ class JournalWriter:
         with self._lock:
             if self._index is not None:
                 self._index.ledger = self._open_file().size
-            self._records_left_out += not self._record(fmt.FrameType.LEDGER, ledger)
+            self._skipped_records += not self._record(fmt.FrameType.LEDGER, ledger)
 
     def write_sync(self, sync: records.ClockSync) -> None:
         """Appends a comparison with a collector's clock.
@@ -325,10 +325,10 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            self._records_left_out += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
+            self._skipped_records += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
 
     def restate(self, run: Run) -> None:
-        """Appends the run again, and lets tables and metadata be written again: what came before was lost.
+        """Appends the run again. Tables and metadata will be written again, too: all frames so far were lost.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -336,18 +336,16 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            self._records_left_out += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
-            self._tables.forget()
+            self._skipped_records += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
+            self._tables.reset()
             self._metadata = b""
 
     def restated(self, run: Run, before: int) -> list[bytes]:
-        """Frames that say again what all frames so far are read with: the run, the tables and the metadata.
-
-        They are not appended, but for who has lost all frames up to one that was written, and puts them there.
+        """Encodes the run, all tables and the metadata again, for a receiver that lost the first frames. Appends nothing.
 
         Args:
-            run: whose journal it is.
-            before: number of that frame; theirs are the ones before it, as many as they are.
+            run: the run of the journal.
+            before: number of the first frame that was not lost. The new frames get the numbers before it.
         """
         with self._lock:
             found: list[tuple[fmt.FrameType, object]] = [
@@ -364,22 +362,11 @@ class JournalWriter:
                 for at, (kind, payload) in enumerate(payloads)
             ]
 
-    def write_cap(self, record: records.CapRecord) -> None:
-        """Appends the size marker of a journal that is being copied.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
-        with self._lock:
-            self._open_file()
-            self._records_left_out += not self._record(fmt.FrameType.CAP, record)
-
     def close(self) -> None:
-        """Appends the end mark and closes the file. Idempotent.
+        """Appends the end record and closes the file. Idempotent.
 
         Raises:
-            OutputError: if the end mark cannot be written; the file is closed all the same.
+            OutputError: if the end record cannot be written. The file is closed anyway.
         """
         with self._lock:
             if self._file is None:
@@ -390,7 +377,7 @@ class JournalWriter:
                     self._windows,
                     self.dropped,
                     self.arguments_cut,
-                    self._records_left_out,
+                    self._skipped_records,
                     self._write_index(),
                 )
                 self._control(fmt.FrameType.END, end)
@@ -401,14 +388,14 @@ class JournalWriter:
                 self._file = None
 
     def abandon(self) -> None:
-        """Closes the file without an end mark. Idempotent."""
+        """Closes the file without an end record. Idempotent."""
         with self._lock:
             if self._file is not None:
                 self._file.close()
                 self._file = None
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
-        """Writes one control frame; false if it does not fit."""
+        """Writes one control frame. Returns false if it does not fit."""
         payload = records.encode_record(record)
         if len(payload) > self._max_frame:
             return False
@@ -424,13 +411,13 @@ class JournalWriter:
             self._index.add_events(window, self._open_file().size, count)
 
     def _write_index(self) -> int:
-        """Appends the index. Returns where it begins; 0 if there is none."""
-        index = None if self._index is None or self._records_left_out else self._index.record()
+        """Appends the index. Returns its position; 0 if there is no index."""
+        index = None if self._index is None or self._skipped_records else self._index.record()
         begin = self._open_file().size
         return begin if index is not None and self._record(fmt.FrameType.INDEX, index) else 0
 
     def _mark_cap(self, exactly: bool = False) -> None:
-        """Says how much is missing: when the limit is met, whenever it has doubled, and exactly with each window."""
+        """Appends the number of dropped events: at the limit, each time it has doubled, and exactly with each window."""
         outdated = self.dropped > (self._marked if exactly else self._marked * 2)
         if outdated and self._record(fmt.FrameType.CAP, records.CapRecord(self._max_bytes, self.dropped)):
             self._marked = self.dropped
@@ -443,7 +430,7 @@ class JournalWriter:
         self._pending_frames += 1
 
     def _is_full(self) -> bool:
-        """Whether events are left out. A file stays full: a journal with holes would look complete."""
+        """Whether events are dropped. Without `holes`, a file stays full, as a journal with holes would look complete."""
         if self._full and self._holes and self._has_room(2 * self._reserve):
             self._full = False
         return self._full
@@ -461,13 +448,13 @@ class JournalWriter:
         return self._file
 
     def _check_deleted(self, within_s: float) -> None:
-        """Raises `OutputError` if the file was deleted; nothing is written to it from then on."""
+        """Raises `OutputError` if the file was deleted. No further frames are written to it."""
         self.deleted = self.deleted or self._open_file().deleted(within_s)
         if self.deleted:
             raise deleted_error(self.path, self.written)
 
     def _commit(self, sync: bool) -> None:
-        """Writes what is pending, all or nothing."""
+        """Writes all pending frames, or none."""
         try:
             self._check_deleted(0.0 if sync else CHECK_INTERVAL_S)
             self._open_file().write(self._pending, sync)

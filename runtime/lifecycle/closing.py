@@ -80,7 +80,7 @@ class CloseProcedure:
         closed = self._pipeline.statistics().windows.closed
         for source in bound:
             source.wait_for_thread((deadline - clock.now()) / 1e9 - self._options.close_timeout / 2)
-            note = source.give_up()
+            note = source.abandon_changes()
             if note:
                 self._pipeline.notes.append(note)
         seconds = max((deadline - clock.now()) / 1e9, 0.0)

@@ -1,4 +1,4 @@
 """The background event loop: it drains the rings and passes batches on to each profiler's pipeline.
 
-Read first: `drain_loop`, then `backpressure` (the queue between), then `pipeline`.
+Read first: `drain_loop`, then `backpressure`, then `pipeline`.
 """

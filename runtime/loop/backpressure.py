@@ -1,4 +1,4 @@
-"""The queue between the drain loop and one profiler's pipeline: it waits for exporters that are behind."""
+"""The queue between the drain loop and one profiler's pipeline. It waits for slow exporters."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1
-"""Seconds until the queue goes on after an internal error."""
-MOST = 256 << 20
-"""Bytes that a queue may hold at least, whatever the options: one drain may bring as much."""
-JUDGED = 0.05
+"""Seconds until the queue continues after an internal error."""
+MIN_BYTES = 256 << 20
+"""Minimum limit of a queue, for any options: one drain may bring as much."""
+MIN_JUDGED_S = 0.05
 """Seconds of waiting before an exporter can count as slow."""
 
 
 class SlowConsumer(Protocol):
-    """The worker of an exporter, as far as it is waited for."""
+    """The worker of an exporter, for which the queue waits."""
 
     def half_full(self) -> bool: ...
     async def wait_below_half(self) -> None: ...
 
 
 class DrainedTurn:
-    """The events of one drain, or of several while another turn was under way."""
+    """The events of one drain, or of several during another turn."""
 
     def __init__(self, until: int) -> None:
         self.marks: list[Block] = []
@@ -51,29 +51,29 @@ class DrainedTurn:
         self.until, self.spans = until, spans
         self.blocks.extend(blocks)
 
-    def next_part(self, most: int) -> tuple[Block, bytes]:
-        """Takes the next events out, and their arguments: at most so many."""
+    def next_part(self, max_events: int) -> tuple[Block, bytes]:
+        """Removes and returns the next events, at most `max_events`, and their arguments."""
         events, args = self.blocks[0]
-        first, *others = [(events, args)] if len(events) <= most else split_block(events, args, most)
-        self.blocks.popleft()  # not before it was split: without memory for that nothing is lost
+        first, *others = [(events, args)] if len(events) <= max_events else split_block(events, args, max_events)
+        self.blocks.popleft()  # after the split, so that a lack of memory loses nothing
         self.blocks.extendleft(reversed(others))
         return first
 
 
 class BackpressureQueue:
-    """Passes drained events on to a pipeline, and waits for slow exporters, so that a burst passes without a drop.
+    """Passes drained events to a pipeline, and waits for slow exporters, so that a burst loses no events.
 
-    One task per profiler, on the loop: slow exporters of one profiler delay no other. Turns behind the one under way and
-    deliveries of backends share `Options.queue_bytes`. When they need more, the queue stops waiting for exporters that took half of
-    the time or more, until it is empty again: the queues of these drop what does not fit, and the other exporters get everything.
+    There is one task per profiler, on the loop, so that slow exporters delay no other profiler. Waiting turns and deliveries of
+    backends share `Options.queue_bytes`. When they need more, the queue skips slow exporters, which took half of the time or more,
+    until it is empty again: their queues drop events that do not fit, and the other exporters get all events.
 
     Args:
         process: routes a turn. It awaits its second argument after each part, and ends when that is false.
         drop: counts events of a source that were not routed.
-        deliveries: of backends; they wait for the turn of their time, and share the room.
-        workers: of the exporters that are waited for.
-        options: of the profiler.
-        faults: collects faults of ours.
+        deliveries: deliveries of backends, which wait for the turn of their time, and share the limit.
+        workers: workers of the exporters.
+        options: options of the profiler.
+        faults: collects internal errors.
     """
 
     def __init__(
@@ -86,40 +86,40 @@ class BackpressureQueue:
         faults: InternalErrors,
     ) -> None:
         self._process, self._drop, self._deliveries = process, drop, deliveries
-        self._takers, self._faults = workers, faults
+        self._workers, self._faults = workers, faults
         self._limit = options.queue_bytes
-        self._most = max(2 * options.queue_bytes, options.ring_bytes, MOST)
-        """Bytes beyond which the queue waits for no exporter."""
+        self._max_bytes = max(2 * options.queue_bytes, options.ring_bytes, MIN_BYTES)
+        """With more waiting bytes, the queue waits for no exporter."""
         self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
-        """Events of one part of a turn: they fit the queue, so that it is noticed in time that it is full."""
+        """Events of one part of a turn. Several parts fit the queues of exporters, so that full ones are noticed in time."""
         self._turns: deque[DrainedTurn] = deque()
-        """Those that were pushed and not routed whole; the first is under way."""
-        self._given = asyncio.Event()
+        """Turns that are not completely routed. The first one is being routed."""
+        self._pushed = asyncio.Event()
         self._relief: anyio.CancelScope | None = None
-        self._judged = 0
-        """Since when the times of waiting count, in ns."""
+        self._judged_ns = 0
+        """Begin of the times of waiting, in ns."""
         self._waited = [0] * len(workers)
-        """ns for which the queue waited for each exporter since then."""
+        """Time for which the queue waited for each exporter since then, in ns."""
         self._since: dict[int, int] = {}
-        """Since when it waits for an exporter, by its number."""
-        self._late: set[int] = set()
-        """Numbers of the exporters that it does not wait for."""
+        """Begin of the current waiting for an exporter, by its number, in ns."""
+        self._skipped: set[int] = set()
+        """Numbers of the exporters for which it does not wait."""
         self._scope = anyio.CancelScope()
         self._hurried = self._closed = False
 
     @property
     def empty(self) -> bool:
-        """Whether everything was routed, or taken back by `close`."""
+        """Whether all turns were routed, or returned by `close`."""
         return not self._turns
 
     @property
     def closing(self) -> bool:
-        """Whether a turn in the queue is going to close windows."""
+        """Whether a turn in the queue will close windows."""
         return any(turn.spans is not None for turn in self._turns)
 
     @property
     def full(self) -> bool:
-        """Whether as much waits behind the turn under way as the options allow."""
+        """Whether the waiting turns and deliveries exceed the limit."""
         return self._waiting + self._deliveries.bytes > self._limit
 
     @property
@@ -129,30 +129,30 @@ class BackpressureQueue:
     def push(
         self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None = None
     ) -> None:
-        """Adds what a drain brought; without memory for it the events are dropped and counted.
+        """Adds the events of a drain. Without memory for them, they are dropped and counted.
 
         Args:
-            marks: step marks, of all profilers, up to any time.
+            marks: step marks of all profilers, of any time.
             blocks: events that began by `until`, and their arguments.
-            until: everything of the recorder that began by this time, in ns, is in the queue now.
-            open_spans: windows that are ready are closed after this, with these spans.
+            until: all events of the recorder that began by this time, in ns, are in the queue now.
+            open_spans: close ready windows afterwards, with these open spans.
         """
         if self._closed:
             return
         try:
             self._add(marks, blocks, until, open_spans)
         except Exception as error:
-            self._faults.record("give", error)
+            self._faults.record("push", error)
             for events, _ in blocks:
                 self._drop(RECORDER, events)
-        self._given.set()
+        self._pushed.set()
         self.mark_slow()
-        if self._waiting > self._most and self._relief is not None:
+        if self._waiting > self._max_bytes and self._relief is not None:
             self._relief.cancel()
 
     def _add(self, marks: Block, blocks: Sequence[tuple[Block, bytes]], until: int, open_spans: Block | None) -> None:
         if not self._turns:
-            self._judged = clock.now()
+            self._judged_ns = clock.now()
         last = self._turns[-1] if len(self._turns) > 1 else None
         if last is not None and last.spans is None:
             last.add(marks, blocks, until, open_spans)
@@ -162,27 +162,27 @@ class BackpressureQueue:
         self._turns.append(last)
 
     def mark_slow(self) -> None:
-        """Finds the slow exporters, if the queue is full. To be called now and then while nothing is pushed."""
+        """If the queue is full, skips slow exporters. Must be called repeatedly while nothing is pushed."""
         if self.full:
-            self._pass_over(JUDGED)
+            self._skip_slow(MIN_JUDGED_S)
 
-    def _pass_over(self, least: float) -> None:
+    def _skip_slow(self, least: float) -> None:
         """Stops waiting for the exporters that took half of the time or more.
 
         Args:
-            least: seconds of waiting that it takes to judge.
+            least: minimum time of waiting, in seconds.
         """
         now = clock.now()
-        took = now - self._judged
-        if took < least * 1e9:
+        elapsed = now - self._judged_ns
+        if elapsed < least * 1e9:
             return
-        waited = [ns + now - self._since.get(taker, now) for taker, ns in enumerate(self._waited)]
-        slow = {taker for taker, ns in enumerate(waited) if ns and ns >= took / 2} - self._late
-        self._judged = now
-        self._waited = [0] * len(self._takers)
+        waited = [ns + now - self._since.get(worker, now) for worker, ns in enumerate(self._waited)]
+        slow = {worker for worker, ns in enumerate(waited) if ns and ns >= elapsed / 2} - self._skipped
+        self._judged_ns = now
+        self._waited = [0] * len(self._workers)
         self._since = dict.fromkeys(self._since, now)
         if slow:
-            self._late |= slow
+            self._skipped |= slow
             if self._relief is not None:
                 self._relief.cancel()
 
@@ -190,7 +190,7 @@ class BackpressureQueue:
         """Routes turns until the queue is closed.
 
         Args:
-            passed: is notified after each turn.
+            passed: notified after each turn.
         """
         with self._scope:
             while True:
@@ -199,8 +199,8 @@ class BackpressureQueue:
                         await self._pass_on(self._turns[0])
                     passed.notify_all()
                     if not self._turns:
-                        self._given.clear()
-                        await self._given.wait()
+                        self._pushed.clear()
+                        await self._pushed.wait()
                 except Exception as error:
                     self._faults.record("pass_on", error)
                     await anyio.sleep(AFTER_FAULT)
@@ -212,45 +212,45 @@ class BackpressureQueue:
             return
         self._turns.popleft()
         if not self._turns and not self._hurried:
-            self._late = set()
-            self._waited = [0] * len(self._takers)
+            self._skipped = set()
+            self._waited = [0] * len(self._workers)
 
     async def _pace(self) -> bool:
-        """Waits for exporters that are behind; false once the queue is closed."""
+        """Waits for slow exporters. Returns false once the queue is closed."""
         await self._relieve()
-        # A full queue neither keeps others from the loop nor a deadline from being noticed.
+        # Other tasks run here, and a deadline is noticed, even if the queue is never empty.
         await anyio.lowlevel.checkpoint()
         return not self._closed
 
     async def _relieve(self) -> None:
         crowded = [
-            number for number, taker in enumerate(self._takers) if number not in self._late and taker.half_full()
+            number for number, worker in enumerate(self._workers) if number not in self._skipped and worker.half_full()
         ]
-        if crowded and self._waiting <= self._most:
+        if crowded and self._waiting <= self._max_bytes:
             with anyio.CancelScope() as self._relief:
-                async with anyio.create_task_group() as beside:
+                async with anyio.create_task_group() as group:
                     for number in crowded:
-                        beside.start_soon(self._wait_for, number)
+                        group.start_soon(self._wait_for, number)
             self._relief = None
 
     async def _wait_for(self, number: int) -> None:
         self._since[number] = clock.now()
         try:
-            await self._takers[number].wait_below_half()
+            await self._workers[number].wait_below_half()
         finally:
             self._waited[number] += clock.now() - self._since.pop(number)
 
     def end(self) -> None:
-        """The profiler closes: these turns are the last, so the queue waits for slow exporters until `stop_waiting`."""
-        self._limit = self._most
+        """The profiler closes, so these turns are the last ones. The queue waits for slow exporters until `stop_waiting`."""
+        self._limit = self._max_bytes
 
     def stop_waiting(self) -> None:
-        """Waits for no slow exporter any more."""
+        """Skips slow exporters from now on."""
         self._hurried = True
-        self._pass_over(0)
+        self._skip_slow(0)
 
     def close(self) -> list[tuple[Block, bytes]]:
-        """Routes nothing any more.
+        """Stops routing.
 
         Returns:
             The blocks that were not routed.

@@ -60,19 +60,18 @@ from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
 
 ADVANCING_S = 0.5
-"""How long closing waits for a backend after that said that it works on what it has yet to deliver."""
-WALL_CHANGE_TOLD_NS = 500_000_000
-"""Of less a window says nothing."""
+"""Seconds that closing waits for a backend after it reported progress."""
+MIN_WALL_CHANGE_NS = 500_000_000
+"""Smaller changes of the wall clock are not noted."""
 CROWDED = 1000
-"""Messages that wait to be handled, calls that wait for a backend, or windows that wait to be closed, from which on no further
-window begins."""
+"""No further window begins while so many messages wait for the loop, calls for a backend, or windows for their end."""
 
-HELD_UP_NS = 1_000_000_000
-"""Time between two looks at windows that is longer than this does not count as waiting for sources: nobody could deliver."""
+LOOP_BLOCKED_NS = 1_000_000_000
+"""A longer time between two checks of windows does not count as waiting for sources, as the loop was blocked."""
 
 
 class Pipeline:
-    """Takes what the drain loop drained and what backends delivered; gives each exporter what it can take."""
+    """Routes drained events and deliveries of backends into windows, and passes them to the exporters."""
 
     def __init__(
         self,
@@ -88,15 +87,15 @@ class Pipeline:
         session: Path | None = None,
         budget: OverheadBudget | None = None,
         transitions: Callable[[], int] = lambda: 0,
-        left_out: Callable[[], int] = lambda: 0,
+        skipped: Callable[[], int] = lambda: 0,
         ask: Callable[[Detail], None] = lambda _: None,
     ) -> None:
         """
         Args:
-            budget: what recording may cost.
-            transitions: time that changes of the action took from the program's threads so far, in ns.
-            left_out: windows that were left out whole so far, as this was `crowded`.
-            ask: has the level of detail changed, at the next step.
+            budget: allowed cost of recording.
+            transitions: returns the time that changes of the action have cost the program's threads, in ns.
+            skipped: returns the number of windows that were skipped because this was `crowded`.
+            ask: changes the level of detail at the next step.
         """
         self.run_facts = run
         self.faults = InternalErrors(f"profiler {run.name!r}")
@@ -118,33 +117,33 @@ class Pipeline:
         for source in self.sources:
             self._windows.add_source(source.name)
         self.overhead = OverheadController(budget, self._windows.detail, transitions=transitions)
-        self._attendance = ThreadCoverage(self.sources, run.pid)
+        self._coverage = ThreadCoverage(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
-        self._wake, self._ask, self._left_out = wake, ask, left_out
+        self._wake, self._ask, self._skipped = wake, ask, skipped
         self.routed_to = 0
-        """Everything of the recorder that began by this time, in ns, was routed, and seen by what fires."""
-        self._unsaid = False
+        """All events of the recorder that began by this time, in ns, were routed, and the triggers have seen them."""
+        self._change_unnoted = False
         self._actions = actions
         self._serial = serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._waiting_work: list[Callable[[], Coroutine[Any, Any, None]]] = []
-        """What came before there were tasks to run it in."""
+        """Work that waits for the task group."""
         self._closing, self._ended = anyio.Event(), anyio.Event()
         self._advancing_until = 0.0
         self._scope = anyio.CancelScope()
         self.notes: deque[str] = deque(maxlen=16)
-        """What there was to say of windows, the latest."""
-        self._looked = clock.now()
+        """The latest diagnostics of windows."""
+        self._checked_at = clock.now()
         self._flushes: list[Flush] = []
         self._drained = self._routed = self._unrouted = self._loop_ns = 0
 
     def start(self) -> None:
-        """Starts the exporters, each on its thread. Those are there when it returns: a tool that looks at all threads, as
-        torch's tracer of Python functions does, is not to meet them half made."""
+        """Starts the exporters, each on its thread. The threads exist when it returns: a tool that inspects all threads, such as
+        torch's tracer of Python functions, must not meet half-started ones."""
         self.fanout.start(partial(deliver_for, self))
 
     async def run(self) -> None:
-        """Answers flushes, and keeps to the overhead budget, until `aclose`."""
+        """Answers flushes, and controls the overhead, until `aclose`."""
         deliver_for(self)
         with self._scope:
             async with anyio.create_task_group() as self._tasks:
@@ -158,12 +157,12 @@ class Pipeline:
 
     @property
     def workers(self) -> list[ExporterWorker]:
-        """Each exporter's."""
+        """The worker of each exporter."""
         return self.fanout.workers
 
     @property
     def crowded(self) -> bool:
-        """Whether the loop, or a backend, is so far behind that no further window is to begin; from any thread."""
+        """Whether the loop or a backend is so far behind that no further window may begin. Any thread may read it."""
         behind = any(source.waiting >= CROWDED for source in self.sources)
         return behind or self.inbox.waiting >= CROWDED or self._windows.unfinished >= CROWDED
 
@@ -174,7 +173,7 @@ class Pipeline:
 
     @property
     def ending(self) -> Ending:
-        """How the window ended that was open when the run did."""
+        """How the last window of the run ended."""
         return self._windows.ending
 
     def look_ahead(self, at: int) -> Detail | None:
@@ -184,9 +183,9 @@ class Pipeline:
     # called by the drain loop
 
     @contained(None)
-    def take_messages(self) -> None:
-        """Handles what is in the inbox; what backends delivered waits for the step marks of its time."""
-        for message in self.inbox.take():
+    def handle_messages(self) -> None:
+        """Handles the messages of the inbox. Deliveries of backends wait for the step marks of their time."""
+        for message in self.inbox.pop_all():
             if isinstance(message, Delivery | Watermark | Dropped | SourceEnded):
                 self.delivered.add(message)
             else:
@@ -194,50 +193,50 @@ class Pipeline:
         if self.flight is not None:
             self.flight.watch.take_calls()
 
-    async def process(self, turn: DrainedTurn, most: int, pace: Callable[[], Awaitable[bool]]) -> None:
-        """Routes a turn: step marks first, then events in parts, then deliveries of backends; then windows are closed.
+    async def process(self, turn: DrainedTurn, part_events: int, pace: Callable[[], Awaitable[bool]]) -> None:
+        """Routes a turn: first step marks, then events in parts, then deliveries of backends. Then closes windows.
 
         Args:
-            turn: parts that were routed are taken out of it.
-            most: events of a part.
-            pace: to be awaited after each part; false: nothing more is to be routed.
+            turn: the turn. Routed parts are removed from it.
+            part_events: limit of events in a part.
+            pace: awaited after each part. If it returns false, routing stops.
         """
-        self.take_marks(join_blocks(turn.marks))
+        self.add_marks(join_blocks(turn.marks))
         while turn.blocks:
-            self.take_block(*turn.next_part(most))
+            self.route_block(*turn.next_part(part_events))
             if not await pace():
                 return
-        self.take_watermark(turn.until)
-        while self.take_delivery(turn.until):
+        self.set_watermark(turn.until)
+        while self.route_delivery(turn.until):
             if not await pace():
                 return
         self.save(turn.until)
         if turn.spans is not None:
             self.close_windows(turn.spans)
 
-    def take_delivery(self, until: int) -> bool:
-        """Routes the next of what backends had delivered by `until`: all steps that began by then are known.
+    def route_delivery(self, until: int) -> bool:
+        """Routes the next delivery of a backend that arrived by `until`, as all steps that began by then are known.
 
         Returns:
             Whether there was one.
         """
-        message = self.delivered.next(until)
+        message = self.delivered.pop(until)
         if message is None:
             return False
         self._handle(message)
         return True
 
-    def expect(self, blocks: list[tuple[Block, bytes]]) -> None:
-        """Counts what the recorder held, and will be routed or dropped."""
+    def count_drained(self, blocks: list[tuple[Block, bytes]]) -> None:
+        """Counts drained events, which will be routed or dropped."""
         self._drained += sum(events_in(events) for events, _ in blocks)
 
     @contained(None)
-    def take_marks(self, marks: Block) -> None:
-        """Takes the step marks, of all profilers, that the recorder held."""
-        self._windows.take_marks(marks)
+    def add_marks(self, marks: Block) -> None:
+        """Adds drained step marks of all profilers."""
+        self._windows.add_marks(marks)
 
     @contained(None)
-    def take_block(self, events: Block, args: bytes) -> None:
+    def route_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
         start = clock.now()
         self._routed += events_in(events)
@@ -245,13 +244,13 @@ class Pipeline:
         self._loop_ns += clock.now() - start
 
     @contained(None)
-    def take_watermark(self, until: int) -> None:
-        """Everything that the recorder held up to this time was routed."""
+    def set_watermark(self, until: int) -> None:
+        """All events of the recorder up to this time were routed."""
         self._windows.watermark(RECORDER, until)
 
     @contained(None)
     def save(self, until: int) -> None:
-        """What is to be saved of the last steps goes to the exporters, as fast as they take it."""
+        """Passes retained steps that are to be saved to the exporters, at their speed."""
         flight, start = self.flight, clock.now()
         if flight is not None:
             flight.look(until)
@@ -260,17 +259,17 @@ class Pipeline:
             batches = flight.windows.deliver()
             if batches is None:
                 break
-            self._give(batches)
+            self._emit(batches)
         self._loop_ns += clock.now() - start
 
     @contained(False)
     def closable(self) -> bool:
-        """Whether a window waits for nothing but its open spans."""
+        """Whether a window is ready to close."""
         now = clock.now()
-        held_up = now - self._looked - HELD_UP_NS
-        if held_up > 0:  # as by torch, which keeps the interpreter's lock while it ends a recording
-            self._windows.excuse(self._looked, held_up)
-        self._looked = now
+        blocked_ns = now - self._checked_at - LOOP_BLOCKED_NS
+        if blocked_ns > 0:  # such as by torch, which holds the interpreter's lock while it ends a recording
+            self._windows.extend_linger(self._checked_at, blocked_ns)
+        self._checked_at = now
         return self._windows.closable(now)
 
     @contained(None)
@@ -284,15 +283,15 @@ class Pipeline:
                     self._pass_on(batch)
                 self._finish(window)
             elif window.table is not None:
-                self.tables.leave(window.table)
-            self._attendance.leave(window)
+                self.tables.discard(window.table)
+            self._coverage.discard(window)
         self._loop_ns += clock.now() - start
         self.answer_flushes()
 
     @contained(None)
     def answer_flushes(self) -> None:
-        """Answers flushes when no window waits any more: what came before them is with the exporters. One that came while the
-        recorder was drained may be of what was recorded after that: it waits for the next time."""
+        """Answers flushes when no window waits: the exporters have all earlier events. A flush that arrived during the drain may
+        concern later events, so it waits for the next drain."""
         if self._flushes and not self._windows.waiting() and not self.delivered:
             flight, flushes, self._flushes = self.flight, self._flushes, []
             for flush in flushes:
@@ -304,11 +303,11 @@ class Pipeline:
     @contained(False)
     def busy(self) -> bool:
         """Whether the drain loop should look again soon."""
-        return self._windows.waiting() or self.waited_for()
+        return self._windows.waiting() or self.is_awaited()
 
     @contained(False)
-    def waited_for(self) -> bool:
-        """Whether somebody waits for what the drain loop does next."""
+    def is_awaited(self) -> bool:
+        """Whether a save, a flush or a delivery waits for the next drain."""
         saving = self.flight is not None and self.flight.busy
         return saving or bool(self._flushes or self.delivered)
 
@@ -326,13 +325,13 @@ class Pipeline:
             case Missing():
                 self._windows.source_missing(message.source, message.why, (message.start, message.end))
             case Advancing():
-                self._windows.source_advances(message.source, clock.now())
-                self._wait_on(message.source)
+                self._windows.note_progress(message.source, clock.now())
+                self._extend_deadline(message.source)
             case SourceEnded():
                 self._windows.remove_source(message.source)
             case WindowBegins():
                 self._windows.open(message.mark)
-                self._windows.note_left_out(message.left_out)
+                self._windows.note_skipped(message.skipped)
                 self._windows.note_armed(message.armed)
                 self.overhead.begin(message.mark.ts)
                 self._note_detail(message.mark.ts)
@@ -349,7 +348,7 @@ class Pipeline:
                 self.overhead.end(message.at)
             case Resumed():
                 self.overhead.begin(message.at)
-                self._give(self._windows.resume(message.at))
+                self._emit(self._windows.resume(message.at))
             case Flush():
                 self._flushes.append(message)
             case Spawn():
@@ -367,15 +366,15 @@ class Pipeline:
             if not source.backend.thread_bound:
                 source.call(partial(source.set_detail, message.detail))
         if self.overhead.changed(message.at, message.step, message.level, message.detail) is not None:
-            self._unsaid = True
+            self._change_unnoted = True
             self._note_detail(message.at)
 
     def _note_detail(self, at: int) -> None:
-        """Writes into the window that is open that the level has changed, or that it begins with lowered detail."""
-        changes, begun = self.overhead.changes, self._windows.begun
-        if begun is None or not changes or (changes[-1].after == FULL and not self._unsaid):
+        """Writes an event into the open window if the level has changed, or if the window begins with lowered detail."""
+        changes, begun = self.overhead.changes, self._windows.open_since
+        if begun is None or not changes or (changes[-1].after == FULL and not self._change_unnoted):
             return
-        self._unsaid = False
+        self._change_unnoted = False
         at = max(at, begun)
         self._route(OVERHEAD, *self.overhead.change_event(changes[-1], at, self._track))
         self._route(OVERHEAD, self.overhead.cost_event(changes[-1].cost, at, self._track), b"")
@@ -384,36 +383,36 @@ class Pipeline:
         while not self._closing.is_set():
             with anyio.move_on_after(interval):
                 await self._closing.wait()
-            self._wake()  # where nothing is recorded nobody else does
+            self._wake()  # without recording, nothing else wakes the loop
             detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
                 self._ask(detail)
-            begun = self._windows.begun
+            begun = self._windows.open_since
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")
 
     def _route(self, source: str, events: Block, args: bytes, launched_before: int | None = None) -> None:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
-            if source == RECORDER:  # what is kept costs as much as what is saved
+            if source == RECORDER:  # retained events cost as much as saved ones
                 self.overhead.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
         if launched_before is None:
-            self._give(self._windows.route(source, events, args))
+            self._emit(self._windows.route(source, events, args))
         else:
-            self._give(self._windows.route_launched(source, events, args, launched_before))
+            self._emit(self._windows.route_launched(source, events, args, launched_before))
 
-    def _give(self, batches: list[EventBatch]) -> None:
+    def _emit(self, batches: list[EventBatch]) -> None:
         for batch in batches:
             self._pass_on(batch)
-        for batch in batches:  # behind all: while a backend derives, the accounts of what was recorded agree
+        for batch in batches:  # after all are offered, so that the accounts agree while a backend derives
             if batch.source == RECORDER:
                 self._derive(batch)
 
     def _pass_on(self, batch: EventBatch) -> None:
-        """The one way to the exporters: what goes it is counted for the costs, and for whose threads took part."""
+        """Offers a batch to the exporters. Counts its events for the cost of recording, and its threads."""
         self.fanout.offer(batch)
         if batch.source == RECORDER:
-            self._attendance.add(batch)
+            self._coverage.add(batch)
             if self.flight is None:
                 self.overhead.counted.add(batch.events)
         elif self._bound.get(batch.source, False):
@@ -428,7 +427,7 @@ class Pipeline:
 
     def _finish(self, window: OpenWindow) -> None:
         if window.table is not None:
-            self.tables.keep(window.index, window.table)
+            self.tables.close(window.index, window.table)
         start, end = window.interval
         steps = window.steps()
         add_recorded(window.facts, self.run_facts.rank, steps)
@@ -439,18 +438,18 @@ class Pipeline:
             )
         notes += window.missing_notes()
         sources = window.ledger()
-        if window.lacking and not window.events:
+        if window.sources_incomplete and not window.events:
             notes.append("empty: nothing but step marks was recorded")
         elif not window.events:
-            listeners = self._attendance.listeners(window, sources)
+            listeners = self._coverage.listeners(window, sources)
             why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
             notes.append(f"empty: nothing but step marks was recorded; {why}")
-        if not window.lacking:  # else it is known what kept the backend from recording
-            notes += self._attendance.notes(window, sources)
+        if not window.sources_incomplete:  # else there is another reason
+            notes += self._coverage.notes(window, sources)
         notes += self.overhead.notes(window.interval)
         self.notes.extend(f"window {window.index}: {note}" for note in notes)
         change = clock.wall_clock.change(start, end)
-        if abs(change) >= WALL_CHANGE_TOLD_NS:
+        if abs(change) >= MIN_WALL_CHANGE_NS:
             notes.append(
                 f"the wall clock was set by {change / 1e9:+,.1f} s: times in files count on as if it had not been"
             )
@@ -460,7 +459,7 @@ class Pipeline:
             start_ns=start,
             end_ns=end,
             steps=steps,
-            complete=window.complete and not window.lacking,
+            complete=window.complete and not window.sources_incomplete,
             diagnostics=tuple(notes),
             ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
             metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},
@@ -489,9 +488,9 @@ class Pipeline:
     # end
 
     async def aclose(self, deadline: float) -> None:
-        """Closes backends, then exporters, by `deadline` (the loop's clock); then drops what is left, and counts it."""
-        self._end_keeping()
-        self._drop_rest(self.inbox.take())  # before the exporters write their last accounts
+        """Closes the exporters by `deadline` (the loop's clock). Then drops and counts remaining events."""
+        self._end_retention()
+        self._drop_rest(self.inbox.pop_all())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):
             await self.fanout.finish(lambda: deadline - anyio.current_time())
@@ -505,20 +504,20 @@ class Pipeline:
                 await self.fanout.wait()
         self.fanout.abandon()
         self._drop_rest(self.inbox.close())
-        tracks.give_back(self._track, self.run_facts.pid, tracks.STEPS_TID, "steps")
+        tracks.release(self._track, self.run_facts.pid, tracks.STEPS_TID, "steps")
         for flush in self._flushes:
             flush.done.set_result(False)
 
     @contained(None)
-    def _end_keeping(self) -> None:
-        """What windows that are saved wait for is given to them."""
+    def _end_retention(self) -> None:
+        """Completes windows that are being saved."""
         if self.flight is not None:
             self.flight.watch.end()
-            self._give(self.flight.windows.end_retention())
+            self._emit(self.flight.windows.end_retention())
 
     def _drop_rest(self, messages: list[Message]) -> None:
-        """What backends delivered, and nobody sorts any more."""
-        for message in (*self.delivered.take(), *messages):
+        """Drops deliveries of backends, and counts them."""
+        for message in (*self.delivered.pop_all(), *messages):
             if isinstance(message, Delivery):
                 self.drop_closed(message.source, message.events)
             elif isinstance(message, Dropped | Missing):
@@ -526,7 +525,7 @@ class Pipeline:
 
     @contained(None)
     def drop_closed(self, source: str, events: Block) -> None:
-        """Counts events that came too late for the deadline of closing."""
+        """Counts events that missed the deadline of closing."""
         count = events_in(events)
         if source == RECORDER:
             self._unrouted += count
@@ -536,13 +535,13 @@ class Pipeline:
             self._windows.source_dropped(source, reason, lost, int(events["ts"][0]))
 
     async def close_sources(self, deadline: float, *, advancing: float) -> None:
-        """Closes all backends at the same time; what they deliver now still counts.
+        """Closes all backends concurrently. Their last deliveries still count.
 
-        Whatever becomes of a backend, the others are closed, and no window waits for it any longer.
+        If one fails, the others are closed all the same, and windows no longer wait for it.
 
         Args:
-            deadline: when each must have ended, by the loop's clock.
-            advancing: the same for one that says that it works on what it has yet to deliver.
+            deadline: deadline for each, by the loop's clock.
+            advancing: later deadline for a backend that reports progress.
         """
         self._advancing_until = advancing
 
@@ -556,17 +555,17 @@ class Pipeline:
             for source in self.sources:
                 group.start_soon(close, source, name=f"stepscope close {source.name}")
 
-    def _wait_on(self, name: str) -> None:
-        """A backend that closes has longer, as it says that it advances."""
+    def _extend_deadline(self, name: str) -> None:
+        """A closing backend reported progress, so its deadline is extended."""
         until = min(anyio.current_time() + ADVANCING_S, self._advancing_until)
         for source in self.sources:
             if source.name == name:
-                source.wait_on(until)
+                source.extend_deadline(until)
 
     def ledger(self) -> Ledger:
-        """Accounts of the run, as they are now."""
+        """Accounts of the run so far."""
         outputs = {worker.name: worker.statistics().ledger for worker in self.workers}
-        return Ledger(self._windows.ledger(), outputs, _core.counts(), self._left_out())
+        return Ledger(self._windows.ledger(), outputs, _core.counts(), self._skipped())
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""

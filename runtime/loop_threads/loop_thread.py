@@ -47,7 +47,7 @@ class LoopThread:
     So the interpreter can exit even if the function blocks its loop for ever.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
         work: the async function.
         failed: called on the thread with the exception of the work, or of making the loop.
 
@@ -91,7 +91,7 @@ class LoopThread:
                     self._loop.call_soon_threadsafe(what, context=self._context.copy())
 
     def inside(self) -> str:
-        """The function of a part that the thread is inside of now, with its file and line; empty if it is in none."""
+        """The function of a part that the thread runs now, with its file and line; empty if there is none."""
         frame = background_call.frames().get(self._thread.ident or 0)
         called = None
         while frame is not None and not str(frame.f_globals.get("__name__")).startswith(OUR_MODULES):

@@ -1,4 +1,4 @@
-"""Which threads are the runtime's own."""
+"""The threads of the runtime."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _loops: weakref.WeakSet[AbstractEventLoop] = weakref.WeakSet()
 
 
 def register_loop(loop: AbstractEventLoop) -> None:
-    """Says that a loop is the runtime's own, so that its worker threads are ours as well."""
+    """Registers a loop of the runtime, so that its worker threads count as the runtime's, too."""
     _loops.add(loop)
 
 
 def own_threads() -> list[threading.Thread]:
-    """The threads that the runtime runs now."""
-    return [thread for thread in threading.enumerate() if is_ours(thread)]
+    """The current threads of the runtime."""
+    return [thread for thread in threading.enumerate() if is_own(thread)]
 
 
-def is_ours(thread: threading.Thread) -> bool:
-    """Whether the runtime runs it."""
-    # anyio's worker threads have the loop that they work for.
+def is_own(thread: threading.Thread) -> bool:
+    """Whether a thread is one of the runtime's."""
+    # anyio's worker threads have an attribute for their loop.
     return thread.name.startswith("stepscope") or getattr(thread, "loop", None) in _loops

@@ -12,7 +12,7 @@ import msgspec
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.survey import survey
-from stepscope.runtime.loop_threads.own_threads import is_ours
+from stepscope.runtime.loop_threads.own_threads import is_own
 
 OPERATOR_SPANS = 6.5
 """Cost of an operator in spans: most of it is the work of the framework to report it. Measured with `aten::add` of torch
@@ -58,7 +58,7 @@ class RuntimeCpuClock:
             threads: `threading.enumerate()`. The caller makes that call, as it waits for a lock of Python's.
         """
         # eventlet's stand-in for the main thread has no number.
-        numbers = (getattr(thread, "native_id", None) for thread in threads if is_ours(thread))
+        numbers = (getattr(thread, "native_id", None) for thread in threads if is_own(thread))
         alive = {number for number in numbers if number}
         first = not self._seen
         for native in alive:

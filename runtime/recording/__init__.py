@@ -1,4 +1,4 @@
-"""The one recorder of the process: it drains the rings, frees their slots, and takes in processes that join.
+"""The recorder of the process: drains the rings, frees their slots, and handles joined processes.
 
 Read first: `recorder`, then `late_release`, then `joined_processes`.
 """

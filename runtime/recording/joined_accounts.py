@@ -1,4 +1,4 @@
-"""What became of the events of processes that joined, as one profiler sees it."""
+"""Accounts of the events of joined processes, for one profiler."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 
 import msgspec
 
-KEPT_ENDED = 256
-"""Ended processes whose accounts are kept apart; those of earlier ones are added up."""
+MAX_ENDED = 256
+"""Ended processes with accounts of their own. Those of earlier ones are summed."""
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Accounts of a process that joined. `produced` = `drained` + `dropped` + `waiting`."""
+    """Accounts of a joined process. `produced` = `drained` + `dropped` + `waiting`."""
 
     pid: int
-    """0 for several together."""
+    """0 for the sum of several processes."""
     name: str
     state: str
-    """`recording`; `ended`; `left`: it records for itself now; `broken`: some ring was damaged and let go."""
+    """`recording`; `ended`; `left`: it records for itself now; `broken`: a ring was damaged and dropped."""
     rings: int = 0
     threads: int = 0
-    """Threads alive that have recorded something."""
+    """Living threads that have recorded."""
     broken: int = 0
-    """Rings that contradicted themselves; what was left in them is not counted."""
+    """Rings that contradicted themselves. Their remaining events are not counted."""
     produced: int = 0
     drained: int = 0
     dropped: int = 0
     without_ring: int = 0
-    """Those of `dropped` that were recorded by threads which could have no ring, as where memory is full."""
+    """Dropped events of threads that could not get a ring, such as without memory."""
     denied: str = ""
-    """Why the last of these could have none."""
+    """Why the last of these threads got no ring."""
     waiting: int = 0
     bytes: int = 0
-    """Bytes of events and arguments drained."""
+    """Bytes of drained events and arguments."""
 
     def __add__(self, other: WorkerStatistics) -> WorkerStatistics:
         return WorkerStatistics(
@@ -51,7 +51,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def since(self, before: WorkerStatistics) -> WorkerStatistics:
-        """The accounts from an earlier snapshot on; what was waiting then counts as produced since."""
+        """The difference to an earlier snapshot. Events that were waiting then count as produced since."""
         return msgspec.structs.replace(
             self,
             broken=self.broken - before.broken,
@@ -64,38 +64,37 @@ class WorkerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Past(msgspec.Struct, frozen=True):
-    """Processes that have ended."""
+    """Ended processes."""
 
     earlier: WorkerStatistics | None = None
     ended: tuple[tuple[Path, WorkerStatistics], ...] = ()
 
 
 class WorkerAccounts:
-    """Accounts of the processes that take part from a time on, and of each what it does from then on.
+    """Accounts of joined processes from a time on.
 
-    `end` is called by the drain loop's thread, `statistics` by any.
+    The drain loop's thread calls `end`. Any thread may call `statistics`.
     """
 
     def __init__(self, living: Mapping[Path, WorkerStatistics]) -> None:
-        """Args: the processes that take part now, by their directories."""
+        """Args: the joined processes now, by their directories."""
         self._before = dict(living)
-        # Replaced as a whole, so that a reader needs no lock, which a signal handler might find held.
+        # Replaced as a whole, so that a reader needs no lock, which a signal handler could not acquire.
         self._past = _Past()
 
     def end(self, directory: Path, last: WorkerStatistics) -> None:
-        """A process takes part no more. One that did nothing since this began, and was only noticed to have ended, was
-        none of it."""
-        past, mine = self._past, self._since(directory, last)
-        if self._before.pop(directory, None) is not None and not (mine.produced or mine.waiting or mine.broken):
+        """A process has ended or left. If it has recorded nothing since this began, it has no accounts."""
+        past, own = self._past, self._since(directory, last)
+        if self._before.pop(directory, None) is not None and not (own.produced or own.waiting or own.broken):
             return
-        earlier, ended = past.earlier, (*past.ended, (directory, mine))
-        if len(ended) > KEPT_ENDED:
+        earlier, ended = past.earlier, (*past.ended, (directory, own))
+        if len(ended) > MAX_ENDED:
             first, ended = ended[0][1], ended[1:]
             earlier = first if earlier is None else earlier + first
         self._past = _Past(earlier, ended)
 
     def statistics(self, living: Mapping[Path, WorkerStatistics]) -> tuple[WorkerStatistics, ...]:
-        """Accounts of each, those that have ended first; `living` was read before."""
+        """Accounts of each process, ended ones first. `living` was read before."""
         now = {directory: self._since(directory, known) for directory, known in living.items()}
         past = self._past
         ended = dict(past.ended)

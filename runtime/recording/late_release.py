@@ -1,4 +1,4 @@
-"""Late release: a slot of a ring is free when the journals have its event, so that a killed process loses nothing."""
+"""Late release: a slot of a ring is freed when the journals have its event, so that a killed process loses no events."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 from stepscope.runtime import _core
 
 STALL_TIMEOUT_NS = 250_000_000
-"""Time without progress after which full rings do not wait for the journals any longer."""
+"""Time without progress of the journals after which full rings are freed."""
 
 
 class JournalWorker(Protocol):
@@ -23,58 +23,58 @@ class JournalWorker(Protocol):
 
 
 class JoinedRings(Protocol):
-    """The rings of processes that joined."""
+    """The rings of joined processes."""
 
     def mark(self) -> None: ...
     def release(self) -> None: ...
 
 
 class JournalBarrier:
-    """Passed when the journals have handled everything that was drained before it was made."""
+    """Passed when the journals have handled all events that were drained before it was created."""
 
     def __init__(self) -> None:
-        self._made_ns = _core.now()
+        self._created_ns = _core.now()
         self._goals: list[tuple[JournalWorker, int]] | None = None
 
     def passed(self, routed_ns: int, journals: Sequence[JournalWorker]) -> bool:
-        """Whether they have; everything that began by `routed_ns` was routed."""
-        if self._goals is None and routed_ns >= self._made_ns:
+        """Whether they have. All events that began by `routed_ns` were routed."""
+        if self._goals is None and routed_ns >= self._created_ns:
             self._goals = [(journal, journal.items_queued) for journal in journals]
         return self._goals is not None and all(journal.handled >= goal for journal, goal in self._goals)
 
 
 class LateRelease:
-    """Frees the slots of rings once the journals have handled what was drained from them. Used on the drain loop.
+    """Frees the slots of rings once the journals have handled their events. Used on the drain loop.
 
-    While there is no journal, a drain frees what it copies. Where the rings fill up because a journal makes no progress,
-    their slots are freed all the same, so that exporters beside it lose nothing: how many events a kill would lose then is
-    in the session, for recovery.
+    Without a journal, a drain frees the slots that it copies. If the rings fill up because a journal makes no progress, their
+    slots are freed early, so that other exporters lose nothing. The control page has the number of events that a kill would
+    lose then, for recovery.
 
     Args:
-        joined: the rings of processes that joined.
-        crowded: whether so many slots are not free that threads may soon find no room.
+        joined: the rings of joined processes.
+        crowded: whether threads may soon have no free slots.
     """
 
     def __init__(self, joined: JoinedRings, crowded: Callable[[], bool]) -> None:
         self._joined, self._crowded = joined, crowded
         self._barrier: JournalBarrier | None = None
         self._early: tuple[int, JournalBarrier] | None = None
-        """Slots that were freed early, and when the journals have what was in them."""
+        """Number of slots that were freed early, and a barrier for their events."""
         self._progress = (0, 0)
-        """Items that the journals had handled, and since when, in ns."""
+        """Number of items that the journals had handled, and when that last changed, in ns."""
         self.stalls = 0
-        """Times that slots were freed before a journal had their events."""
+        """How often slots were freed early."""
 
     def begin(self) -> None:
-        """A journal comes: from the next drain on slots wait for it."""
+        """A journal was added: from the next drain on, slots wait for it."""
         _core.release_late(True)
 
     def advance(self, routed_ns: int, journals: Sequence[JournalWorker]) -> None:
-        """Frees what may be freed; to be called after each routing.
+        """Frees slots, if possible. Must be called after each routing.
 
         Args:
-            routed_ns: everything that began by this time was routed.
-            journals: the workers of all journals; without any, nothing waits.
+            routed_ns: all events that began by this time were routed.
+            journals: the workers of all journals. Without any, all slots are freed.
         """
         if not journals:
             self.end()
@@ -95,11 +95,11 @@ class LateRelease:
         _core.set_at_risk(early + dropped + _core.private_slots())
 
     def waiting(self) -> bool:
-        """Whether threads may soon find no room in the rings while journals are behind."""
+        """Whether threads may soon have no free slots, as journals are behind."""
         return self._barrier is not None and self._crowded()
 
     def end(self) -> None:
-        """Frees everything that was drained."""
+        """Frees all drained slots."""
         self._barrier = self._early = None
         _core.release_late(False)
         self._joined.mark()

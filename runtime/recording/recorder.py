@@ -1,4 +1,4 @@
-"""The recorder: session directory, rings, and the one switch that all profilers share."""
+"""The recorder: session directory, rings, and the switch of recording, which all profilers share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stepscope.runtime.options import Options
 from stepscope.runtime.recording.joined_processes import Workers
 from stepscope.runtime.recording.late_release import LateRelease
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
-from stepscope.runtime.recovery.sweep import sweep_beside
+from stepscope.runtime.recovery.sweep import sweep_in_background
 from stepscope.runtime.schedule.detail import EVERYTHING
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
@@ -42,46 +42,46 @@ from stepscope.runtime.threads.native_threads import Lock
 
 log = logging.getLogger("stepscope")
 
-LOOK_EVERY = 0.01
-"""Seconds between two looks for the session directory: more than `sys.getswitchinterval()`, after which a thread that wants
-the interpreter gets it from one that does not let go of it."""
+CHECK_S = 0.01
+"""Seconds between two checks of the session directory: more than `sys.getswitchinterval()`, after which another thread gets the
+interpreter's lock."""
 
 DRAIN_LIMIT = 1 << 18
-"""Events taken at a time: a block of 16 MiB at most."""
+"""Events per call of the native drain: a block of 16 MiB at most."""
 
 
 OF_RINGS = ("ring_slots", "ring_bytes", "worker_ring_bytes", "overflow", "block_seconds", "session_dir")
-"""Options that the first profiler of a process decides on, as far as rings and the session are concerned."""
+"""Options of rings and session, which only the first profiler of a process decides."""
 
 
 class Recorder:
-    """Records the events of this process. One per process, made by the first profiler, closed when Python exits.
+    """Records the events of this process. The first profiler creates it; it is closed when Python exits.
 
-    Its session directory is there while a profiler is open, and until all that was recorded is delivered. So a process that has
-    closed its profilers leaves nothing behind, however it ends. The next profiler makes it again, under the same name where that
-    is free and in the same place.
+    Its session directory exists while a profiler is open, and until all recorded events are delivered. So a process that has
+    closed its profilers has no directory, even if it is killed. The next profiler creates it again, with the same path if that is
+    free.
     """
 
     def __init__(self, options: Options, last: Path | None = None) -> None:
-        """Makes the session directory and opens the native recorder in it.
+        """Creates the session directory, and opens the native recorder in it.
 
         Args:
-            options: sizes, and where the directory is to be.
-            last: where it is made if it cannot be elsewhere.
+            options: sizes, and the place of the directory.
+            last: the last place to try.
 
         Raises:
-            OutputError: if no directory for the session can be made.
+            OutputError: if no session directory can be created.
         """
         self._options, self._last = options, last
         self.late_release: LateRelease
         self._slots, self._rings = ring_sizes(options, options.ring_bytes)
-        self._keeps_ring = options.overflow == "drop_oldest"
+        self._overwrites = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}
-        """Directories of the runs of which it may hold something that nobody has yet, by whom `recorder` was called for; `None`:
-        the run has none, and what it holds can be recovered by nobody."""
-        self._looked, self._gone = -LOOK_EVERY, False
+        """Directories of runs with undelivered events, by the user of `recorder`; `None`: the run has no directory, so that its
+        events cannot be recovered."""
+        self._checked_at, self._was_removed = -CHECK_S, False
         self.on_disk = False
-        """Whether it has a session directory now."""
+        """Whether the session directory exists."""
         self._make_directory(self._open)
         _warn_of_disk(self.directory)
 
@@ -90,29 +90,29 @@ class Recorder:
         self.wake_fd = _core.open(str(directory), self._slots, self._rings, options.overflow, options.block_seconds)
 
     def _open_again(self, directory: Path) -> None:
-        _core.set_at_risk(0)  # what came before was delivered
+        _core.set_at_risk(0)  # earlier events were delivered
         _core.make_files(str(directory))
 
     def _make_directory(self, open_there: Callable[[Path], None], again: Path | None = None) -> None:
         options = self._options
         reserve_standard_descriptors()
 
-        self.directory = make_session(options, sweep_beside, open_there, self._last, again)
-        self._gone = False
+        self.directory = make_session(options, sweep_in_background, open_there, self._last, again)
+        self._was_removed = False
         self.workers = Workers(self.directory, options.worker_ring_bytes)
         self.late_release = LateRelease(self.workers, self._crowded)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
         self.on_disk = True
 
-    def go_on(self, options: Options) -> None:
-        """Makes a session directory, if there is none, for a profiler that starts. Nothing is recorded meanwhile.
+    def ensure_directory(self, options: Options) -> None:
+        """Creates the session directory if it does not exist, for a profiler that starts. Nothing is recorded meanwhile.
 
         Args:
-            options: of that profiler; they say where the directory is to be.
+            options: options of that profiler, with the place of the directory.
 
         Raises:
-            OutputError: if none can be made.
+            OutputError: if it cannot be created.
         """
         if self.on_disk:
             unmark_delivered(self.directory)
@@ -121,20 +121,20 @@ class Recorder:
             self._make_directory(self._open_again, self.directory)
 
     def delivered(self, user: object) -> None:
-        """Everything of a run is delivered: when that is so of all, the session directory is removed. If processes that have
-        joined still run, it stays for them; a mark says then that nobody needs it once this process has ended."""
+        """All events of a run are delivered. When this holds for all runs, the session directory is removed. If joined processes
+        still run, it stays for them, with a mark that it is not needed once this process has ended."""
         with _making:
             self.undelivered.pop(user, None)
             if self.undelivered or not self.on_disk or _recorder is not self:
                 return
             joins = _core.joins()
-            if self.workers.any_running() or not _core.detach_files(joins):  # the latter: one has joined since
+            if self.workers.any_running() or not _core.detach_files(joins):  # false if a process joined since
                 mark_delivered(self.directory)
                 return
-            self._let_go()
+            self._detach()
             self._remove_directory()
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         self.on_disk = False
         self.workers.close()
         if os.environ.get(ENVIRONMENT) == str(self.directory):
@@ -142,13 +142,13 @@ class Recorder:
             os.environ.update({} if self._outer_session is None else {ENVIRONMENT: self._outer_session})
 
     def _remove_directory(self) -> None:
-        for last in (False, False, True):  # a process that joins at this moment may put something there
+        for last in (False, False, True):  # a process that joins now may create files there
             try:
                 remove_session(self.directory)
             except OSError as error:
                 if is_missing(self.directory):
                     break
-                # A process that leaves at this moment removes its own files: the rest of the session is still there.
+                # A process that leaves now removes its own files: the rest of the session still exists.
                 if last:
                     log.warning(
                         "the session directory %s stays: %s; delete it when this process has ended",
@@ -159,11 +159,13 @@ class Recorder:
         release_session(self.directory)
 
     def want(self, profiler: int, on: bool, what: int = EVERYTHING, *, waits: bool = False) -> None:
-        """Says whether profiler number `profiler` wants events; what any profiler wants is recorded.
+        """Switches recording for one profiler. Events that any profiler wants are recorded.
 
         Args:
-            what: the kinds of events that it wants now, `EVENTS` and `OPERATORS`; the others count as left out.
-            waits: it wants none now, and may later: then the spans that are still open.
+            profiler: its number.
+            on: whether it wants events.
+            what: the kinds that it wants, `EVENTS` and `OPERATORS`. Others count as filtered out.
+            waits: if it wants none now, whether it may want later those spans that are still open then.
         """
         if on:
             _core.want(profiler, EVERYTHING, what)
@@ -171,7 +173,7 @@ class Recorder:
             _core.want(profiler, *((_core.RECORD_OPEN,) * 2 if waits else (0, 0)))
 
     def without_effect(self, options: Options) -> str:
-        """A sentence on what the options of a later profiler ask of rings in vain; empty if there is nothing."""
+        """Text on options of a later profiler that have no effect on rings and session; empty if there are none."""
         default = Options()
         values = [(name, getattr(options, name), getattr(self._options, name)) for name in OF_RINGS]
         different = [
@@ -186,19 +188,18 @@ class Recorder:
             "it these options, in a new process if it was made already"
         )
 
-    def heard(self) -> None:
-        """`wake_fd` is not readable any more, until a ring calls for a drain again."""
+    def clear_wake_fd(self) -> None:
+        """Makes `wake_fd` unreadable, until a ring requests a drain again."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake_fd)
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
-        """Takes what all rings hold, those of processes that joined included.
+        """Drains all rings, including those of joined processes.
 
         Returns:
-            A time such that every event that ended before it is in this or an earlier answer, and the blocks with
-            their heaps of arguments.
+            A time such that all events that ended before it are drained; and blocks with their heaps of arguments.
         """
-        self.heard()
+        self.clear_wake_fd()
         until = _core.now()
         blocks: list[tuple[Block, bytes]] = []
         more = True
@@ -208,28 +209,28 @@ class Recorder:
                 blocks.append((np.frombuffer(events, EVENT_DTYPE), args))
         return until, blocks + self.workers.drain()
 
-    def pressing(self) -> bool:
-        """Whether rings are to be drained although nobody takes it yet: an eighth of what they may hold waits, or half of
-        one where a thread that fills its ring has no other."""
+    def needs_drain(self) -> bool:
+        """Whether rings must be drained even if the queues are not empty: an eighth of their capacity waits, or half of a ring if a
+        thread cannot get a second one."""
         rings = _core.ring_statistics()
-        alone = self._keeps_ring or rings["rings"] >= self._rings
-        return rings["waiting"] > (self._slots // 2 if alone else self._slots * self._rings // 8)
+        single = self._overwrites or rings["rings"] >= self._rings
+        return rings["waiting"] > (self._slots // 2 if single else self._slots * self._rings // 8)
 
     def _crowded(self) -> bool:
-        """Whether three quarters of the rings were drained and are not free. Where the oldest is overwritten, nobody waits for
-        room."""
+        """Whether three quarters of the slots are drained and not free. If rings overwrite the oldest events, threads do not wait
+        for free slots."""
         unreleased = _core.unreleased()
-        if self._keeps_ring or unreleased <= self._slots * 3 // 4:
+        if self._overwrites or unreleased <= self._slots * 3 // 4:
             return False
-        alone = _core.ring_statistics()["rings"] >= self._rings
-        return alone or unreleased > self._slots * self._rings * 3 // 4
+        single = _core.ring_statistics()["rings"] >= self._rings
+        return single or unreleased > self._slots * self._rings * 3 // 4
 
     def open_spans(self) -> Block:
-        """Spans that have begun and not ended, in any process of the session, with `dur` up to now."""
+        """Open spans of all processes of the session, cut at the current time."""
         return join_blocks([np.frombuffer(_core.open_spans(), EVENT_DTYPE), *self.workers.open_spans()])
 
     def statistics(self) -> RecorderStatistics:
-        """Accounts of all that was recorded so far; `RecorderAccounts` has those of one profiler."""
+        """Accounts of all recorded events so far; `RecorderAccounts` has those of one profiler."""
         rings: dict[str, Any] = _core.ring_statistics()
         return RecorderStatistics(
             recording=bool(_core.recording()),
@@ -242,22 +243,25 @@ class Recorder:
         )
 
     def _removed(self) -> bool:
-        # Asking lets go of the interpreter for a moment: whoever asks all the time would keep the drain loop from ever getting it.
+        # The check releases the interpreter's lock for a moment. A caller that polls all the time would starve the drain loop.
         now = time.monotonic()
-        if now - self._looked >= LOOK_EVERY:
-            # One that was removed does not count as there again, whoever makes another of its name.
-            self._looked, self._gone = now, self._gone or (self.on_disk and is_missing(self.directory))
-        return self._gone
+        if now - self._checked_at >= CHECK_S:
+            # Once it was removed, another directory of this name does not count.
+            self._checked_at, self._was_removed = (
+                now,
+                self._was_removed or (self.on_disk and is_missing(self.directory)),
+            )
+        return self._was_removed
 
     def close(self) -> None:
-        """Stops recording for good, here and in processes that joined, and removes the session directory.
+        """Stops recording for ever, here and in joined processes, and removes the session directory.
 
-        It stays, and a line of the log says where, while a run is not delivered.
+        If a run is not delivered, the directory stays, and its path is logged.
         """
         _core.close()
         if not self.on_disk:
             return
-        self._let_go()
+        self._detach()
         undelivered = {run for run in self.undelivered.values() if run is not None}
         if undelivered:
             end_session(self.directory)
@@ -272,7 +276,7 @@ class Recorder:
 
 
 def ring_sizes(options: Options, budget: int) -> tuple[int, int]:
-    """Slots of a ring, and how many rings may hold `budget` bytes together."""
+    """Slots of a ring, and the number of rings that fit `budget` bytes."""
     slots = 1 << (options.ring_slots - 1).bit_length()
     return slots, max(budget // (slots * EVENT_DTYPE.itemsize), 1)
 
@@ -296,17 +300,17 @@ _making = Lock()
 
 
 def recorder(options: Options, user: object = None, run: Path | None = None, last: Path | None = None) -> Recorder:
-    """The process's recorder, with a session directory; the options of the first caller count.
+    """Returns the recorder of the process, with a session directory.
 
     Args:
-        options: for the first call.
-        user: who records from now on, until `Recorder.delivered`.
+        options: options; those of the first call count.
+        user: identifies the caller for `Recorder.delivered`.
         run: directory of its run.
-        last: where the session directory is made if it cannot be elsewhere; for the first call.
+        last: the last place to try for the session directory; that of the first call counts.
 
     Raises:
-        OutputError: if no directory for the session can be made.
-        ProfilerStateError: if the interpreter exits, and has closed the recorder.
+        OutputError: if no session directory can be created.
+        ProfilerStateError: if the interpreter exits, and the recorder is closed.
     """
     global _recorder
     with _making:
@@ -315,48 +319,47 @@ def recorder(options: Options, user: object = None, run: Path | None = None, las
         if _recorder is None:
             _recorder = Recorder(options, last)
         else:
-            _recorder.go_on(options)
+            _recorder.ensure_directory(options)
         if user is not None:
             _recorder.undelivered[user] = run
         return _recorder
 
 
 def current() -> Recorder | None:
-    """The recorder that this process has, if it has one."""
+    """The recorder of this process, if any."""
     return _recorder
 
 
 def inherited() -> Path | None:
-    """In a forked child: the session of its parent, if that has one of its own."""
+    """In a forked child: the session of its parent, if it owns one."""
     return _inherited
 
 
 def closed_for_good() -> bool:
-    """Whether the process is ending, so that nothing can be recorded any more."""
+    """Whether the interpreter exits, so that nothing can be recorded any more."""
     return _closed
 
 
 def scratch_directory() -> Path | None:
-    """Where a large file may be for a moment: the system's place for temporary files; where none can be written, beside the
-    session. `None` if there is neither."""
+    """Directory for large temporary files: that of the system, or else the parent of the session. `None` if there is neither."""
     temporary = temporary_directory()
     return temporary if temporary is not None or _recorder is None else _recorder.directory.parent
 
 
 def close_recorder() -> None:
-    """Closes the process's recorder, if there is one. A later one cannot be opened."""
+    """Closes the recorder of the process, if any. No other one can be opened."""
     global _closed
     _closed = True
     if _recorder is not None:
         _recorder.close()
 
 
-def _forget() -> None:
-    """In a forked child: the parent's session is not ours. `_core` has let go of it already."""
+def _forked() -> None:
+    """The session belongs to the parent. `_core` has detached already."""
     global _recorder, _making, _inherited, _closed
     _inherited = _recorder.directory if _recorder is not None and _recorder.on_disk else None
     _recorder, _closed = None, False
     _making = Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forked)

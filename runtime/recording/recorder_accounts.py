@@ -1,4 +1,4 @@
-"""The accounts of the recorder that concern one profiler: those of the time in which it is open."""
+"""Accounts of the recorder while one profiler is open."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 
 class RecorderAccounts:
-    """Accounts of a recorder while one profiler is open: the recorder may have served others before, and may after."""
+    """Accounts of the recorder while one profiler is open. Other profilers may have used it before."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Called where the recorder is drained, so that the counts of that moment are exact."""
+        """Must be called on the drain loop, so that the counts are exact."""
         self._recorder = recorder
         self._before = recorder.statistics()
         self._workers = recorder.workers.open_accounts()
         self._last: RecorderStatistics | None = None
 
     def statistics(self) -> RecorderStatistics:
-        """Accounts so far; of a profiler that is closed, those of its end. Any thread."""
+        """Accounts so far; of a closed profiler, those of its end. Any thread may call."""
         if self._last is not None:
             return self._last
         workers = self._recorder.workers.statistics(self._workers)
         return self._recorder.statistics().since(self._before, workers)
 
     def close(self) -> None:
-        """Nothing changes from now on. Called where the recorder is drained."""
+        """Freezes the accounts. Must be called on the drain loop."""
         self._last = self.statistics()
         self._recorder.workers.close_accounts(self._workers)

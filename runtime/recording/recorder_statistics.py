@@ -16,17 +16,17 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     recording: bool
     rings: int
     threads: int
-    """Threads alive that have recorded something."""
+    """Living threads that have recorded."""
     produced: int
     drained: int
     dropped: int
     waiting: int
     bytes: int
-    """Bytes of events and arguments drained."""
+    """Bytes of drained events and arguments."""
     cut: dict[str, int]
-    """What was shortened or refused, by kind."""
+    """Number of shortened or refused items, by kind."""
     workers: tuple[WorkerStatistics, ...]
-    """Accounts of the processes that joined the session; none of it is in the numbers above."""
+    """Accounts of joined processes. They are not part of the numbers above."""
     unwatched: dict[str, int] = {}
     """Tasks whose suspended time counts as their own, by type: their coroutines cannot be watched."""
 
@@ -34,10 +34,10 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
     """Greenlets that recorded; their suspended time counts as their own."""
 
     removed: bool = False
-    """Somebody has removed the session directory."""
+    """Whether the session directory was removed from outside."""
 
     def notes(self) -> Iterator[str]:
-        """What is not as exact as it could be, in words."""
+        """Texts on inexact values."""
         if self.unwatched:
             kinds = ", ".join(f"{count:,} of {kind}" for kind, count in self.unwatched.items())
             yield (
@@ -58,8 +58,7 @@ class RecorderStatistics(msgspec.Struct, frozen=True):
             )
 
     def since(self, before: RecorderStatistics, workers: tuple[WorkerStatistics, ...]) -> RecorderStatistics:
-        """The accounts from an earlier snapshot on, with those of `workers` from then on; what was waiting then counts
-        as produced since."""
+        """The difference to an earlier snapshot, with that of `workers`. Events that were waiting then count as produced since."""
         return msgspec.structs.replace(
             self,
             produced=self.produced - before.drained - before.dropped,

@@ -1,4 +1,4 @@
-"""Recovery: what a killed process left in its journal and its rings, brought together again; and the removal of what is left.
+"""Recovery: completes the journal of a killed process from its rings. Sweep: removes the sessions of killed processes.
 
 Read first: `recover` with `target`, then `unsaved_events` and `session_files`, then `sweep`.
 """

@@ -1,4 +1,4 @@
-"""What a dead flight recorder kept: the blocks of its last steps, and windows that it was just saving."""
+"""Files of a flight recorder whose process was killed: the blocks of the last steps, and windows that were being saved."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from stepscope.runtime.session.note import WINDOWS, SessionNote
 
 MAX_FILES = 1 << 14
 MAX_BYTES = 64 << 20
-"""Of one file; the recorder begins a new one long before. A hole of a terabyte would be searched for frames."""
+"""Limit of one file. The recorder writes smaller ones; a sparse file of a terabyte would take long to search for frames."""
 PART = ".journal.part"
-"""Ends the name of a window's journal while it is written."""
+"""Suffix of a window's journal while it is being written."""
 
 
-def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
-    """The blocks that a profiler kept, oldest first; those of every profiler if its number, 0, is not known.
+def retained_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
+    """The retained blocks of a profiler, oldest first; those of all profilers if its number is 0, that is, unknown.
 
-    Frames that are damaged are passed over, and said in the session's notes.
+    Skips damaged frames, and adds a note to the session's notes.
     """
     wanted = f"{KEPT_PREFIX}{profiler}-" if profiler else KEPT_PREFIX
     for name in sorted(os.listdir(session.directory))[:MAX_FILES]:
@@ -54,33 +54,33 @@ def kept_blocks(session: SessionFiles, profiler: int) -> Iterator[RingContent]:
             frames.close()
 
 
-def complete_windows(run: Path, note: SessionNote, living: set[str]) -> tuple[int, list[str]]:
-    """Gives journals of windows that the run was saving a name of their own: what they hold can be read up to its end.
+def name_unfinished_windows(run: Path, note: SessionNote, living: set[str]) -> tuple[int, list[str]]:
+    """Renames the journals of windows that were being saved to `*-unfinished.journal`: they can be read up to their end.
 
     Args:
         run: directory of the run.
-        note: the run's, which names these journals; while it goes on itself, none gets a name.
-        living: files that other runs still write.
+        note: note of the run, which names these journals; while the run is alive, none is renamed.
+        living: files that living runs write.
 
     Returns:
-        The first index that no window of the run has, and what there is to say.
+        The first free window index, and notes for the user.
     """
     notes: list[str] = []
-    following = 0
+    next_index = 0
     directory = run / WINDOWS
     noted = {os.path.basename(output) for output in note.outputs}
     if not directory.is_dir() or directory.is_symlink():
-        return following, notes
+        return next_index, notes
     for name in sorted(os.listdir(directory))[:MAX_FILES]:
         index = name[:6]
         if not (index.isascii() and index.isdecimal()) or ".journal" not in name:
             continue
-        following = max(following, int(index) + 1)
-        saving = name.endswith(PART) and name in noted and not note.running
-        if saving and os.path.realpath(directory / name) not in living:
+        next_index = max(next_index, int(index) + 1)
+        was_saving = name.endswith(PART) and name in noted and not note.running
+        if was_saving and os.path.realpath(directory / name) not in living:
             target = directory / f"{name.removesuffix(PART)}-unfinished.journal"
             if target.exists():
                 continue
             os.replace(directory / name, target)
             notes.append(f"{target} was being saved when the process died; what it holds can be converted")
-    return following, notes
+    return next_index, notes

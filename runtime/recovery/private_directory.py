@@ -1,4 +1,4 @@
-"""A directory of one user's alone, which nobody exchanges for another while it is read."""
+"""A private directory of one user, protected against replacement while it is read."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stepscope.runtime.errors import FormatError
 
 
 class PrivateDirectory:
-    """Held open; or, where it is in another one, opened there for each use, and seen to be the same still.
+    """A directory with an open descriptor. If it lies in another such directory, it is opened for each use, and must be the same.
 
-    A session may have the directories of many thousand processes, which take no descriptor so.
+    So the directories of thousands of joined processes need no descriptors.
 
     Args:
-        path: its name.
-        owner: user to whom it must belong.
-        within: the directory that it is in, whatever has taken that one's name since.
+        path: absolute path.
+        owner: user id of the required owner.
+        within: the directory that contains it. Opening is relative to that one's descriptor.
 
     Raises:
-        FormatError: if it is no directory of that user's alone.
+        FormatError: if it is no private directory of that user.
         OSError: if it cannot be opened.
     """
 
@@ -32,14 +32,14 @@ class PrivateDirectory:
         self.owner = owner
         self._within = within
         self._fd = -1
-        self._same: tuple[int, int] | None = None
+        self._identity: tuple[int, int] | None = None
         if not path.is_absolute():
             raise FormatError(f"{path} is not an absolute name")
         if within is not None:
             with self.opened():
                 return
         self._fd = self._open(path, None)
-        with contextlib.suppress(OSError):  # so that no sweep removes it meanwhile; not all file systems know locks
+        with contextlib.suppress(OSError):  # against a sweep meanwhile; some file systems have no locks
             fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
@@ -49,15 +49,15 @@ class PrivateDirectory:
             self._fd = -1
 
     def __del__(self) -> None:
-        # Whose construction failed half-way nobody can close.
+        # An object whose constructor failed cannot be closed otherwise.
         self.close()
 
     @contextlib.contextmanager
     def opened(self) -> Generator[int]:
-        """A descriptor of it, for a block of work.
+        """Provides a descriptor for the duration of a `with` block.
 
         Raises:
-            FormatError: if another directory has taken its place.
+            FormatError: if another directory has this path now.
             OSError: if it cannot be opened, or was closed.
         """
         if self._within is None:
@@ -71,20 +71,20 @@ class PrivateDirectory:
             os.close(fd)
 
     def _open(self, name: str | Path, above: int | None) -> int:
-        said = f"{self.path} is not a session directory of this user"
+        refusal = f"{self.path} is not a session directory of this user"
         try:
             fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=above)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                raise FormatError(said) from error
+                raise FormatError(refusal) from error
             raise
         found = os.fstat(fd)
         if found.st_uid != self.owner or os.getuid() not in (self.owner, 0) or found.st_mode & 0o022:
             os.close(fd)
-            raise FormatError(said)
-        same = (found.st_dev, found.st_ino)
-        if self._same not in (None, same):
+            raise FormatError(refusal)
+        identity = (found.st_dev, found.st_ino)
+        if self._identity not in (None, identity):
             os.close(fd)
             raise FormatError(f"{self.path} is another directory than before")
-        self._same = same
+        self._identity = identity
         return fd

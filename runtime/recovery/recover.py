@@ -1,4 +1,4 @@
-"""Recovery: brings back what a run had recorded when its process died."""
+"""Recovery: completes the journal of a run whose process was killed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import CapRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
 from stepscope.runtime.journal.writer import JournalWriter
-from stepscope.runtime.recovery.flight_files import complete_windows
-from stepscope.runtime.recovery.journals import below
-from stepscope.runtime.recovery.left_session import is_recovered, notes_of
+from stepscope.runtime.recovery.flight_files import name_unfinished_windows
+from stepscope.runtime.recovery.journals import suggest_journals
+from stepscope.runtime.recovery.killed_session import is_recovered, notes_of
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.target import being_written, choose
-from stepscope.runtime.recovery.unsaved_events import Leftovers, UnfinishedWindow
+from stepscope.runtime.recovery.unsaved_events import UnfinishedWindow, UnsavedEvents
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.job import this_host
 from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
@@ -42,54 +42,54 @@ from stepscope.runtime.windows.window import Window
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """What was brought back."""
+    """Result of a recovery."""
 
     journal: Path
-    """The journal, complete."""
+    """The completed journal."""
     source: Path | None
-    """The journal that the run left: the same file, unless another one was named to write to."""
+    """The run's own journal: the same file, unless the result was written to another one."""
     session: Path | None
-    """The directory of its rings."""
+    """The session directory, with the rings."""
     processes: int
-    """Processes that had joined the session; what they recorded is counted below with the rest."""
+    """Processes that had joined the session. The counts below include their events."""
     windows: int
     unfinished: int
-    """Windows, of these, that the run had not closed."""
+    """Number of these windows that the run had not closed."""
     total: int
     """Events of the complete journal."""
     events: int
     """Events of the run's journal."""
     from_rings: int
-    """Events that were still in the rings."""
+    """Events from the rings."""
     open_spans: int
-    """Spans that had not ended."""
+    """Spans that were open."""
     dropped: int
-    """Events that did not fit the rings, reported nowhere before."""
+    """Events that did not fit the rings, and were not reported before."""
     damage: Damage
-    """What could not be read of the run's journal."""
+    """Unreadable parts of the run's journal."""
     notes: tuple[str, ...] = ()
-    """What else there is to say."""
+    """Further notes for the user."""
     missing: tuple[str, ...] = ()
-    """What should have been read and could not be: events may be lost that were recorded."""
+    """Files that could not be read: recorded events may be lost."""
     note: SessionNote | None = None
-    """What the run had noted of itself."""
+    """The note of the run."""
     gap: str = ""
-    """Why events may be missing that other outputs of the run have; empty if at most its last moment is."""
+    """Why events of other outputs may be missing; empty if at most the last moment is missing."""
 
     def text(self) -> str:
-        """The same in words, some lines."""
+        """The result as lines of text."""
         session = self.session or "no session directory"
-        whose = "" if self.windows == 1 else f"{self.unfinished:,} of them "
-        unfinished = f", {whose}unfinished" if self.unfinished else ""
+        count = "" if self.windows == 1 else f"{self.unfinished:,} of them "
+        unfinished = f", {count}unfinished" if self.unfinished else ""
         lines = [
             f"{'completed' if self.journal == self.source else 'recovered to'} {self.journal}",
             f"  {human_count(self.windows, 'window')}{unfinished}",
             *([f"  {human_count(self.events, 'event')} from {self.source}"] if self.source else []),
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
-        made = self.total - self.events - self.from_rings - self.open_spans
-        said = f"; {made:,} were added: spans of steps, and gaps where events were lost" if made else ""
-        lines.append(f"  {human_count(self.total, 'event')} in all{said}")
+        added = self.total - self.events - self.from_rings - self.open_spans
+        more = f"; {added:,} were added: spans of steps, and gaps where events were lost" if added else ""
+        lines.append(f"  {human_count(self.total, 'event')} in all{more}")
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []
         if self.damage:
@@ -108,29 +108,29 @@ def recover(
     force: bool = False,
     remove_session: bool = False,
 ) -> Recovery:
-    """Completes the journal of a run whose process died with what its rings and stacks still hold.
+    """Completes the journal of a run whose process died, with the events and open spans of its rings and stacks.
 
-    Events are neither lost nor repeated: those in the rings that the journal has already are recognised. Spans that
-    were open become events with `FLAG_OPEN` that last to the latest time known. Windows that were not closed are
-    closed as incomplete. Memory is bounded by the largest ring; nothing in the files is believed unchecked.
+    Events are neither lost nor duplicated: events of the rings that the journal already has are recognised. Open spans become
+    events with `FLAG_OPEN` that end at the latest known time. Open windows are closed as incomplete. Memory is bounded by the
+    largest ring. All contents of files are checked.
 
-    The journal is completed in place: a torn end is cut off, the rest is appended. A recovery that was interrupted, or is
-    called again while the session directory is there, begins where the run's own frames end.
+    The journal is completed in place: a torn end is cut off, the rest is appended. A recovery after an interrupted one, or a
+    second one while the session directory exists, begins where the run's own frames end.
 
     Args:
-        directory: the run's directory; or one journal, or one note (`session`, `session-2`, ...) if several runs were
-            killed there, of which otherwise the latest is taken.
-        out: a file to which the journal is copied first, so that the run's own stays as it is. It is replaced if it exists;
-            its directory is made if need be.
-        force: recover although the process still runs (what it records meanwhile may be missing); needs `out`.
-        remove_session: delete the run's rings and its `session` file afterwards, which frees the memory they take; not while
-            another run of the process, of another profiler, is to be recovered from them.
+        directory: the run's directory, in which the run that was killed last is recovered; or one journal, or one note
+            (`session`, `session-2`, ...).
+        out: a file for a completed copy. The run's own journal is not changed. An existing file is replaced, a missing
+            directory is created.
+        force: recover although the process still runs (events that it records meanwhile may be missing); requires `out`.
+        remove_session: delete the run's rings and its `session` file afterwards, to free their memory. This fails if another run
+            of the process needs the rings.
 
     Raises:
         ProfilerStateError: if the process still runs, or the journal is being recovered.
         ValueError: if `force` is given without `out`.
-        FormatError: if there is nothing to recover: no journal and no session directory, or a journal that is whole.
-        RecoveredError: if the journal was recovered and the session directory is gone.
+        FormatError: if there is nothing to recover: neither journal nor session directory, or a complete journal.
+        RecoveredError: if the journal was recovered, and the session directory was removed.
         OSError: if files cannot be read.
         OutputError: if the journal cannot be written.
     """
@@ -138,7 +138,7 @@ def recover(
         raise ValueError("force=True needs out=: the journal of a process that runs is copied, not changed")
     choice = choose(Path(directory), force=force)
     place, note, journal = choice.place, choice.note, choice.journal
-    notes, missing = list(choice.said), list(choice.missing)
+    notes, missing = list(choice.notes), list(choice.missing)
     session = _open_session(note, missing)
     if journal is None and session is None:
         raise _nothing_to_recover(place, notes, missing)
@@ -157,31 +157,32 @@ def recover(
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
         if note is not None and note.keep_last:
-            following, said = complete_windows(place, note, set() if note.running else being_written(place))
-            notes += said
-            work.follow_kept(note.keep_last, following)
+            living = set() if note.running else being_written(place)
+            next_index, renamed = name_unfinished_windows(place, note, living)
+            notes += renamed
+            work.continue_saved_windows(note.keep_last, next_index)
         at_risk = session.at_risk() if session else 0
         if reader is None or reader.sync_word is None:
-            leftovers = Leftovers(parts, profiler)
+            unsaved = UnsavedEvents(parts, profiler)
         else:
-            work.look_through(reader)
+            work.find_unfinished(reader)
             if session is None and reader.recovered is not None:
                 raise RecoveredError(f"{reader.path} was recovered already, and what was in memory has been freed")
             if note is None and work.whole and reader.end is not None and not reader.damage:
                 raise FormatError(f"nothing to recover in {place}: {reader.path} is whole, its run ended in order")
-            lacking = work.left_out or at_risk > 0 or bool(_unread(reader))
-            leftovers = Leftovers(parts, profiler, released=lacking)
-            work.read_unfinished(reader, leftovers)
+            journal_lacks_events = work.journal_dropped or at_risk > 0 or bool(_unread(reader))
+            unsaved = UnsavedEvents(parts, profiler, released=journal_lacks_events)
+            work.read_unfinished(reader, unsaved)
         with _writer(reader, run, work, choice.target, copy) as writer:
-            work.add(writer, leftovers)
+            work.add(writer, unsaved)
             writer.write_metadata(dict(run.metadata()))
-        at_risk -= work.found_alone
+        at_risk -= work.released_found
         if at_risk > 0:
             missing.append(
                 f"at most {human_count(at_risk, 'event')} that had left the rings while the journal was far behind "
                 "(Options.ring_bytes), or that it had dropped"
             )
-        missing += [said for files, _ in parts for said in files.notes]
+        missing += [problem for files, _ in parts for problem in files.notes]
         if note is not None and choice.path is not None and copy is None:
             _record(choice.path, note, notes)
         if session is not None and remove_session and note is not None and choice.path is not None:
@@ -211,7 +212,7 @@ def recover(
 
 @contextlib.contextmanager
 def _alone(journal: Path) -> Generator[None]:
-    """Lets no other process complete a journal meanwhile, as far as its file system takes locks."""
+    """Locks a journal against other recoveries, as far as its file system takes locks."""
     descriptor = -1
     try:
         descriptor = lock(journal, alone=True, write=True)
@@ -231,9 +232,9 @@ def _alone(journal: Path) -> Generator[None]:
 def _writer(
     reader: JournalReader | None, run: Run, work: _Recovering, new: Path, copy: Path | None
 ) -> Generator[JournalWriter]:
-    """Appends to the journal that was read or to a copy of it; to a new file where there is none that can be read.
+    """Opens the journal, or a copy of it, to append to; a new file if there is no readable journal.
 
-    The new file takes the place of a journal that the process had created and not begun to write.
+    The new file replaces a journal that the process had created and not begun to write.
     """
     usable = reader is not None and reader.sync_word is not None
     target = copy
@@ -275,32 +276,32 @@ def _record(path: Path, note: SessionNote, notes: list[str]) -> None:
 
 
 def _nothing_to_recover(place: Path, notes: list[str], missing: list[str]) -> FormatError:
-    """The error of a directory without a journal or a session directory, or with none that can be read."""
+    """The error for a directory without a readable journal or session directory."""
     if missing:
         return FormatError(f"nothing to recover in {place} can be read: {'; '.join([*missing, *notes])}")
-    text = f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, below(place)])}"
+    text = f"nothing to recover in {place}: no journal, and no session directory. {' '.join([*notes, suggest_journals(place)])}"
     return FormatError(text.strip())
 
 
 def _remove(session: SessionFiles, path: Path, note: SessionNote, *, unread: bool) -> None:
-    """Removes a session, and the notes of its runs: all profilers of a process share one.
+    """Removes a session, and the notes of its runs: the profilers of a process share a session.
 
     Raises:
-        FormatError: if another of its runs was not recovered, or it is not of the note's process, or has what could not be read.
-        OSError: if that is not possible.
+        FormatError: if another of its runs was not recovered, if it belongs to another process, or if it has unreadable files.
+        OSError: if it cannot be removed.
     """
     notes = notes_of(session.directory, note.pid, note.start_time, note.owner)
-    others = [(other, said) for other, said in notes if other != path]
-    for other, said in others:
-        if not is_recovered(said):
-            raise FormatError(f"it has events of {other.parent} ({other.name}), which were not recovered")
+    others = [(other_path, other) for other_path, other in notes if other_path != path]
+    for other_path, other in others:
+        if not is_recovered(other):
+            raise FormatError(f"it has events of {other_path.parent} ({other_path.name}), which were not recovered")
     session.remove(note.pid, note.start_time, unread=unread)
-    for each in (path, *(other for other, _ in others)):
+    for each in (path, *(other_path for other_path, _ in others)):
         each.unlink(missing_ok=True)
 
 
 def _unread(reader: JournalReader | None) -> list[str]:
-    """What is lost of a journal, but for its torn end: that is in the rings."""
+    """Problems of a damaged journal. A torn end is none: the rings have these events."""
     damage = Damage() if reader is None else reader.damage
     lost = damage.header or any((damage.lost_frames, damage.undecodable_frames, damage.skipped_bytes))
     return ["parts of the journal are damaged, see above"] if lost else []
@@ -313,15 +314,15 @@ def _gap(
     parts: list[tuple[SessionFiles, IdMap]],
     at_risk: int,
 ) -> str:
-    """Why the new journal may lack events that other outputs of the run have.
+    """Why the new journal may lack events of other outputs of the run.
 
-    Without the session it is as long as the run's journal, which may have ended a moment before they did, but has no gap.
+    Without a session, only the last moment of the run may be missing, which is no gap.
     """
     if work.keep_last:
         return "this journal has the last steps of a flight recorder, and not the windows that it had saved"
     if reader is None:
         return "the run kept no journal"
-    if work.left_out:
+    if work.journal_dropped:
         return "the run's journal had not taken every event"
     if _unread(reader):
         return "parts of the run's journal are damaged"
@@ -331,14 +332,14 @@ def _gap(
 
 
 class _Recovering:
-    """Completes a journal with what is missing."""
+    """Completes a journal with the missing events."""
 
     def __init__(self, run: Run, ids: IdMap, profiler: int) -> None:
         self.windows = self.unfinished = self.events = self.from_rings = self.open_spans = self.dropped = 0
-        self.found_alone = 0
-        """Events that were found in rings only, though they had been taken from there."""
-        self.left_out = False
-        """Whether the run's journal had not taken every event: its queue was full, or it had reached its size limit."""
+        self.released_found = 0
+        """Events that were found in released slots of rings, and that the journal lacked."""
+        self.journal_dropped = False
+        """Whether the run's journal dropped events: its queue was full, or it had reached its size limit."""
         self._run = run
         self._ids = ids
         self._profiler = profiler
@@ -346,21 +347,20 @@ class _Recovering:
         self._last_index = -1
         self._last_end = 0
         self.keep_last = 0
-        """Steps that the run kept, as a flight recorder; 0 = it was none."""
+        """Steps that the run retained, as a flight recorder; 0 = it was none."""
 
-    def follow_kept(self, steps: int, following: int) -> None:
-        """The run kept its last steps, and saved windows up to the index before `following`."""
-        self.keep_last = steps
-        self._last_index = following - 1
+    def continue_saved_windows(self, keep_last: int, next_index: int) -> None:
+        """The run was a flight recorder with so many steps. Its next window has this index."""
+        self.keep_last = keep_last
+        self._last_index = next_index - 1
 
     @property
     def whole(self) -> bool:
-        """Whether every window so far has its end."""
+        """Whether every window so far has an end."""
         return not self._open
 
-    def look_through(self, reader: JournalReader) -> None:
-        """Finds the windows that have no end, among the frames of the run itself. Events are not read, only what their frames
-        say of themselves."""
+    def find_unfinished(self, reader: JournalReader) -> None:
+        """Finds the windows without an end, among the run's own frames. Reads only the headers of events frames."""
 
         def wanted(header: EventsHeader) -> bool:
             self.events += header.count
@@ -371,70 +371,70 @@ class _Recovering:
         for item in reader.items(wanted=wanted):
             if isinstance(item, Window):
                 self.windows += 1
-                mine = item.ledger.outputs.get(JOURNAL)
-                self.left_out = self.left_out or (mine is not None and bool(mine.dropped))
+                account = item.ledger.outputs.get(JOURNAL)
+                self.journal_dropped = self.journal_dropped or (account is not None and bool(account.dropped))
                 self._open.pop(item.index, None)
                 self._last_index = max(self._last_index, item.index)
                 self._last_end = max(self._last_end, item.end_ns)
             elif isinstance(item, CapRecord):
-                self.left_out = True
+                self.journal_dropped = True
             elif isinstance(item, RecoveredRecord):
                 break
 
-    def read_unfinished(self, reader: JournalReader, leftovers: Leftovers) -> None:
-        """Reads the events of windows that have no end."""
+    def read_unfinished(self, reader: JournalReader, unsaved: UnsavedEvents) -> None:
+        """Reads the events of windows without an end."""
         with JournalReader(reader.path, self._ids) as again:
-            # Something may be missing of these windows, or the rings may say again what the gaps of these frames say.
-            for item in again.items(wanted=lambda of: of.window in self._open or of.last_ns >= leftovers.first_ns):
+            # Late frames are read, too: the rings may report the same losses as their gaps.
+            for item in again.items(wanted=lambda of: of.window in self._open or of.last_ns >= unsaved.first_ns):
                 if isinstance(item, RecoveredRecord):
                     break
                 if not isinstance(item, EventBatch):
                     continue
-                leftovers.note_gaps(item.events)
+                unsaved.note_gaps(item.events)
                 if (window := self._open.get(item.window)) is not None:
-                    window.add(item, leftovers)
+                    window.add(item, unsaved)
                     self._profiler = self._profiler or window.profiler
 
-    def add(self, writer: JournalWriter, leftovers: Leftovers) -> None:
-        """Adds the events of the rings to the windows that were open, or to a new one, and closes these."""
+    def add(self, writer: JournalWriter, unsaved: UnsavedEvents) -> None:
+        """Adds the events of the rings to the open windows, or to a new one, and closes these."""
         if not self._profiler:
-            numbers = np.unique(leftovers.marks["id"])
+            numbers = np.unique(unsaved.marks["id"])
             self._profiler = int(numbers[0]) if len(numbers) == 1 else 0
-        marks = leftovers.marks[leftovers.marks["id"] == self._profiler]
+        marks = unsaved.marks[unsaved.marks["id"] == self._profiler]
         if not self._open:
-            self._begin_window(leftovers, marks)
+            self._begin_window(unsaved, marks)
         windows = sorted(self._open.values(), key=lambda window: window.start)
-        last = max([leftovers.last_ns, *(window.last for window in windows)])
+        last = max([unsaved.last_ns, *(window.last for window in windows)])
         for index, window in enumerate(windows):
             window.begin(marks, windows[index + 1].start if index + 1 < len(windows) else last + 1)
         by_index = {window.index: window for window in windows}
-        for events, args, source, alone in leftovers.pieces(self._profiler):
+        for events, args, source, released in unsaved.pieces(self._profiler):
             before = sum(window.added for window in windows)
             for borders, part in divide([window.window for window in windows], events):
-                writer.write_batch(by_index[borders.index].take(part, args, source))
-            if alone:
-                self.found_alone += sum(window.added for window in windows) - before
+                writer.write_batch(by_index[borders.index].add_unsaved(part, args, source))
+            if released:
+                self.released_found += sum(window.added for window in windows) - before
         for window in windows:
-            self._finish(writer, leftovers, window, last)
+            self._finish(writer, unsaved, window, last)
 
-    def _begin_window(self, leftovers: Leftovers, marks: Block) -> None:
-        """The window that had begun, if any had: something was recorded after the last one's end."""
-        first = leftovers.begin_after(self._last_end)
+    def _begin_window(self, unsaved: UnsavedEvents, marks: Block) -> None:
+        """Begins a window, if events were recorded after the end of the last one."""
+        first = unsaved.begin_after(self._last_end)
         if first is not None:
             window = UnfinishedWindow(self._last_index + 1)
             at = marks["ts"][(marks["ts"] >= self._last_end) & (marks["ts"] <= first)]
             window.start = int(at.max()) if len(at) else first
             begins = np.unique(marks["ts"])
             if self.keep_last and len(begins) > self.keep_last:
-                # Rings may have more than was to be kept, but not all of it.
+                # Rings may have events of older steps, but not all of them.
                 window.start = max(window.start, int(begins[-1 - self.keep_last]))
             self._open[window.index] = window
 
-    def _finish(self, writer: JournalWriter, leftovers: Leftovers, window: UnfinishedWindow, last: int) -> None:
+    def _finish(self, writer: JournalWriter, unsaved: UnsavedEvents, window: UnfinishedWindow, last: int) -> None:
         added = window.added
         self.from_rings += added
         self.dropped += window.dropped
-        spans = window.take(leftovers.open_spans(last), b"")
+        spans = window.add_unsaved(unsaved.open_spans(last), b"")
         writer.write_batch(spans)
         writer.write_batch(window.step_spans(self._run.pid))
         self.open_spans += len(spans)
@@ -466,7 +466,7 @@ def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) ->
 
 
 def _parts(session: SessionFiles | None, ids: IdMap, notes: list[str]) -> list[tuple[SessionFiles, IdMap]]:
-    """The directories of a session with the ids that are used in them; those of the owner are `ids`."""
+    """The directories of a session, each with its ids; `ids` are those of the owner."""
     if session is None:
         return []
     session.load_ids(ids)
@@ -486,14 +486,14 @@ def _open_session(note: SessionNote | None, missing: list[str]) -> SessionFiles 
     try:
         return SessionFiles(Path(note.directory), note.owner)
     except (FormatError, OSError, ValueError) as error:
-        said = f"the session directory {note.directory} cannot be used: {error}; what no journal has is lost"
+        problem = f"the session directory {note.directory} cannot be used: {error}; what no journal has is lost"
         if isinstance(error, FileNotFoundError):
-            said += " (/dev/shm goes with its machine or container; Options.session_dir names a place that lasts)"
+            problem += " (/dev/shm goes with its machine or container; Options.session_dir names a place that lasts)"
         if (swept := note.swept) is not None:
             at = datetime.datetime.fromtimestamp(swept.at_ns / 1e9).astimezone().isoformat(" ", "seconds")
             count = (
                 f"at most {human_count(swept.events, 'event')}" if swept.events >= 0 else "an unknown number of events"
             )
-            said = f"its session was swept by a later run at {at}, as {swept.why}: {count} that no journal has"
-        missing.append(said)
+            problem = f"its session was swept by a later run at {at}, as {swept.why}: {count} that no journal has"
+        missing.append(problem)
         return None

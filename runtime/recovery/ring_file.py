@@ -1,4 +1,4 @@
-"""The content of a ring file of `core/ring.c`: what it still holds, and what it says was lost."""
+"""Reads a ring file of `core/ring.c`: its events, and gaps for lost events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.runtime.events.record import EVENT_DTYPE, NO_STEP, Block, Flag, K
 
 MAX_SLOTS = 1 << 24
 RECENT_SLOTS = 1 << 14
-"""Slots that are read although they were free again: a window withholds as many events until something begins in it."""
+"""Released slots that are read in any case: a window withholds up to so many events until another event begins in it."""
 
 _HEADER = 4096
 _FIELDS = struct.Struct("<8sIIIIq32xQQQ40xQQ")
@@ -26,20 +26,20 @@ _MORE = 255
 _MORE_BYTES = 62
 
 _MOST_UNWRITTEN = 4 << 20
-"""Bytes of a ring that may be missing from its file, as on a file system that was full."""
+"""Bytes of a ring that may be missing from its file, such as on a full file system."""
 
 
 class RingContent(msgspec.Struct, frozen=True):
-    """What a ring file still holds."""
+    """Content of a ring file."""
 
     events: Block
-    """Oldest first; those that were taken out already and not overwritten since too. Ids are the dead process's."""
+    """Oldest first, including drained events that were not overwritten. Ids are those of the dead process."""
     args: bytearray
     gaps: Block
-    """Where events were dropped and that was not reported yet: `id` says how many. `ts` 0: after the last event."""
+    """Gaps for dropped events that were not reported yet: `id` is their number. `ts` 0 = after the last event."""
     source: str = "recorder"
     drained: Mask | None = None
-    """Which of the events had been taken out of the ring; `None` = all."""
+    """Mask of the events that were drained; `None` = all."""
 
 
 class _Header(NamedTuple):
@@ -57,16 +57,16 @@ class _Header(NamedTuple):
 
 
 def read_ring(file: int, number: int, counted: int, *, released: bool = True) -> RingContent:
-    """Reads a ring; every count is checked against what is there.
+    """Reads a ring. Every count is checked against the file.
 
     Args:
         file: descriptor of the file.
-        number: of the ring.
-        counted: the serial number below which its lost events are counted elsewhere, as in the journal.
-        released: whether to read all slots that were free again, as far as they were not overwritten, and not only the latest.
+        number: number of the ring.
+        counted: serial number below which lost events are counted elsewhere, such as in the journal.
+        released: whether to read all released slots that were not overwritten, not only the latest.
 
     Raises:
-        FormatError: if it is none, or contradicts itself.
+        FormatError: if it is no ring, or contradicts itself.
     """
     head = os.pread(file, _HEADER, 0)
     if len(head) < _HEADER:
@@ -77,7 +77,7 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
         raise FormatError("not a ring of this version")
     if not 0 < slots <= MAX_SLOTS or slots & (slots - 1) or size < _HEADER + slots * EVENT_DTYPE.itemsize:
         raise FormatError(f"{size} bytes do not hold {slots} slots")
-    # What lies further back was overwritten, or may have been just when the process died.
+    # Older slots were overwritten, or may have been when the process died.
     first = max(max(ring.reserve, end) - slots, 0)
     if not first <= end < 1 << 62 or end - first > slots:
         raise FormatError("its counters contradict each other")
@@ -92,7 +92,7 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
 
 
 def waiting_in(file: int) -> int:
-    """Events of a ring that were not drained, lost ones included; 0 if its header makes no sense."""
+    """Number of events that were not drained, including lost ones; 0 if the header is invalid."""
     head = os.pread(file, _HEADER, 0)
     if len(head) < _HEADER:
         return 0
@@ -102,7 +102,7 @@ def waiting_in(file: int) -> int:
 
 
 def written(file: int) -> int:
-    """Bytes of a file that take space, and some more: one that is sparse claims any size, and holds nothing there."""
+    """Bytes of a file that are really stored, and some more: a sparse file may claim any size."""
     return os.fstat(file).st_blocks * 512 + _MOST_UNWRITTEN
 
 
@@ -123,22 +123,22 @@ def _read_slots(file: int, slots: int, first: int, end: int) -> bytearray:
 def _content(raw: bytearray, first: int, number: int, ring: _Header, counted: int) -> RingContent:
     slots: Block = np.frombuffer(raw, EVENT_DTYPE)
     more: Any = slots["kind"] == _MORE
-    # Arguments follow their event, in order and without holes: all of them together are the heap.
+    # Arguments follow their event, in order and without holes. Joined, they are the heap.
     heap = bytearray(np.frombuffer(raw, np.uint8).reshape(-1, EVENT_DTYPE.itemsize)[more, :_MORE_BYTES].tobytes())
     before = np.cumsum(more) - more
     where = np.flatnonzero(~more)
     events: Block = slots[where].copy()
     following = np.append(where[1:], len(slots)) - where - 1
-    held = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
-    events["args_len"][held & (events["args_len"] > following * _MORE_BYTES)] = 0
-    events["args_at"][held] = (before[where] * _MORE_BYTES)[held]
+    has_args = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
+    events["args_len"][has_args & (events["args_len"] > following * _MORE_BYTES)] = 0
+    events["args_at"][has_args] = (before[where] * _MORE_BYTES)[has_args]
     serials = events["step"].astype(np.int64) & 0xFFFFFFFF
     marks = events["kind"] == int(Kind.STEP)
     events["step"] = np.where(marks, events["dur"].astype(np.int32), NO_STEP)
     events["dur"][marks] = 0
-    # Slots that never came to the file (`ring_back`), or are damaged, hold no event: their numbers are missing.
+    # Slots that were never written to the file (`ring_back`), or are damaged, have no event: their numbers are missing.
     known = (events["kind"] > 0) & (events["kind"] <= max(Kind))
-    # Slots are free only when the journal has them, and its gaps with them.
+    # A released slot is in the journal, and so are the gaps before it.
     expected = max(ring.serial, counted)
     waiting = known & (where + first >= min(max(ring.tail, first), ring.head))
     waiting &= (serials - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF < _FAR
@@ -148,12 +148,12 @@ def _content(raw: bytearray, first: int, number: int, ring: _Header, counted: in
 
 
 _FAR = 1 << 31
-"""A ring cannot lose as many as half the numbers there are: such a distance is a damaged number, or lies behind."""
+"""A ring cannot lose half of all serial numbers: a larger distance means a damaged number, or an older one."""
 _MOST = (1 << 63) - 1
 
 
 def _gaps(waiting: Block, serials: Any, expected: int, produced: int) -> Block:
-    """Where numbers are missing from `expected` on, events were dropped."""
+    """Gaps where serial numbers are missing, from `expected` on."""
     after = np.append(serials, [produced & 0xFFFFFFFF])
     missing = (after - np.append([expected & 0xFFFFFFFF], (serials + 1) & 0xFFFFFFFF)) & 0xFFFFFFFF
     at = np.flatnonzero((missing > 0) & (missing < _FAR))

@@ -1,7 +1,7 @@
-"""The files of a session directory, read after their process has died: rings, open spans, names, tracks.
+"""Reads the files of a session directory: rings, open spans, names, tracks.
 
-The layouts are those of `core/ring.c`, `stack.c`, `strings.c` and `track.c`. Nothing in the files is believed: links
-are not followed, sizes are bounded, every count is checked against what is there.
+The layouts are those of `core/ring.c`, `stack.c`, `strings.c` and `track.c`. Nothing in the files is trusted: links are not
+followed, sizes are bounded, every count is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_CONTROL_BYTES = 1 << 16
 
 _CONTROL_FILE = "control"
 _CONTROL = struct.Struct("<8s16x2048xQ")
-"""Magic; events that are neither in a ring nor in a journal, at most."""
+"""Magic; upper bound of events that are neither in a ring nor in a journal."""
 _CONTROL_MAGIC = b"SSCTRL1\0"
 
 _RING = re.compile(r"ring-\d{1,9}", re.ASCII)
@@ -48,7 +48,7 @@ _TRACK = struct.Struct("<qqIIII")
 _STRING = struct.Struct("<II")
 _STACK_FRAMES = 126
 _DEEP = 128
-"""A stack's depth is the frames in use, and this for each open span that has none."""
+"""A stack's depth is the number of frames in use, plus this for each open span without a frame."""
 _FRAME_DEAD, _FRAME_EARLY = 1, 8
 _FRAME_DTYPE = np.dtype(
     [
@@ -69,23 +69,23 @@ class SessionFiles:
     """One session directory.
 
     Args:
-        directory: its name.
-        owner: user to whom it must belong; default: whoever asks.
-        within: the session that it is a part of: it holds no descriptor then, and is read through that one's.
+        directory: its path.
+        owner: user id of the required owner; default: the current user.
+        within: the session that contains it, for the directory of a joined process. It has no descriptor of its own then.
 
     Raises:
-        FormatError: if it is no directory of that user's alone.
+        FormatError: if it is no private directory of that user.
         OSError: if it cannot be read.
     """
 
     def __init__(self, directory: Path, owner: int | None = None, *, within: SessionFiles | None = None) -> None:
         self.directory = directory
         self.notes: list[str] = []
-        """Files that could not be used, and why."""
+        """Problems of files that could not be used."""
         self.unread = False
-        """Whether some of them are there: perhaps they can be read another time."""
+        """Whether some of these files exist: perhaps they can be read later."""
         self.process_name = ""
-        """Of the process's own track, once that is known."""
+        """Name of the process's own track, once known."""
         self.process_track = 0
         """The number of that track there."""
         self._read_to = {"strings": 0, "tracks": 0}
@@ -98,16 +98,16 @@ class SessionFiles:
         self._directory.close()
 
     def load_ids(self, ids: IdMap) -> None:
-        """Learns the names and tracks of the process: those that were added since the last call."""
+        """Reads the names and tracks of the process that were added since the last call."""
         ids.add_strings(self._strings())
-        data = self._news("tracks", MAX_TRACKS_BYTES)
+        data = self._read_new("tracks", MAX_TRACKS_BYTES)
         whole = len(data) // _TRACK.size * _TRACK.size
         self._read_to["tracks"] += whole
         records: list[TrackRecord] = []
         for pid, tid, kind, parent, name, number in _TRACK.iter_unpack(data[:whole]):
             records.append(TrackRecord(number, kind & 0xFF, pid, tid, parent, strings.text(ids.name(name))))
             if kind == TrackKind.PROCESS:
-                # The last one: those of its parents were copied before.
+                # The last one counts: a forked process has those of its parents before.
                 self.process_name, self.process_track = records[-1].name, number
         if records:
             ids.add_tracks(records)
@@ -116,8 +116,8 @@ class SessionFiles:
         """The rings, one after the other.
 
         Args:
-            counted: by number of the ring, the serial number below which its lost events are counted elsewhere.
-            released: whether to read all slots that were free again, and not only the latest.
+            counted: by ring number, the serial number below which lost events are counted elsewhere.
+            released: whether to read all released slots, not only the latest.
         """
         for name in self._ring_names():
             number = int(name.removeprefix("ring-"))
@@ -133,14 +133,14 @@ class SessionFiles:
                 yield content
 
     def ring_count(self) -> int:
-        """Files of rings; raises `OSError` if that cannot be seen, as where no descriptor is left."""
+        """Number of ring files. Raises `OSError` if the directory cannot be read, such as without free descriptors."""
         return len(self._ring_names())
 
     def at_risk(self) -> int:
-        """Events that are neither in a ring nor in a journal, at most, as their process has said.
+        """Upper bound of events that are neither in a ring nor in a journal, from the control page.
 
-        The rings had to be freed before a journal had them, or a journal dropped them and was killed before it could count them.
-        Some of these events may still be in the rings, if they were not overwritten.
+        Their slots were released before a journal had them, or a journal dropped them and was killed before it counted them. Some
+        of these events may still be in the rings.
         """
         data = self._read(_CONTROL_FILE, MAX_CONTROL_BYTES) if _CONTROL_FILE in self._names() else b""
         if len(data) < _CONTROL.size:
@@ -149,7 +149,7 @@ class SessionFiles:
         return at_risk if magic == _CONTROL_MAGIC and at_risk < 1 << 62 else 0
 
     def waiting(self) -> int:
-        """Events of the rings that no journal has, at most; lost ones included."""
+        """Upper bound of events of the rings that no journal has, including lost ones."""
         count = 0
         for name in self._ring_names():
             with contextlib.suppress(FormatError):
@@ -161,7 +161,7 @@ class SessionFiles:
         return count
 
     def parts(self) -> list[SessionFiles]:
-        """The directories of processes that had joined."""
+        """The directories of joined processes."""
         found: list[SessionFiles] = []
         for name in sorted(self._names()):
             if PART.fullmatch(name) and len(found) < MAX_PARTS:
@@ -173,7 +173,7 @@ class SessionFiles:
         return found
 
     def open_spans(self, until: int) -> Block:
-        """Spans that had begun and not ended, as events with `FLAG_OPEN` and `dur` up to the time `until`."""
+        """Open spans, as events with `FLAG_OPEN` that end at the time `until`."""
         data = self._read("stacks", MAX_STACKS * _STACK_DTYPE.itemsize)
         stacks = np.frombuffer(data[: len(data) // _STACK_DTYPE.itemsize * _STACK_DTYPE.itemsize], _STACK_DTYPE)
         rows: list[Block] = []
@@ -181,10 +181,10 @@ class SessionFiles:
             frames: Any = stack["frames"][: min(int(stack["depth"]) % _DEEP, _STACK_FRAMES)]
             begin = frames["ts"]
             frames = frames[(frames["flags"] & _FRAME_DEAD == 0) & (begin > 0) & (begin <= until) & (frames["id"] != 0)]
-            # A frame that was being moved when the process was killed is there twice.
+            # A frame that was being moved when the process was killed is duplicated.
             frames = frames[np.append(True, frames["id"][1:] != frames["id"][:-1])[: len(frames)]]
             begin = frames["ts"]
-            # What runs in a frame is what ended in it and the frame above it.
+            # The child time of a frame is that of ended children, and that of the frame above.
             above = np.append(begin[1:], until)
             row = empty_block(len(frames))
             row["ts"], row["dur"] = begin, until - begin
@@ -198,7 +198,7 @@ class SessionFiles:
         return join_blocks(rows)
 
     def last_begin(self) -> int:
-        """When the latest span that is open began, in ns; 0 if none is."""
+        """Begin of the latest open span, in ns; 0 = none."""
         spans = self.open_spans(np.iinfo(np.int64).max >> 1)
         return int(spans["ts"].max()) if len(spans) else 0
 
@@ -206,17 +206,17 @@ class SessionFiles:
         """Deletes the files of a session and closes it; also the directory, if nothing else is in it.
 
         Args:
-            pid: of the process whose session it must be.
-            start_time: of that process.
-            unread: whether something in it could not be read: then it stays.
+            pid: the process that must own the session.
+            start_time: start time of that process.
+            unread: whether files could not be read; then nothing is deleted.
 
         Raises:
-            FormatError: if it is the session of another process, or none, or has what could not be read.
-            OSError: if that is not possible.
+            FormatError: if it is the session of another process, or none, or if files could not be read.
+            OSError: if it cannot be deleted.
         """
         try:
-            said = self._read("process.json", 4096)
-            if not is_session_of(said, pid, start_time):
+            content = self._read("process.json", 4096)
+            if not is_session_of(content, pid, start_time):
                 raise FormatError(f"{self.directory} is not the session of process {pid}, and is left alone")
             if unread:
                 raise FormatError(f"files in {self.directory} could not be read; delete it when nobody wants them")
@@ -236,12 +236,12 @@ class SessionFiles:
         return sorted(name for name in self._names() if _RING.fullmatch(name))[:MAX_RINGS]
 
     def _names(self) -> list[str]:
-        """What is in it; nothing, with a note, of a part whose name another directory has taken."""
+        """Its file names; none, with a note, if another directory has its path now."""
         try:
             with self._directory.opened() as directory:
                 return os.listdir(directory)
         except FileNotFoundError:
-            return []  # a process that has left took it along
+            return []  # a joined process removes its directory when it ends
         except FormatError as error:
             self._note_unread(str(error))
             return []
@@ -252,7 +252,7 @@ class SessionFiles:
             self.notes.append(note)
 
     def _strings(self) -> Iterator[tuple[int, str]]:
-        data = self._news("strings", MAX_STRINGS_BYTES)
+        data = self._read_new("strings", MAX_STRINGS_BYTES)
         at = 0
         while at + _STRING.size <= len(data):
             number, length = _STRING.unpack_from(data, at)
@@ -268,7 +268,7 @@ class SessionFiles:
             at = after
 
     def _open(self, name: str) -> int:
-        """A descriptor of a regular file. Raises `FormatError` if it is none, or cannot be opened."""
+        """Opens a regular file. Raises `FormatError` if it is no regular file, or cannot be opened."""
         try:
             with self._directory.opened() as directory:
                 file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
@@ -284,12 +284,12 @@ class SessionFiles:
             raise FormatError("not a regular file")
         return file
 
-    def _news(self, name: str, limit: int) -> bytes:
-        """What follows the part of a file that was read, up to `limit` bytes of the whole."""
+    def _read_new(self, name: str, limit: int) -> bytes:
+        """Reads a file from where the last call ended, up to `limit` bytes of the whole."""
         return self._read(name, limit, self._read_to[name])
 
     def _read(self, name: str, limit: int, at: int = 0) -> bytes:
-        """Bytes `at` to `limit` of a file; nothing, with a note, if it cannot be read."""
+        """Reads bytes `at` to `limit` of a file. If that fails, adds a note and returns nothing."""
         try:
             file = self._open(name)
         except FormatError as error:

@@ -1,7 +1,7 @@
-"""The sweep: removes sessions that killed processes left, when nobody needs them or their memory is needed.
+"""The sweep: removes sessions of killed processes when no run needs them, or when memory is short.
 
-Sessions lie in memory. A job that crashes and restarts for ever must not fill it, and what was not recovered yet must
-not go while there is room.
+Sessions are in memory. A job that crashes and restarts for ever must not fill it, and a session that was not recovered yet
+stays while there is room.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from stepscope.runtime.errors import FormatError, SessionError
-from stepscope.runtime.recovery.left_session import LeftSession
+from stepscope.runtime.recovery.killed_session import KilledSession
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import PREFIX, remove_session
 from stepscope.runtime.session.file_lock import lock
@@ -28,59 +28,59 @@ from stepscope.runtime.threads.native_threads import Event
 log = logging.getLogger("stepscope")
 
 DAY = 86_400.0
-"""Seconds for which a session is kept that there is memory for, needed or not."""
+"""Seconds for which a session stays while there is memory, whether a run needs it or not."""
 MOST_SHARE = 1 / 4
 MOST_BYTES = 16 << 30
-"""What left sessions that are older than a day may take together: this share of the file system, or of the memory if that is
-less, and not more than this."""
+"""Limit of all sessions of killed processes, beyond which those older than a day are removed: this share of the file system, or of
+the memory if that is less, and at most so many bytes."""
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
-"""What is left free for a new run, if younger sessions have to go for it: this share, and not more than this."""
+"""Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
 PAUSE = 0.001
-"""Seconds between two sessions in a process that trains meanwhile."""
-
-_beside: BackgroundCall[None] | None = None
-_enough = Event()
+"""Seconds between two sessions while the process trains."""
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
 
+_running: BackgroundCall[None] | None = None
+_stop = Event()
 
-def sweep_beside(place: Path) -> None:
-    """Sweeps a directory on a thread of its own, as there may be many sessions; the caller waits only if there is little room.
 
-    What it comes to is in the log. `end_sweep()` leaves the rest to the next.
+def sweep_in_background(place: Path) -> None:
+    """Sweeps a directory on a thread, as there may be many sessions. Only if space is short, it sweeps before it returns.
+
+    Results and errors are logged. `end_sweep()` stops the thread; the next sweep does the rest.
     """
-    global _beside
+    global _running
     try:
         scarce = Room.of(place).scarce
-    except OSError as error:  # who makes a directory there is told
+    except OSError as error:  # creating the session there reports the same error
         log.debug("%s is not swept: %s", place, error)
         return
     if scarce:
         sweep(place)
     else:
-        _enough.clear()
-        _beside = BackgroundCall(_sweep_slowly, place, name="stepscope sweep").start()
+        _stop.clear()
+        _running = BackgroundCall(_sweep_slowly, place, name="stepscope sweep").start()
 
 
 def end_sweep() -> None:
-    """Ends the one that `sweep_beside` began, and waits for its thread for a moment: the last profiler has closed."""
-    global _beside
-    _enough.set()
-    work, _beside = _beside, None
+    """Stops the sweep in the background, and waits a moment for its thread: the last profiler has closed."""
+    global _running
+    _stop.set()
+    work, _running = _running, None
     if work is not None:
         with contextlib.suppress(TimeoutError):  # a session is being removed
             work.result(1)
 
 
-def _forget() -> None:
-    """In a forked child it is the parent's."""
-    global _beside
-    _beside = None
+def _forked() -> None:
+    """The thread belongs to the parent."""
+    global _running
+    _running = None
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_forked)
 
 
 def _sweep_slowly(place: Path) -> None:
@@ -91,103 +91,108 @@ def _sweep_slowly(place: Path) -> None:
 
 
 def sweep(place: Path, pause: float = 0.0) -> None:
-    """Removes sessions of killed processes from a directory, oldest first, those that nobody needs before others.
+    """Removes sessions of killed processes from a directory, first those that no run needs, and of these the oldest first.
 
-    Those that no run needs go after a day, and at once if their process had closed its profilers. Those that one needs go after a day when all together take more than
-    `MOST_BYTES` or `MOST_SHARE`; only where less than `FREE_BYTES` and `FREE_SHARE` are free, younger ones go as well. The
-    note of each such run says so from then on, and so does the log. Only private directories of this user go that say
-    whose session they are, and of those only a session's files; none that is locked.
+    A session that no run needs is removed after a day, and at once if its process had closed its profilers. Others are removed
+    after a day if all together take more than `MOST_BYTES` or `MOST_SHARE`. Younger ones are removed only if less than
+    `FREE_BYTES` and `FREE_SHARE` are free. The note of each run that loses its session and the log report it. Only private
+    directories of this user with a readable `process.json` are touched, and of those only a session's files; no locked ones.
 
     Args:
         place: the directory.
-        pause: seconds between two sessions that are looked at, in which other threads go on.
+        pause: seconds to wait before each session, for other threads.
     """
-    left: list[LeftSession] = []
+    sessions: list[KilledSession] = []
     for directory in place.glob(f"{PREFIX}*"):
-        if pause and _enough.wait(pause):
+        if pause and _stop.wait(pause):
             return
         try:
-            found = LeftSession.of(directory)
+            found = KilledSession.of(directory)
         except (OSError, ValueError, SessionError) as error:
             log.debug("%s is left alone: %s", directory, error)
         else:
-            left += [] if found is None else [found]
-    left.sort(key=lambda session: (bool(session.wanted), session.used))
-    old = [session for session in left if session.used < time.time() - DAY]
-    for session in [session for session in left if not session.wanted and (session.delivered or session in old)]:
-        _remove(session, left, "no run needs it")
-    for session in old:
-        if sum(each.bytes for each in left) > min(MOST_BYTES, Room.of(place).size * MOST_SHARE):
-            _remove(session, left, f"sessions of killed processes filled {place}")
-    for session in list(left):
-        if not Room.of(place).scarce:
-            break
-        _remove(session, left, f"{place} was full")
+            sessions += [] if found is None else [found]
+    sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
+    total = sum(session.bytes for session in sessions)
+    for session in sessions:
+        why = _reason(session, place, total)
+        if why and _remove(session, why):
+            total -= session.bytes
 
 
-def _remove(session: LeftSession, left: list[LeftSession], why: str) -> None:
-    if session not in left:
-        return
+def _reason(session: KilledSession, place: Path, total: int) -> str:
+    """Why a session is removed, while all sessions take `total` bytes; empty if it stays."""
+    old = session.last_used < time.time() - DAY
+    if not session.unrecovered and (session.delivered or old):
+        return "no run needs it"
+    room = Room.of(place)
+    if old and total > min(MOST_BYTES, room.size * MOST_SHARE):
+        return f"sessions of killed processes filled {place}"
+    return f"{place} was full" if room.scarce else ""
+
+
+def _remove(session: KilledSession, why: str) -> bool:
+    """Removes a session that is not in use. Returns whether it did."""
     try:
         locked = lock(session.path, alone=True)
     except OSError as error:
         log.debug("%s is left alone, it is in use: %s", session.path, error)
-        return
+        return False
     try:
-        # The notes first: a session that is there is used, whatever they say.
-        events = _events(session) if session.wanted else 0
-        for path, note in session.wanted:
-            with contextlib.suppress(OSError):  # the log says it as well
+        # The notes first: recovery uses a session that is still there, whatever they say.
+        events = _events(session) if session.unrecovered else 0
+        for path, note in session.unrecovered:
+            with contextlib.suppress(OSError):  # the log has it, too
                 replace_note(path, msgspec.structs.replace(note, swept=Swept(time.time_ns(), events, why)))
         remove_session(session.path)
     except OSError as error:
         log.debug("%s is not removed: %s", session.path, error)
-        return
+        return False
     finally:
         os.close(locked)
-    left.remove(session)
-    if not session.wanted:
+    if not session.unrecovered:
         log.info("removed the session %s of process %d: %s", session.path, session.identity.pid, why)
-    for path, _ in session.wanted:
+    for path, _ in session.unrecovered:
         log.warning(
             "removed the session of process %d, which was killed and not recovered, because %s: at most %d events of %s are "
             "lost that no journal has",
             *(session.identity.pid, why, events, path.parent),
         )
+    return True
 
 
-def _events(session: LeftSession) -> int:
-    """Events that it holds, or says were lost, and that may be in no journal; a part of them may be."""
+def _events(session: KilledSession) -> int:
+    """Upper bound of events that no journal has; -1 = unknown."""
     try:
         files = SessionFiles(session.path)
     except (OSError, FormatError):
         return -1
-    each = [files, *files.parts()]
+    parts = [files, *files.parts()]
     try:
-        return sum(part.waiting() for part in each)
+        return sum(part.waiting() for part in parts)
     finally:
-        for part in each:
+        for part in parts:
             part.close()
 
 
 class Room(NamedTuple):
-    """How much there is, in bytes."""
+    """Space of a file system, in bytes."""
 
     size: int
     free: int
 
     @property
     def scarce(self) -> bool:
-        """Whether so little is free that younger sessions go as well."""
+        """Whether so little is free that younger sessions are removed."""
         return self.free < min(FREE_BYTES, self.size * FREE_SHARE)
 
     @classmethod
     def of(cls, place: Path) -> Room:
-        """Of a directory's file system; of one in memory, no more than there is memory."""
-        about = os.statvfs(place)
-        size, free = about.f_blocks * about.f_frsize, about.f_bavail * about.f_frsize
+        """Space of a directory's file system; for one in memory, at most the memory of the machine."""
+        stat = os.statvfs(place)
+        size, free = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
         if not MEMORY.is_dir() or place.stat().st_dev != MEMORY.stat().st_dev:
             return cls(size, free)
-        said = dict(_MEMINFO.findall(Path("/proc/meminfo").read_text()))
-        kib = {name: int(said.get(name, 1 << 50)) for name in ("MemTotal", "MemAvailable")}
+        values = dict(_MEMINFO.findall(Path("/proc/meminfo").read_text()))
+        kib = {name: int(values.get(name, 1 << 50)) for name in ("MemTotal", "MemAvailable")}
         return cls(min(size, kib["MemTotal"] << 10), min(free, kib["MemAvailable"] << 10))

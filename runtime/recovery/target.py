@@ -1,4 +1,4 @@
-"""What is recovered when a directory, a journal or a note is named: which run, which journal, and where it goes."""
+"""Chooses the run and the journal to recover, from the path of a directory, a journal or a note."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.recovery.journals import Journals, run_in
+from stepscope.runtime.recovery.journals import Journals, run_record_of
 from stepscope.runtime.session.note import JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
-"""Endings of files that a note names and that are no journals."""
+"""Endings of outputs in a note that are no journals."""
 
 
 class RecoveryTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a directory, or what is left of one."""
+    """One run of a directory: its note, its journal, or both."""
 
     place: Path
     """The run's directory."""
     path: Path | None = None
-    """Its note, if it left one."""
+    """Its note, if there is one."""
     note: SessionNote | None = None
     journal: Path | None = None
     target: Path
-    """Where a journal goes where there is none that can be read."""
-    said: tuple[str, ...] = ()
-    """What else there is."""
+    """Path for a new journal, if there is no readable one."""
+    notes: tuple[str, ...] = ()
+    """Notes for the user, on other runs and journals."""
     missing: tuple[str, ...] = ()
-    """What should have been read and could not be."""
+    """Files that could not be read."""
 
 
 def unfinished(place: Path, problems: list[str], *, force: bool = False) -> list[tuple[Path, SessionNote]]:
-    """Notes of runs whose process was killed, newest first; with `force`, also of those that run still."""
+    """Notes of killed runs, newest first; with `force`, also of those that still run."""
     return [(path, note) for path, note in notes_in(place, problems) if force or not note.running]
 
 
 def being_written(place: Path) -> set[str]:
-    """Files that runs which go on write, by what their notes in this directory and below say; their real names."""
+    """Real paths of the files that living runs write, from the notes in this directory and below."""
     files: set[str] = set()
     for directory in {path.parent for path in place.rglob(f"{SESSION_FILE}*") if is_note(path)}:
         for _, note in notes_in(directory, []):
@@ -49,22 +49,22 @@ def being_written(place: Path) -> set[str]:
 
 
 def choose(named: Path, *, force: bool) -> RecoveryTarget:
-    """What to recover.
+    """Chooses what to recover.
 
     Args:
-        named: a run's directory, of whose runs the one that was killed last is chosen; a journal; or a note.
-        force: also a run whose process goes on.
+        named: a journal, a note, or a directory, in which the run that was killed last is chosen.
+        force: accept a run that still runs.
 
     Raises:
-        ProfilerStateError: if that is so, and not forced.
-        FormatError: if a file is named that is no journal.
+        ProfilerStateError: if the run still runs, without `force`.
+        FormatError: if a named file is no journal.
         OSError: if the directory cannot be read.
     """
     place = named if named.is_dir() else named.parent
     missing: list[str] = []
     notes = notes_in(place, missing)
     journals = Journals.of(place)
-    wrote = {path: _wrote(note, place, notes, journals) for path, note in notes}
+    journals_by_note = {path: _journals_of(note, place, notes, journals) for path, note in notes}
     path: Path | None = None
     note: SessionNote | None = None
     journal: Path | None = None
@@ -75,51 +75,55 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         path, note = next((entry for entry in notes if entry[0].name == named.name), (None, None))
     else:
         journal = named
-        path, note = next((entry for entry in notes if _is_of(entry[1], named, run_in(named), notes)), (None, None))
+        path, note = next(
+            (entry for entry in notes if _is_of(entry[1], named, run_record_of(named), notes)), (None, None)
+        )
     if note is not None and note.running and not force:
         raise ProfilerStateError(
             f"process {note.pid} that writes {place} still runs; wait for its end, stop it, or force the recovery"
         )
-    said = [
+    remarks = [
         f"process {other.pid} goes on writing to {place}: its run is left alone"
         for _, other in notes
         if other.running and other is not note
     ]
     if journal is None:
-        journal = journals.newest() if path is None else next(iter(wrote[path]), None)
-        taken = {journal, *(others[0] for others in wrote.values() if others)}
-        if rest := [other.name for other, _ in journals.found if other not in taken]:
-            said.append(f"not used, name one to recover it: {', '.join(rest)}")
+        journal = journals.newest() if path is None else next(iter(journals_by_note[path]), None)
+        used = {journal, *(others[0] for others in journals_by_note.values() if others)}
+        if rest := [other.name for other, _ in journals.found if other not in used]:
+            remarks.append(f"not used, name one to recover it: {', '.join(rest)}")
     return RecoveryTarget(
         place=place,
         path=path,
         note=note,
         journal=journal,
         target=place / JOURNAL,
-        said=tuple(said),
+        notes=tuple(remarks),
         missing=(*missing, *journals.unusable),
     )
 
 
-def _wrote(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]], journals: Journals) -> list[Path]:
-    """The journals that the run of a note wrote: in its directory first, of these the ones that it names by their place.
+def _journals_of(
+    note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]], journals: Journals
+) -> list[Path]:
+    """The journals of a note's run. First those in its directory, and of these first those whose full path the note has.
 
-    Others may be copies; but where the whole directory was copied, the journal elsewhere is that of the original.
+    Others may be copies. If the whole directory was copied, a journal in another place is that of the original.
     """
     named = set(map(_real, note.outputs))
-    mine = [path for path, record in journals.found if _is_of(note, path, record, notes)]
+    own = [path for path, record in journals.found if _is_of(note, path, record, notes)]
     if note.run:
-        mine.reverse()
-    here = [path for path in mine if _real(path) in named]
-    return list(dict.fromkeys([*here, *mine, *_elsewhere(note, place, notes)]))
+        own.reverse()
+    here = [path for path in own if _real(path) in named]
+    return list(dict.fromkeys([*here, *own, *_journals_elsewhere(note, place, notes)]))
 
 
 def _is_of(note: SessionNote, journal: Path, record: RunRecord | None, notes: list[tuple[Path, SessionNote]]) -> bool:
     """Whether the run of a note wrote a journal.
 
-    Their ids say it. Where one has none, as earlier versions gave none, the note names the journal; or neither it nor
-    another names it, the note names no journal at all, and the process is the same. Process ids alone say little: runs of
-    one process, and of one container after the other, share theirs.
+    Their ids decide. Earlier versions had no ids: then the note must name the journal; or no note names it, this note names no
+    journal at all, and the process id is the same. Process ids alone are not enough: runs of one process share it, and
+    containers reuse it.
     """
     if record is not None and (record.id or note.run):
         return record.id == note.run
@@ -129,19 +133,19 @@ def _is_of(note: SessionNote, journal: Path, record: RunRecord | None, notes: li
 
 
 def _names(note: SessionNote) -> set[str]:
-    """File names of its outputs that may be journals: the directory may have been moved since."""
+    """File names of outputs that may be journals, without directories, which may have been moved."""
     return {os.path.basename(output) for output in note.outputs if not output.endswith(_NO_JOURNALS)}
 
 
-def _elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]]) -> list[Path]:
-    """Journals that the run kept outside of its directory."""
+def _journals_elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNote]]) -> list[Path]:
+    """Journals of the run in other directories."""
     found: list[Path] = []
     for output in map(Path, note.outputs):
         if _real(output.parent) == _real(place) or output.name.endswith(_NO_JOURNALS):
             continue
-        if ours(output, note.owner):
+        if is_own_file(output, note.owner):
             try:
-                record = run_in(output)
+                record = run_record_of(output)
             except (FormatError, OSError):
                 continue
             if record is not None and record.pid == note.pid and _is_of(note, output, record, notes):
@@ -150,15 +154,15 @@ def _elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, SessionNo
 
 
 def _real(name: str | Path) -> str:
-    """A file's name without links; as it stands if it can be none."""
+    """A path without links; unchanged if it is invalid."""
     try:
         return os.path.realpath(name)
     except (OSError, ValueError):
         return str(name)
 
 
-def ours(path: Path, owner: int) -> bool:
-    """Whether a file that a note names may be used: a regular file, no link, of who wrote the note and asks."""
+def is_own_file(path: Path, owner: int) -> bool:
+    """Whether a file that a note names may be used: a regular file of the note's owner, who is the current user."""
     try:
         about = path.lstat()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a dead process left in its rings and on its stacks, and did not write to its journal any more."""
+"""Events of a dead process that are in its rings and stacks, and not in its journal."""
 
 from __future__ import annotations
 
@@ -15,23 +15,21 @@ from stepscope.runtime.events.intervals import FOREVER, Mask, ends
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.events.survey import survey
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.recovery.flight_files import kept_blocks
+from stepscope.runtime.recovery.flight_files import retained_blocks
 from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
-from stepscope.runtime.windows.open_window import STEPS, OpenWindow
+from stepscope.runtime.windows.open_window import RECORDER, STEPS, OpenWindow
 from stepscope.runtime.windows.step_marks import StepMark
 from stepscope.runtime.windows.window import Window
-
-RECORDER = "recorder"
 
 Keys = NDArray[np.uint64]
 _NO_KEYS: Keys = np.empty(0, np.uint64)
 
 
-class Leftovers:
-    """Events of the directories of a session, in this process's ids.
+class UnsavedEvents:
+    """Events of the directories of a session, with ids of this process.
 
-    Reads the rings twice: their keys first, so that the journal can be searched for them while it is copied, and
-    their events when it is known which are missing. So memory holds one ring at a time.
+    The rings are read twice: first the keys, to find them in the journal; then the missing events. So only one ring is in memory
+    at a time.
     """
 
     def __init__(
@@ -39,27 +37,26 @@ class Leftovers:
     ) -> None:
         """
         Args:
-            parts: the session's own directory, then those of processes that joined, each with its ids.
-            profiler: number of the profiler whose kept steps count; 0: of any.
-            released: whether to look for events in all slots that were free again, and not only in the latest. A journal that is whole
-                has them.
+            parts: the session's own directory, then those of joined processes, each with its ids.
+            profiler: number of the profiler whose retained steps are read; 0 = all.
+            released: whether to read all released slots, not only the latest. A complete journal has their events.
         """
         self._parts = parts
         self._profiler = profiler
         self._released = released
         self._counted: list[dict[int, int]] = [{} for _ in parts]
-        """By part and ring, the serial number below which the gaps of the journal, or of a flight recorder, count what was lost."""
+        """By part and ring, the serial number below which gaps of the journal, or of a flight recorder, count lost events."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
         self.last_ns = 0
         """Latest time in the rings and stacks."""
         self.first_ns = int(FOREVER)
-        """When the first event ended of those that the rings were not to lose; what was lost before is in the journal."""
+        """End of the first event that was not drained. The journal reports losses before that."""
         keys: list[Keys] = []
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
         marks: list[Block] = []
         self._oldest_ns = int(FOREVER)
-        """When the first event began that the rings have."""
+        """Begin of the first event in the rings."""
         for events, _, _, _, released in self._rings():
             self._oldest_ns = min(self._oldest_ns, int(events["ts"].min(initial=FOREVER)))
             if not released:
@@ -82,7 +79,7 @@ class Leftovers:
         self._begins: NDArray[np.int64] = np.sort(np.concatenate([np.empty(0, np.int64), *begins]))
 
     def among(self, events: Block) -> Keys:
-        """Keys of those of the events that the rings hold as well."""
+        """Keys of the events that are in the rings, too."""
         if not len(events) or survey(events).end_ns < self._oldest_ns:
             return _NO_KEYS
         keys = keys_of(events)
@@ -90,7 +87,7 @@ class Leftovers:
         return both
 
     def note_gaps(self, events: Block) -> None:
-        """Takes note of gaps that the journal has: the rings may still say the same."""
+        """Registers gaps of the journal, so that the rings do not report the same losses."""
         of_rings = (events["kind"] == int(Kind.GAP)) & (events["parent"] > 0) & (events["parent"] <= MAX_RINGS)
         for index in np.flatnonzero(of_rings) if self._counted else ():
             gap: Any = events[index]
@@ -100,23 +97,23 @@ class Leftovers:
             counted[ring] = max(counted.get(ring, 0), int(gap["self_dur"]))
 
     def begin_after(self, at: int) -> int | None:
-        """When the first event began that lies wholly after `at`, in ns; `None` if there is none."""
+        """Begin of the first event after `at`, in ns; `None` if there is none."""
         index = int(np.searchsorted(self._begins, at, side="right"))
         return int(self._begins[index]) if index < len(self._begins) else None
 
     def pieces(self, profiler: int) -> Iterator[tuple[Block, bytes, str, bool]]:
-        """Events and gaps of everything that was left, each once, with their source; step marks of one profiler only.
+        """All events and gaps, without duplicates, with arguments and source; step marks of one profiler only.
 
-        The last value says whether they had been taken from a ring, and are in nothing that was stored after that.
+        The last value says whether the events had been drained from a ring.
         """
-        for events, args, gaps, source, alone in self._rings():
+        for events, args, gaps, source, drained in self._rings():
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign], args, source, alone
+            yield events[~foreign], args, source, drained
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
             yield gaps, b"", RECORDER, False
 
     def open_spans(self, until: int) -> Block:
-        """Spans that had not ended, up to `until`; those left out whose end is in a ring."""
+        """Open spans, cut at `until`, without those whose end is in a ring."""
         blocks: list[Block] = []
         for files, ids in self._parts:
             spans = files.open_spans(until)
@@ -125,12 +122,12 @@ class Leftovers:
         return join_blocks(blocks)
 
     def _rings(self) -> Iterator[tuple[Block, bytes, Block, str, bool]]:
-        """What a flight recorder kept, and the rings; what is in both, once."""
+        """The retained blocks of a flight recorder, and the rings, without duplicates."""
         known = _NO_KEYS
         for number, (files, ids) in enumerate(self._parts):
-            if number == 0:  # processes that joined leave keeping to the session's owner
+            if number == 0:  # only the session's owner retains steps
                 found = [known]
-                for piece in kept_blocks(files, self._profiler):
+                for piece in retained_blocks(files, self._profiler):
                     ids.localise(piece.events, piece.args)
                     self.note_gaps(piece.events)
                     found.append(keys_of(piece.events))
@@ -140,17 +137,17 @@ class Leftovers:
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
-                # What was drained lies in the ring until it is overwritten. Steps are those of the session's owner.
+                # Drained events stay in the ring until they are overwritten. Only steps of the session's owner count.
                 new = ~_among(keys_of(ring.events), known)
                 new &= (number == 0) | (ring.events["kind"] != int(Kind.STEP))
-                taken = np.ones(len(new), np.bool_) if ring.drained is None else ring.drained
+                drained = np.ones(len(new), np.bool_) if ring.drained is None else ring.drained
                 args = bytes(ring.args)
-                yield ring.events[new & taken], args, empty_block(), ring.source, True
-                yield ring.events[new & ~taken], args, ring.gaps, ring.source, False
+                yield ring.events[new & drained], args, empty_block(), ring.source, True
+                yield ring.events[new & ~drained], args, ring.gaps, ring.source, False
 
 
 class UnfinishedWindow:
-    """A window that the journal does not close: what it has of it, and what is added."""
+    """A window without an end in the journal: statistics of its events there, and the events that recovery adds."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -159,9 +156,9 @@ class UnfinishedWindow:
         self.added = 0
         """Events that the journal lacked, without gaps."""
         self.dropped = 0
-        """Events that gaps count which the journal lacked."""
+        """Lost events, according to gaps that the journal lacked."""
         self.profiler = 0
-        """Number that the profiler's step marks bear; 0 = unknown."""
+        """Number of the profiler in its step marks; 0 = unknown."""
         self._marks: list[Block] = []
         self._step_spans: list[NDArray[np.int32]] = []
         self._step_track = 0
@@ -177,8 +174,8 @@ class UnfinishedWindow:
         assert self._window is not None
         return self._window
 
-    def add(self, batch: EventBatch, leftovers: Leftovers) -> None:
-        """Takes note of a batch of the journal."""
+    def add(self, batch: EventBatch, unsaved: UnsavedEvents) -> None:
+        """Registers a batch of the journal."""
         events = batch.events
         self.start = min(self.start, int(events["ts"].min(initial=FOREVER)))
         self.last = max(self.last, int(ends(events).max(initial=0)))
@@ -193,10 +190,10 @@ class UnfinishedWindow:
         if batch.source == STEPS and len(spans):
             self._step_spans.append(spans["step"])
             self._step_track = int(spans["track"][0])
-        self._seen.append(leftovers.among(events))
+        self._seen.append(unsaved.among(events))
 
     def begin(self, marks: Block, end: int) -> None:
-        """Fixes the borders; `marks` are all that are known of the profiler, also those outside."""
+        """Sets the borders. `marks` are all known step marks of the profiler."""
         known = join_blocks([*self._marks, marks])
         # The same mark may be in the journal and in a ring.
         known = known[np.unique(known["ts"], return_index=True)[1]]
@@ -210,26 +207,26 @@ class UnfinishedWindow:
         self._known = np.sort(np.concatenate([_NO_KEYS, *self._seen]))
         self._seen.clear()
 
-    def take(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
-        """The events, or parts of them, that lie in this window and not yet in the journal."""
+    def add_unsaved(self, events: Block, args: bytes, source: str = RECORDER) -> EventBatch:
+        """Counts and returns the events, or parts of events, within this window that the journal lacks."""
         events = events[~_among(keys_of(events), self._known)]
-        taken = self.window.take(source, events) if len(events) else events
-        gaps = taken["kind"] == int(Kind.GAP)
-        self.dropped += int(taken["id"][gaps].sum())
-        self.added += len(taken) - int(gaps.sum())
-        return EventBatch(source, self.index, taken, args)
+        accepted = self.window.accept(source, events) if len(events) else events
+        gaps = accepted["kind"] == int(Kind.GAP)
+        self.dropped += int(accepted["id"][gaps].sum())
+        self.added += len(accepted) - int(gaps.sum())
+        return EventBatch(source, self.index, accepted, args)
 
     def step_spans(self, pid: int) -> EventBatch:
-        """Spans of the steps that the journal lacks; the one that was under way is flagged as open."""
+        """Spans of steps that the journal lacks; the last step is flagged as open."""
         track = self._step_track or tracks.read(tracks.TrackKind.THREAD, pid, 1 << 30, "steps")
         spans = self.window.step_spans(track, last=True)
         if len(spans):
             spans["flags"][-1] |= int(Flag.OPEN)
         known = np.concatenate([np.empty(0, np.int32), *self._step_spans])
-        return self.take(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], known)], b"", STEPS)
+        return self.add_unsaved(spans[(spans["step"] >= 0) & ~np.isin(spans["step"], known)], b"", STEPS)
 
     def finish(self, profiler: str, wall_start_ns: int, metadata: dict[str, Any], note: str) -> Window:
-        """The window as it is recovered."""
+        """The recovered window."""
         assert self.window.end is not None
         sources: dict[str, SourceLedger] = {}
         recovered = self.window.ledger()
@@ -253,12 +250,12 @@ class UnfinishedWindow:
 
 
 def _pid_of(part: SessionFiles) -> int:
-    """The process that had joined with this directory."""
+    """Process id of a joined process."""
     return int(part.directory.name.split("-")[0])
 
 
 def _among(keys: Keys, known: Keys) -> Mask:
-    """Which of the keys are known; `known` is sorted. With millions of these it is far quicker than `np.isin`."""
+    """Mask of the keys that are in `known`, which is sorted. With millions of them it is much faster than `np.isin`."""
     if not len(known):
         return np.zeros(len(keys), np.bool_)
     found: Mask = known[np.minimum(np.searchsorted(known, keys), len(known) - 1)] == keys
@@ -266,12 +263,11 @@ def _among(keys: Keys, known: Keys) -> Mask:
 
 
 def keys_of(events: Block) -> Keys:
-    """A number for each event that is the same in the ring and in the journal: of a span, its id.
+    """A number for each event that is the same in the ring and in the journal. For a span, it is the id.
 
-    A window cuts spans and gaps and numbers steps, so times of spans, times and counts of gaps of a ring, and `step` do
-    not count.
+    Times of spans, times and counts of gaps, and `step` do not matter, as a window changes them.
     """
-    # Ids as they are, nearly in order: a search for millions of them goes through memory once.
+    # Ids are nearly sorted: a search for millions of them goes through memory once.
     keys: Keys = events["id"].copy()
     others = np.flatnonzero((events["kind"] != int(Kind.SPAN)) | (keys == 0))
     if len(others):
@@ -283,7 +279,7 @@ def _mixed(events: Block) -> Keys:
     unsigned = np.uint64
     gaps = (events["kind"] == int(Kind.GAP)) & (events["parent"] != 0)
     events["ts"][gaps], events["id"][gaps] = 0, events["parent"][gaps]
-    # Odd constants, so that equal sums of different fields are as unlikely as 64 bits make them.
+    # Odd constants, so that collisions are as unlikely as 64 bits allow.
     mixed: Keys = events["ts"].astype(unsigned) * unsigned(0x9E3779B97F4A7C15)
     for field, factor in (
         ("self_dur", 0xC2B2AE3D27D4EB4F),
@@ -297,6 +293,6 @@ def _mixed(events: Block) -> Keys:
 
 
 def _early(events: Block) -> Mask:
-    """Which spans were entered before recording began; their `ts` is when recording had stopped before that."""
+    """Mask of the spans that were entered before recording began. Their `ts` is when recording had stopped before."""
     early: Mask = events["flags"] & int(Flag.CLIPPED) != 0
     return early

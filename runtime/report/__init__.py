@@ -1,4 +1,4 @@
-"""What a profiler says of itself: its accounts and whether they balance, its tables, its errors, and the trust report.
+"""Reports of a profiler: its accounts and whether they balance, its tables, its errors, and the trust report.
 
 Read first: `reporting`, then `profiler_statistics` with `audit`, then `run_report`.
 """

@@ -24,7 +24,7 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     pauses_not_drawn: int
     """Pauses that the trace does not show, for the same reason. Nothing was recorded in them, but spans are not cut there."""
     transitions: TransitionStatistics
-    """Time that starts, changes and stops took on the threads that called."""
+    """Time of starts, changes and stops on the calling threads."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None
     given_up: bool = False

@@ -108,9 +108,9 @@ class Reporting(Saving):
             given_up=self._ending is not None and self._ending.given_up,
             steps_ignored=self._ignored,
             windows=self._windows if flight is None else flight.windows.statistics().opened,
-            windows_left_out=self._windows_left_out,
+            windows_left_out=self._skipped_windows,
             pauses_not_drawn=self._pauses_not_drawn,
-            transitions=self._took.statistics(),
+            transitions=self._transitions.statistics(),
             recorder=self._accounts.statistics() if self._accounts else None,
             pipeline=self._pipeline.statistics() if self._pipeline else None,
         )
@@ -139,7 +139,7 @@ class Reporting(Saving):
         bound = self._bound()
         notes += tuple(source.refused for source in bound if source.refused)
         if self._state != "closed":
-            notes += tuple(note for source in bound if (note := source.unsettled()))
+            notes += tuple(note for source in bound if (note := source.waiting_note()))
         if self._ignored:
             notes += (f"steps ignored: step() was called {self._ignored} times while the profiler was not running",)
         return notes

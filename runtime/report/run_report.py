@@ -30,7 +30,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
     """The facts of a run. `str()` returns the text for people, `json()` the same for programs."""
 
     name: str
-    """Of the run."""
+    """Name of the run."""
     statistics: ProfilerStatistics
     """Accounts of every stage."""
     anchor: ClockAnchor | None

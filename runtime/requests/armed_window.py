@@ -8,7 +8,7 @@ from typing import Any
 from stepscope.runtime.requests.armed import ArmedState, ArmedStatus
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER
-from stepscope.runtime.windows.window import Step
+from stepscope.runtime.windows.window import ARMED, Step
 
 Gate = Callable[[int], str]
 """Called once on the stepping thread when the window should begin. Returns why it must not; empty if it may."""
@@ -28,14 +28,14 @@ class ArmedWindow:
         self.reason = ""
         self.admitted = gate is None
         """Whether the gate has allowed it."""
-        self.looked_at = False
-        """Whether the open backends were asked if they can record its detail."""
+        self.detail_checked = False
+        """Whether the open backends were asked whether they support its detail."""
         self.begun_at = 0
         """When it began, in ns."""
         self.deadline = 0
         """When it ends, in ns; 0: with its last step."""
         self.longer = 0
-        """ns that it was extended by before it began."""
+        """Time by which it was extended before it began, in ns."""
         self.abort_reason: str | None = None
         """Why `last` was moved to an earlier step."""
 
@@ -105,17 +105,13 @@ class ArmedWindow:
         return {name: value for name, value in facts.items() if value not in (None, "")}
 
 
-ARMED = "armed"
-"""Key in `Window.metadata`: an object with `name`, `first_step`, `last_step`, `trigger`, `run_id` and the request."""
-
-
 def add_recorded(facts: dict[str, Any], rank: int | None, steps: Sequence[Step]) -> None:
     """Completes the metadata of a finished window, if it was armed, by the recorded steps.
 
     Args:
         facts: metadata of the window, which are changed.
-        rank: of the process.
-        steps: of the window.
+        rank: rank of the process.
+        steps: steps of the window.
     """
     armed: dict[str, Any] | None = facts.get(ARMED)
     if armed is None or not steps:

@@ -12,7 +12,7 @@ from stepscope.runtime.requests.armed_window import ArmedWindow
 from stepscope.runtime.requests.window_request import WindowRequest
 from stepscope.runtime.schedule.schedule import NEVER, Always, PlannedSchedule, ProfilerAction, ScheduleFunction
 
-MOST_CHANGES = 1000
+MAX_CHANGES = 1000
 """Limit of collisions; a window that still collides after so many is refused."""
 
 ASK_TO_WAIT = "ask with overlap='queue' to wait"
@@ -41,7 +41,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
         request: the request.
         ahead: the first step that can still be recorded.
         armed: running and queued windows.
-        schedule: of the profiler. One that is no `PlannedSchedule` is ignored.
+        schedule: schedule of the profiler. It is ignored if it is no `PlannedSchedule`.
 
     Returns:
         First and last step, and how they differ from the request; or the reason of a refusal. The first step is `NEVER` if
@@ -62,7 +62,7 @@ def place(request: WindowRequest, ahead: int, armed: Sequence[ArmedWindow], sche
     if request.granularity > 1 and request.start_step not in ("next", first):
         notes.append(f"rounded to groups of {request.granularity} steps")
     what = ""
-    for _ in range(MOST_CHANGES):
+    for _ in range(MAX_CHANGES):
         occupied = _collision(first, last, armed, schedule)
         if occupied is None:
             return Placement(first, last, "; ".join(notes))
@@ -98,7 +98,7 @@ def _steps(first: int, last: int) -> str:
 
 def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: ScheduleFunction) -> _Occupied | None:
     for window in armed:
-        if window.first == NEVER:  # it waits for another one, and gets its steps later
+        if window.first == NEVER:  # it waits for another window, and gets its steps later
             continue
         if window.first <= last and first <= window.last:
             name = f" {window.request.run_id!r}" if window.request.run_id else ""
@@ -111,9 +111,9 @@ def _collision(first: int, last: int, armed: Sequence[ArmedWindow], schedule: Sc
 
 
 def _of_schedule(first: int, last: int, schedule: PlannedSchedule) -> _Occupied | None:
-    """The first window of the schedule's own that has a step from `first` to `last`."""
+    """The first window of the schedule with a step from `first` to `last`."""
     step = first
-    for _ in range(MOST_CHANGES):
+    for _ in range(MAX_CHANGES):
         if step > last or step == NEVER:
             return None
         if schedule(step).records:

@@ -11,7 +11,7 @@ from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.settings.checked import Checked
 from stepscope.runtime.settings.validation import did_you_mean
 
-MOST_STEPS = 1 << 20
+MAX_EVERY = 1 << 20
 
 _REMEDIES = {
     "stacks": "add PythonStacksBackend() or TorchBackend(mode='kineto')",
@@ -24,7 +24,7 @@ _REMEDIES = {
 
 @runtime_checkable
 class _Adjustable(Protocol):
-    """What is needed of a backend here; `backends/base.py` has the contract."""
+    """A backend that can change its detail; `backends/base.py` has the contract."""
 
     def can_choose(self, what: str, on: bool) -> str | None: ...
 
@@ -49,11 +49,11 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     }
     """Names that users may expect here, with the reason why they are no fields."""
 
-    every: Annotated[int, msgspec.Meta(ge=0, le=MOST_STEPS)] = 1
-    """Events of the program, and operators that arrive live, are recorded in one step of so many: those whose number it
-    divides; 0: in none, so that the window has the marks of its steps, and what other backends deliver."""
+    every: Annotated[int, msgspec.Meta(ge=0, le=MAX_EVERY)] = 1
+    """Events of the program, and live operators, are recorded only in steps whose number is a multiple of this. 0: in none, so that
+    the window has only step marks, and events of other backends."""
     shortest_us: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
-    """Operators that arrive live and took less time, in µs, are left out."""
+    """Live operators of less time, in µs, are not recorded."""
     operators: bool | None = None
     """Operators of frameworks."""
     stacks: bool | None = None
@@ -61,7 +61,7 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shapes: bool | None = None
     """Shapes of operators' inputs."""
     memory: bool | None = None
-    """Memory: allocations, or the process's, as the backends have it."""
+    """Memory: allocations, or memory of the process, depending on the backends."""
     flops: bool | None = None
     """Floating-point operations of operators, as estimated by torch."""
     modules: bool | None = None
@@ -110,18 +110,18 @@ class WindowDetail(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 SHORTEST = "shortest_us"
 SWITCHES = ("operators", "stacks", "shapes", "memory", "flops", "modules")
-_MOST = {"every": MOST_STEPS, SHORTEST: 1_000_000_000}
+_LIMITS = {"every": MAX_EVERY, SHORTEST: 1_000_000_000}
 _WORDS = {"on": True, "yes": True, "true": True, "off": False, "no": False, "false": False}
 
 
 def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
-    """The detail that a text means; `None` for what the program has set.
+    """Parses a level of detail; `None` for that of the program.
 
     Args:
-        spec: names with commas between, `off` after an equals sign for what is to be left out: `stacks,memory=off,every=10`.
+        spec: names, separated by commas, with `=off` to exclude one: `stacks,memory=off,every=10`.
 
     Raises:
-        ValueError: naming the part that is wrong.
+        ValueError: naming the wrong part.
     """
     if spec is None or isinstance(spec, WindowDetail):
         return spec
@@ -132,12 +132,12 @@ def detail_from(spec: str | WindowDetail | None) -> WindowDetail | None:
             raise ValueError(
                 f"detail is {spec!r}: {name} cannot be changed at run time: {WindowDetail.__fixed__[name]}"
             )
-        if name not in (*_MOST, *SWITCHES):
-            known = did_you_mean(name, (*_MOST, *SWITCHES))
+        if name not in (*_LIMITS, *SWITCHES):
+            known = did_you_mean(name, (*_LIMITS, *SWITCHES))
             raise ValueError(f"detail is {spec!r}: {part.strip()!r} is nothing that a window can have{known}")
         if name in fields:
             raise ValueError(f"detail is {spec!r}: it says {name} twice")
-        fields[name] = _number(spec, name, value) if name in _MOST else _switch(spec, name, value)
+        fields[name] = _number(spec, name, value) if name in _LIMITS else _switch(spec, name, value)
     return msgspec.convert(fields, WindowDetail)
 
 
@@ -153,6 +153,6 @@ def _number(spec: str, name: str, value: str) -> float:
         number = int(value) if name == "every" else float(value)
     except ValueError as error:
         raise ValueError(f"detail is {spec!r}: {name} is {value!r}; write a number, such as {name}=10") from error
-    if not 0 <= number <= _MOST[name]:
-        raise ValueError(f"detail is {spec!r}: {name} is {value}; it must be 0 to {_MOST[name]}")
+    if not 0 <= number <= _LIMITS[name]:
+        raise ValueError(f"detail is {spec!r}: {name} is {value}; it must be 0 to {_LIMITS[name]}")
     return number

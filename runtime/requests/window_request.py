@@ -62,9 +62,9 @@ class WindowRequest(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         super().__post_init__()
         lengths = {name: getattr(self, name) for name in ("steps", "stop_step", "seconds")}
-        given = [name for name, value in lengths.items() if value is not None]
-        if len(given) != 1:
-            found = " and ".join(f"{name}={lengths[name]!r}" for name in given) or "none of them"
+        present = [name for name, value in lengths.items() if value is not None]
+        if len(present) != 1:
+            found = " and ".join(f"{name}={lengths[name]!r}" for name in present) or "none of them"
             raise ValueError(f"WindowRequest takes one of steps, stop_step and seconds, got {found}")
         if self.stop_step is not None:
             if self.start_step == "next":

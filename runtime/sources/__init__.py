@@ -1,4 +1,4 @@
-"""Backends as the runtime sees them: one source each, the sink that it delivers to, and its thread.
+"""The runtime's side of backends: a source, a sink and a thread for each.
 
 Read first: `source`, then `backend_worker`, `sink` and `thread_bound`.
 """

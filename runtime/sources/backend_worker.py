@@ -1,4 +1,4 @@
-"""The worker of one backend: its thread, on which its calls and coroutines run."""
+"""The worker of one backend: the thread of its calls and coroutines."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from stepscope.runtime.threads.user_code import GRACE
 
 
 class BackendWorker:
-    """Calls one backend on a loop and thread of its own, one call after the other.
+    """Calls one backend on its own thread and event loop, one call after the other.
 
-    A backend that blocks costs its own events only. The thread starts with the first call. All methods are called on the drain
-    loop, but for `join`, and those of the two that are coroutine functions are the only ones that wait.
+    A backend that blocks loses its own events only. The thread starts with the first call. All methods but `join` are called on
+    the drain loop. Only the coroutine functions wait.
 
     Args:
-        name: of the backend.
-        enter: called before each call; context variables that it sets are those of the backend.
-        failed: called with the reason if there is no thread, or no loop, to call the backend on.
+        name: name of the backend.
+        enter: called before each call, to set the context variables of the backend.
+        failed: called with the reason if the thread or its loop cannot start.
     """
 
     def __init__(self, name: str, enter: Callable[[], object], failed: Callable[[BaseException], object]) -> None:
         self.closed = True
-        """Whether nothing is called any more, or yet."""
+        """Whether the thread does not run, before the first call or after closing."""
         self._name, self._enter, self._on_failure = name, enter, failed
         self._thread: LoopThread | None = None
         self._change = LoopCondition()
-        """Told of when it is closed."""
+        """Notified when it is closed."""
         self._posted = self._begun = 0
         self._ending = self._late = False
         self._asked = asyncio.Event()
@@ -43,11 +43,11 @@ class BackendWorker:
 
     @property
     def waiting(self) -> int:
-        """Calls that have not begun; from any thread."""
+        """Number of calls that have not begun. Any thread may read it."""
         return self._posted - self._begun
 
     def call(self, what: Callable[[], object]) -> bool:
-        """Calls a function when those before it have returned.
+        """Calls a function after the previous ones.
 
         Returns:
             Whether it will be called: not after `close`, nor without a thread.
@@ -65,21 +65,21 @@ class BackendWorker:
         return True
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs a coroutine function beside the calls, until it ends or the backend is closed."""
+        """Runs a coroutine function concurrently with the calls, until it ends or the backend is closed."""
         self.call(partial(self._start_task, work))
 
     async def close(self, close: Callable[[], Awaitable[None]]) -> None:
-        """Awaits a coroutine function as the last call; then ends what was spawned, and the thread."""
+        """Awaits a coroutine function as the last call. Then cancels spawned tasks, and ends the thread."""
         self._close = close
         self.call(self._asked.set)
         self._ending = True
         await self._wait_closed()
 
     async def cancel(self) -> str:
-        """Cancels the last call, which has a moment to end; one that has yet to begin has that moment when it does.
+        """Cancels the last call, which has a moment to end. If it has not begun, it has that moment later.
 
         Returns:
-            The function that the thread is inside of and does not return from, with its file and line; empty if it is in none.
+            The function that blocks the thread, with its file and line; empty if there is none.
         """
         self._post(self._cancel)
         with anyio.move_on_after(GRACE + 0.05):
@@ -87,7 +87,7 @@ class BackendWorker:
         return "" if self.closed or self._thread is None else self._thread.inside()
 
     def join(self, seconds: float) -> None:
-        """Waits for the end of a thread whose backend is closed, `seconds` at most; not from a loop."""
+        """Waits for the end of the thread of a closed backend, at most `seconds`. Must not be called on a loop."""
         if self._thread is not None and self.closed:
             self._thread.join(seconds)
 
@@ -126,7 +126,7 @@ class BackendWorker:
 
     def _start_task(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.get_running_loop().create_task(work())
-        self._tasks.add(task)  # the loop itself does not keep it
+        self._tasks.add(task)  # the loop has only a weak reference
         task.add_done_callback(self._tasks.discard)
 
     def _cancel(self) -> None:

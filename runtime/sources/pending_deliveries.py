@@ -1,4 +1,4 @@
-"""What backends have delivered, and that waits for the step marks of its time."""
+"""Deliveries of backends that wait for the step marks of their time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from stepscope.runtime.inbox.messages import Delivery, Message
 
 
 class PendingDeliveries:
-    """In the order in which it came; on the loop. Its bytes count as waiting in the inbox, which so stays bounded."""
+    """A queue of deliveries, on the loop. Their bytes still count against the inbox, so that both are bounded together."""
 
     def __init__(self, inbox: Inbox[Any]) -> None:
-        """Args: where it was taken from."""
+        """Args: the inbox of the deliveries."""
         self._inbox = inbox
         self._messages: deque[tuple[int, Message]] = deque()
 
@@ -23,32 +23,32 @@ class PendingDeliveries:
 
     @property
     def bytes(self) -> int:
-        """What it takes."""
-        return self._inbox.held
+        """Bytes of the waiting deliveries."""
+        return self._inbox.unhandled
 
     @property
     def events(self) -> int:
-        """Events in it; from any thread."""
+        """Number of waiting events. Any thread may read it."""
         return sum(len(message.events) for _, message in list(self._messages) if isinstance(message, Delivery))
 
     def add(self, message: Message) -> None:
-        """It is here from now on."""
+        """Adds a message, with the current time."""
         self._messages.append((clock.now(), message))
-        self._inbox.held += _size(message)
+        self._inbox.unhandled += _size(message)
 
-    def next(self, until: int) -> Message | None:
-        """Takes the first, if it was here by this time, in ns."""
+    def pop(self, until: int) -> Message | None:
+        """Removes and returns the first message, if it was added by this time, in ns."""
         if not self._messages or self._messages[0][0] > until:
             return None
         _, message = self._messages.popleft()
-        self._inbox.held -= _size(message)
+        self._inbox.unhandled -= _size(message)
         return message
 
-    def take(self) -> list[Message]:
-        """Takes all."""
+    def pop_all(self) -> list[Message]:
+        """Removes and returns all messages."""
         messages = [message for _, message in self._messages]
         self._messages.clear()
-        self._inbox.held = 0
+        self._inbox.unhandled = 0
         return messages
 
 

@@ -1,4 +1,4 @@
-"""Where a backend puts its events."""
+"""The sink of a backend, for its events."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from stepscope.runtime.settings.documented import Documented
 
 
 class BackendReport(Documented, frozen=True, kw_only=True):
-    """What a backend says of itself in the trust report."""
+    """The report of a backend, for the trust report."""
 
     mode: str = ""
     """How it records, such as `stream` or `kineto`."""
     clock: str = "CLOCK_MONOTONIC"
-    """Clock of its timestamps, and how it was mapped to ours, with the bound of the error."""
+    """Clock of its timestamps, and how they were converted to our clock, with a bound of the error."""
     training_thread_ns: int = 0
-    """Time that it took from the training thread at transitions, in ns."""
+    """Time that its transitions cost the training thread, in ns."""
     notes: tuple[str, ...] = ()
-    """What could not be captured, and why."""
+    """Texts on what could not be captured, and why."""
 
 
 class Sink(Protocol):
-    """Takes events from one backend. Every method may be called from any thread and never blocks."""
+    """Accepts the events of one backend. Any thread may call any method. No method blocks."""
 
     def deliver(
         self,
@@ -32,29 +32,29 @@ class Sink(Protocol):
         watermark: int | None = None,
         launched_before: int | None = None,
     ) -> int:
-        """Hands over a block, in our clock. Its memory belongs to the runtime from now on.
+        """Delivers a block, with times of our clock. The runtime owns its memory afterwards.
 
         Names, categories, keys and tracks are ids of the process's tables. `args_at` points into `args`.
 
         Args:
             events: the block.
             args: the heap of their arguments.
-            watermark: as if `watermark` were called afterwards.
-            launched_before: for what a device does behind its host: all of the block was launched before this time (ns, our
-                clock), and belongs to the window that then was recorded, whole, although it ran on after that.
+            watermark: the same as a subsequent call of `watermark`.
+            launched_before: for events of a device that runs behind its host. The host launched all of them before this time (ns,
+                our clock). They belong to the window of that time as a whole, even if they ran later.
 
         Returns:
-            How many of the events were taken: the first ones. Those that the inbox had no room for were dropped, and counted.
+            Number of accepted events, the first of the block. If the inbox is full, the others are dropped and counted.
 
         Raises:
-            TypeError: if the block, its arguments or the watermark are none; nothing is taken then.
-            ValueError: if the watermark is out of range; likewise.
+            TypeError: if the block, its arguments or the watermark are invalid. No event is accepted then.
+            ValueError: if the watermark is out of range. No event is accepted then.
             ClosedError: after the profiler was closed.
         """
         ...
 
     def watermark(self, at: int) -> None:
-        """States that every event which began before `at` (ns, our clock) was delivered or reported dropped.
+        """States that every event that began before `at` (ns, our clock) was delivered, or reported as dropped.
 
         Raises:
             TypeError: if `at` is no number.
@@ -63,7 +63,7 @@ class Sink(Protocol):
         ...
 
     def dropped(self, count: int, reason: str, at: int) -> None:
-        """Reports `count` events that the source itself lost around time `at`; they count as produced.
+        """Reports `count` events that the source itself lost around the time `at`. They count as produced.
 
         Raises:
             TypeError: if `count` or `at` is no number, or `reason` no str.
@@ -72,11 +72,11 @@ class Sink(Protocol):
         ...
 
     def missing(self, start: int, end: int, why: str) -> None:
-        """States that the source recorded nothing from `start` to `end` (ns, our clock), or that all of it is lost, and that
-        nobody knows how many events that is. A window that this time reaches into is incomplete, and says why.
+        """States that the source recorded nothing from `start` to `end` (ns, our clock), or lost an unknown number of events. A
+        window that overlaps this time is incomplete, and its diagnostics have the reason.
 
         Args:
-            why: completes the sentence "nothing was recorded: ...", and says what to do about it, if anything.
+            why: completes the sentence "nothing was recorded: ...", with advice if there is any.
 
         Raises:
             TypeError: if a time is no number, or `why` no str.
@@ -85,11 +85,11 @@ class Sink(Protocol):
         ...
 
     def advancing(self) -> None:
-        """States that the source works on what it has yet to deliver: windows that wait for it have `Options.linger`
-        anew, and closing gives it up to three quarters of `Options.close_timeout` rather than half."""
+        """States that the source makes progress with late events. For windows that wait for it, `Options.linger` begins anew, and
+        closing waits up to three quarters of `Options.close_timeout` instead of half."""
         ...
 
     def run_soon(self, work: object) -> None:
-        """Schedules a coroutine function without arguments on the backend's loop. One that has not ended when `aclose` has is
-        cancelled."""
+        """Schedules a coroutine function without arguments on the backend's loop. It is cancelled if it has not ended when `aclose`
+        ends."""
         ...

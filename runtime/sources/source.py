@@ -43,7 +43,7 @@ LOOP_BLOCKED_S = 0.5
 
 
 class Producer(Protocol):
-    """What a source drives; `backends/base.py` has the contract."""
+    """A backend; `backends/base.py` has the contract."""
 
     name: str
     thread_bound: bool
@@ -55,7 +55,7 @@ class Producer(Protocol):
 
 
 class InboxSink:
-    """The sink that a backend is given: it puts into the profiler's inbox, and refuses what the loop could not handle."""
+    """The sink of a backend: it checks calls, and puts messages into the profiler's inbox."""
 
     def __init__(self, source: str, inbox: Inbox[Message], options: Options) -> None:
         self._source = source
@@ -75,17 +75,17 @@ class InboxSink:
             raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, {got(args)}")
         until = None if watermark is None else self._time("watermark", watermark)
         launched = None if launched_before is None else self._time("launched_before", launched_before)
-        kept, heap = cut_block(events, args, self._max - self._inbox.waiting_bytes)
-        # It may still not fit: other threads put into the same inbox.
-        delivery = Delivery(self._source, kept, heap, launched)
-        if len(kept) and not self._inbox.put(delivery, delivery.nbytes):
-            kept = kept[:0]
-        lost = len(events) - len(kept)
+        accepted, heap = cut_block(events, args, self._max - self._inbox.waiting_bytes)
+        # It may still not fit, as other threads put into the same inbox.
+        delivery = Delivery(self._source, accepted, heap, launched)
+        if len(accepted) and not self._inbox.put(delivery, delivery.nbytes):
+            accepted = accepted[:0]
+        lost = len(events) - len(accepted)
         if lost:
             self.dropped(lost, "inbox", int(events["ts"][0]))
         if until is not None:
             self.watermark(until)
-        return len(kept)
+        return len(accepted)
 
     def watermark(self, at: int) -> None:
         self._inbox.put(Watermark(self._source, self._time("watermark", at)), later=True)
@@ -114,19 +114,18 @@ class InboxSink:
 
 
 class Source:
-    """Calls one backend and keeps what it raises: a backend that fails or blocks costs its own events only.
+    """Calls one backend and stores its errors: a backend that fails or blocks loses its own events only.
 
-    The backend has a thread of its own. `start`, `transition` and `set_detail` call it where they are called: there, by `call`, or
-    on the program's thread if it is bound to that. `derive` and `report` may be called meanwhile on any thread.
+    The backend has its own thread. `start`, `transition` and `set_detail` call it on the current thread: the backend's own, by
+    `call`, or the program's if it is thread-bound. Any thread may call `derive` and `report` meanwhile.
 
-    What ends the caller passes: what a handler of the program, of a signal, raises in a call on the main thread, and the
-    cancellation of who awaits `aclose`.
+    Exceptions of the program's signal handlers propagate, and so does the cancellation of `aclose`.
     """
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
         """
         Args:
-            enter: called on the backend's thread before each call; context variables that it sets are those of the backend.
+            enter: called on the backend's thread before each call, to set the context variables of the backend.
         """
         self.backend = backend
         self.name = readable(backend.name)
@@ -134,13 +133,13 @@ class Source:
         self.open = False
         self._closing: anyio.CancelScope | None = None
         self._blocked = 0
-        """The longest time, in ns, for which `derive` blocked the runtime's loop; only if that is reported."""
+        """The longest time for which `derive` blocked the runtime's loop, in ns; 0 if it was short enough."""
         self._opened: OneShot[None] = OneShot()
-        self._worker = BackendWorker(self.name, enter, self._lost)
+        self._worker = BackendWorker(self.name, enter, self._thread_failed)
         self._programs = is_programs(backend)
         self._inbox = inbox
-        self._told_of: tuple[ProfilerAction, int] | None = None
-        """The latest change, and when it was: who was interrupted when it told of that tells again."""
+        self._last_change: tuple[ProfilerAction, int] | None = None
+        """The latest change, with its time: the caller repeats a change that a signal handler interrupted."""
         self._sink = InboxSink(backend.name, inbox, options)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
         self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
@@ -153,25 +152,25 @@ class Source:
 
     @property
     def tunable(self) -> bool:
-        """Whether the backend is to be told of changes of detail."""
+        """Whether the backend follows changes of detail."""
         return self._set_detail is not None or self._choose is not None
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for the backend's thread; from any thread."""
+        """Number of calls that wait for the backend's thread. Any thread may read it."""
         return self._worker.waiting
 
     def call(self, what: Callable[[], object]) -> None:
-        """Calls a function on the thread of a backend that is open, when that has returned from what came before."""
+        """Calls a function on the thread of an open backend, after previous calls."""
         if self.open:
             self._worker.call(what)
 
     def join(self, seconds: float) -> None:
-        """Waits for the end of the thread of a backend that is closed, `seconds` at most; not from a loop."""
+        """Waits for the end of the thread of a closed backend, at most `seconds`. Must not be called on a loop."""
         self._worker.join(seconds)
 
     def open_on_thread(self, opened: OneShot[None]) -> None:
-        """Has the backend opened on its thread, if it is not open, and sets `opened` then."""
+        """Opens the backend on its thread, if it is not open, and sets `opened` afterwards."""
         self._opened = opened
 
         def open_() -> None:
@@ -187,13 +186,13 @@ class Source:
         self.open = self._guard("open", lambda: self.backend.open(self._sink))
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        """Tells the backend of a change, once; one that could not be opened is left alone."""
-        if self.open and self._told_of != (after, at):
+        """Reports a change to the backend, once, if it is open."""
+        if self.open and self._last_change != (after, at):
             self._guard("transition", lambda: self.backend.transition(before, after, at))
-            self._told_of = after, at
+            self._last_change = after, at
 
     def set_detail(self, detail: Detail) -> None:
-        """Tells the backend how much to record from now on, if it can do less or more than it was asked for."""
+        """Reports a change of detail to the backend, if it follows them."""
         set_detail, choose = self._set_detail, self._choose
         if self.open and set_detail is not None:
             self._guard("set_detail", lambda: set_detail(detail))
@@ -201,8 +200,8 @@ class Source:
             self._guard("choose", lambda: choose(dict(detail.chosen)))
 
     def derive(self, batch: EventBatch) -> Block | None:
-        """What the backend makes of a batch of the recorder, such as links between its events. Called on the drain loop: it is a
-        function of the batch and nothing else."""
+        """Events that the backend derives from a batch of the recorder, such as links between its events. Called on the drain loop.
+        The result must depend on the batch only."""
         block: Block | None = None
         derive = self._derive
         if derive is None:
@@ -210,23 +209,23 @@ class Source:
 
         def call() -> None:
             nonlocal block
-            made = derive(batch)
-            if made is not None:
-                check_block(made, self.name)
-            block = made
+            derived = derive(batch)
+            if derived is not None:
+                check_block(derived, self.name)
+            block = derived
 
         began = clock.now()
         self._guard("derive", call)
-        took = clock.now() - began
-        if took >= LOOP_BLOCKED_S * 1e9:
-            known, self._blocked = self._blocked, max(took, self._blocked)
+        ns = clock.now() - began
+        if ns >= LOOP_BLOCKED_S * 1e9:
+            known, self._blocked = self._blocked, max(ns, self._blocked)
             if not known:
                 log.warning("%s", self.blocked_notes[0])
         return block
 
     async def aclose(self, deadline: float) -> None:
-        """Has the backend closed on its thread. One that has not ended by `deadline` (the loop's clock) is cancelled, and has
-        failed; one that blocks its thread is left to itself."""
+        """Closes the backend on its thread. If that has not ended by `deadline` (the loop's clock), it is cancelled, which counts as
+        an error. If the backend blocks its thread, the thread is abandoned."""
         if not self.open and self._worker.closed:
             return
         began = anyio.current_time()
@@ -237,7 +236,7 @@ class Source:
             blocked = await self._worker.cancel()
             fate = f"is left to itself, as it blocks its thread in {blocked}" if blocked else "was cancelled"
             late = f"it did not end within {seconds:.1f} s, and {fate}: events that it had yet to deliver are missing; raise"
-            self._take("aclose", TimeoutError(f"{late} Options.close_timeout"))
+            self._record_error("aclose", TimeoutError(f"{late} Options.close_timeout"))
 
     async def _close(self) -> None:
         if not self.open:
@@ -245,31 +244,31 @@ class Source:
         try:
             await self._contain(self.backend.aclose, "aclose")
         finally:
-            self.open = False  # not before: until then what it delivers is waited for
+            self.open = False  # not before, as windows wait for its last deliveries
 
-    def wait_on(self, until: float) -> None:
-        """The backend, if it closes, has time until then (the loop's clock)."""
+    def extend_deadline(self, until: float) -> None:
+        """If the backend is closing, moves its deadline to `until` (the loop's clock), if that is later."""
         if self._closing is not None:
             self._closing.deadline = max(self._closing.deadline, until)
 
     def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs a coroutine function of the backend on its thread. If it fails, no window waits for the backend any longer."""
+        """Runs a coroutine function of the backend on its thread. If it fails, windows no longer wait for the backend."""
 
         async def run_work() -> None:
             if not await self._contain(work, "run_soon"):
-                with contextlib.suppress(ClosedError):  # the profiler has ended, and waits for nobody
+                with contextlib.suppress(ClosedError):  # the profiler has ended, and does not wait
                     self._inbox.put(SourceEnded(self.name))
 
         self._worker.spawn(run_work)
 
-    def _lost(self, error: BaseException) -> None:
-        """There is no thread, or no loop, to call the backend on."""
-        self._take("run" if self.open else "open", error)
+    def _thread_failed(self, error: BaseException) -> None:
+        """The backend's thread or its loop cannot start."""
+        self._record_error("run" if self.open else "open", error)
         self.open = False
         self._opened.set_result(None)
 
     async def _contain(self, call: Callable[[], Awaitable[None]], what: str) -> bool:
-        return await contain(partial(run_async, call) if self._programs else call, partial(self._take, what))
+        return await contain(partial(run_async, call) if self._programs else call, partial(self._record_error, what))
 
     def _guard(self, what: str, call: Callable[[], None]) -> bool:
         try:
@@ -277,13 +276,13 @@ class Source:
         except BaseException as error:
             if not self.raised.retains(error) and from_signal_handler(error):
                 raise
-            self._take(what, error)
+            self._record_error(what, error)
             return False
         return True
 
     @property
     def blocked_notes(self) -> tuple[str, ...]:
-        """Says that the backend blocked the runtime's loop, if it did; from any thread."""
+        """A note if the backend has blocked the runtime's loop. Any thread may read it."""
         if not self._blocked:
             return ()
         return (
@@ -291,17 +290,17 @@ class Source:
             "process was drained, flushed or closed in that time; derive less, or deliver it later from a thread",
         )
 
-    def _take(self, what: str, error: BaseException) -> None:
-        # Whatever it had for a profiler that has ended, nobody wants any more.
+    def _record_error(self, what: str, error: BaseException) -> None:
+        # A delivery to a profiler that has ended is no error.
         if not (isinstance(error, ClosedError) and self._inbox.closed and what != "report"):
             self.raised.record_and_log(what, error, f"backend {self.name!r}")
 
-    def keep(self, what: str, error: BaseException) -> None:
-        """Stores what the backend could not do."""
+    def record(self, what: str, error: BaseException) -> None:
+        """Stores an error without logging it."""
         self.raised.record(what, error, f"backend {self.name!r}")
 
     def report(self) -> BackendReport:
-        """What the backend says of itself, and of what it raised."""
+        """The backend's report, with notes on its errors."""
         report = BackendReport()
 
         def call() -> None:

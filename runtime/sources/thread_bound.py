@@ -1,4 +1,4 @@
-"""Backends that are bound to a thread: every call comes from the thread that opened them, or waits for it."""
+"""Thread-bound backends: only the thread that opened them calls them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from stepscope.runtime.threads.one_shot import OneShot
 
 log = logging.getLogger("stepscope")
 
-_MOST_WAITING = 256
-_LOOK = 0.05
-"""Seconds between two looks at whether a thread is alive."""
+_MAX_WAITING = 256
+_POLL_S = 0.05
+"""Seconds between two checks whether a thread is alive."""
 
 
 class _Token:
-    """Stands for a thread. Unlike its number it is never given to another one, and ends with it."""
+    """Identifies a thread. Unlike its number, it is never reused, and is freed with the thread."""
 
 
 class _Here(threading.local):
@@ -43,25 +43,24 @@ _here = _Here()
 class BoundSource(Source):
     """A source whose backend is opened and switched on one thread only.
 
-    A change that is asked for on another thread waits until the bound one calls `carry_out`, which it does at its next
-    `step()`. If that thread has ended the change is refused, as nobody could make it: torch's profiler, for one,
-    records nothing or crashes when it is stopped by another thread than the one that started it.
+    A change on another thread waits until the bound thread calls `carry_out`, at its next `step()`. If that thread has ended, the
+    change is refused: torch's profiler, for example, records nothing or crashes if another thread stops it.
     """
 
     def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
         super().__init__(backend, inbox, options, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
-        self._listening = RecordingIntervals(backend)
+        self._intervals = RecordingIntervals(backend)
         self._waiting: deque[tuple[ProfilerAction, ProfilerAction, int]] = deque()
         self._passed = 0
-        self._detail = self._told = FULL
+        self._detail = self._reported_detail = FULL
         self.wanted = False
-        """To be opened by the thread that calls `step()` next."""
+        """Whether the next thread that calls `step()` opens it."""
         self.refused = ""
-        """Why a change was refused, the latest; empty if none was."""
-        self._settled: OneShot[None] = OneShot()
-        """Given when nothing waits for the bound thread."""
+        """Why the latest refused change was refused; empty if there is none."""
+        self._idle: OneShot[None] = OneShot()
+        """Set when no change waits for the bound thread."""
 
     @property
     def expected(self) -> bool:
@@ -79,7 +78,7 @@ class BoundSource(Source):
 
     @property
     def thread(self) -> tuple[str, int]:
-        """Name and number of the bound thread, as the system numbers threads; of the latest one that it was."""
+        """Name and system number of the bound thread, or of the last one."""
         return self._thread_name, self._thread_number
 
     @property
@@ -87,21 +86,23 @@ class BoundSource(Source):
         """Whether the backend may record one thread only."""
         return hasattr(self.backend, "one_thread")
 
-    def listened_alone(self, interval: Interval) -> bool:
-        """Whether the backend recorded its own thread only, in this time or a part of it; on any thread."""
-        return self._listening.during(interval)
+    def recorded_one_thread(self, interval: Interval) -> bool:
+        """Whether the backend recorded its own thread only in this interval, or a part of it. Any thread may call."""
+        return self._intervals.during(interval)
 
     @property
     def pending(self) -> bool:
-        """Whether something waits for a call of `step()` on the bound thread."""
-        return self.wanted or bool(self._waiting) or (self.open and self.tunable and self._told != self._detail)
+        """Whether a change waits for a call of `step()` on the bound thread."""
+        return (
+            self.wanted or bool(self._waiting) or (self.open and self.tunable and self._reported_detail != self._detail)
+        )
 
     def start(self) -> None:
-        """Opens the backend here: this is its thread from now on."""
+        """Opens the backend, and binds it to the current thread."""
         self.wanted = False
         self._thread, self._thread_name = weakref.ref(_here.token), threading.current_thread().name
         self._thread_number = threading.get_native_id()
-        self._told = FULL
+        self._reported_detail = FULL
         super().start()
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
@@ -110,7 +111,7 @@ class BoundSource(Source):
         if self.lost:
             self._refuse(after, at)
         elif self.here and not self._waiting:
-            self._listening.change(before, after, at)
+            self._intervals.change(before, after, at)
             super().transition(before, after, at)
         elif not self._waiting or self._waiting[-1] != (before, after, at):
             self._wait(before, after, at)
@@ -118,36 +119,36 @@ class BoundSource(Source):
     def set_detail(self, detail: Detail) -> None:
         self._detail = detail
         if self.here:
-            self._tell_detail()
+            self._report_detail()
 
     def carry_out(self, action: ProfilerAction, at: int, *, stepping: bool) -> None:
-        """Makes the changes that wait for this thread, if it is the bound one; opens what waits to be opened.
+        """Makes the waiting changes if this is the bound thread. Opens the backend if it waits for a thread.
 
         Args:
-            action: of the profiler now.
-            at: now, in ns.
+            action: current action of the profiler.
+            at: current time, in ns.
             stepping: whether this thread has called `step()`.
         """
         if self.wanted and stepping:
             self.start()
-            self._tell_detail()
+            self._report_detail()
             if action is not ProfilerAction.NONE:
-                self._listening.change(ProfilerAction.NONE, action, at)
+                self._intervals.change(ProfilerAction.NONE, action, at)
                 super().transition(ProfilerAction.NONE, action, at)
         if not self.here:
             return
-        self._tell_detail()
+        self._report_detail()
         while self._waiting:
             change = self._waiting[0]
-            self._listening.change(*change)
-            # Also after it was closed: what it began here nobody else can end. It waits until it is done: a signal handler
-            # may raise.
+            self._intervals.change(*change)
+            # Also after it was closed: only this thread can end what it began. The change is removed afterwards, as a signal
+            # handler may raise.
             self._guard("transition", partial(self.backend.transition, *change))
             self._waiting.popleft()
-        self._settle()
+        self._changes_done()
 
-    def unsettled(self) -> str:
-        """What is to be said of changes that nobody has made; empty if there are none."""
+    def waiting_note(self) -> str:
+        """Text on waiting changes; empty if there are none."""
         if self.wanted:
             return f"backend {self.name!r} was not opened: no thread has called step() since start()"
         if not self._waiting:
@@ -159,16 +160,16 @@ class BoundSource(Source):
             f"{self._thread_name!r}, which {why}; call stop() there, or go on stepping until it is done"
         )
 
-    def _tell_detail(self) -> None:
-        if self._told != self._detail:
-            self._told = self._detail
+    def _report_detail(self) -> None:
+        if self._reported_detail != self._detail:
+            self._reported_detail = self._detail
             super().set_detail(self._detail)
 
     def _wait(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:
-        if self._settled.done:
-            self._settled = OneShot()
+        if self._idle.done:
+            self._idle = OneShot()
         self._waiting.append((before, after, at))
-        # A recording that was to begin and end in the meantime never was. Windows are told of that when the rest is done.
+        # A recording that should begin and end meanwhile is dropped. Its watermark follows when the other changes are made.
         for number, (start, _, _) in enumerate(self._waiting):
             if start is after and not start.records:
                 missed = any(action.records for _, action, _ in list(self._waiting)[number:])
@@ -178,16 +179,16 @@ class BoundSource(Source):
                 if missed:
                     self._miss()
                 break
-        if len(self._waiting) > _MOST_WAITING:
+        if len(self._waiting) > _MAX_WAITING:
             start = self._waiting[0][0]
             self._waiting.clear()
             self._waiting.append((start, after, at))
         if not self._waiting:
-            self._settle()
+            self._changes_done()
 
     def _miss(self) -> None:
-        """A recording began and ended elsewhere while the bound thread did not step."""
-        self.keep(
+        """A recording began and ended while the bound thread did not step."""
+        self.record(
             "transition",
             BackendError(
                 f"a window has nothing of {self.name!r}: it is bound to the thread {self._thread_name!r}, which did not call "
@@ -196,20 +197,20 @@ class BoundSource(Source):
         )
 
     def wait_for_thread(self, seconds: float) -> None:
-        """Waits until the bound thread has made the changes that wait for it, or has ended."""
+        """Waits until the bound thread has made its changes, or has ended."""
         deadline = clock.now() + round(seconds * 1e9)
         while self._waiting and not self.lost and clock.now() < deadline:
-            self._settled.wait(min(_LOOK, (deadline - clock.now()) / 1e9))
+            self._idle.wait(min(_POLL_S, (deadline - clock.now()) / 1e9))
 
-    def give_up(self) -> str:
-        """The profiler closes: what still waits is refused, and windows wait for it no longer.
+    def abandon_changes(self) -> str:
+        """Refuses waiting changes, as the profiler closes. Windows no longer wait for them.
 
         Returns:
-            What is to be said of it; empty if nothing waited.
+            Text on these changes; empty if there were none.
         """
-        text = self.unsettled()
+        text = self.waiting_note()
         if text:
-            self.keep("transition", BackendError(text))
+            self.record("transition", BackendError(text))
             if self.lost:
                 self._orphan()
             self._passed = max([self._passed, *(at for _, _, at in self._waiting)])
@@ -217,15 +218,15 @@ class BoundSource(Source):
                 self._state_watermark(self._passed)
         return text
 
-    def _settle(self) -> None:
+    def _changes_done(self) -> None:
         if self._passed:
             self._state_watermark(self._passed)
             self._passed = 0
-        self._settled.set_result(None)
+        self._idle.set_result(None)
 
     def _refuse(self, after: ProfilerAction, at: int) -> None:
         self._waiting.clear()
-        self._settled.set_result(None)
+        self._idle.set_result(None)
         self._state_watermark(at)
         self._orphan()
         self.refused = (
@@ -233,7 +234,7 @@ class BoundSource(Source):
             "has ended; call start() and stop() on a thread that lives as long as the training loop"
         )
         log.error("%s", self.refused)
-        self.keep("transition", BackendError(self.refused))
+        self.record("transition", BackendError(self.refused))
 
     def _orphan(self) -> None:
         orphaned: Callable[[], None] | None = getattr(self.backend, "orphaned", None)
@@ -244,9 +245,9 @@ class BoundSource(Source):
         try:
             self._sink.watermark(at)
         except ClosedError:
-            return  # The profiler was closed in the meantime: nobody waits any more.
+            return  # the profiler was closed meanwhile
 
 
 def source_of(backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> Source:
-    """The source that a backend needs."""
+    """Makes the source of a backend."""
     return (BoundSource if backend.thread_bound else Source)(backend, inbox, options, enter)

@@ -1,4 +1,4 @@
-"""Which threads recorded in each window, and what that says of backends that see one thread only."""
+"""Finds backends that recorded the wrong thread: other threads were active in the window."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from stepscope.runtime.sources.source import Source
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.windows.open_window import OpenWindow
 
-MOST_NAMED = 4
-"""Threads that a note names; it counts the others."""
+MAX_NAMED = 4
+"""Threads that a note names. It counts the others."""
 SYSTEM_NUMBERS = 1 << 30
-"""Numbers from here on are none of the system: threads beyond 65,536, tasks and rows of the runtime have them."""
+"""Numbers from here on are not the system's: threads beyond 65,536, tasks and tracks of the runtime have them."""
 
 
 class _Present:
     def __init__(self) -> None:
         self.tracks: set[int] = set()
         self.operators = False
-        """Whether operators arrived live."""
+        """Whether the recorder has operators."""
 
 
 class ThreadCoverage:
-    """Of one profiler; on the loop. It costs nothing where no backend sees one thread only."""
+    """The threads in the windows of one profiler; on the loop. Without backends that record one thread only, it does nothing."""
 
     def __init__(self, sources: Iterable[Source], pid: int) -> None:
-        """Args: the profiler's; process whose threads are meant."""
+        """Args: sources of the profiler; process id of the threads."""
         self._sources = [source for source in sources if isinstance(source, BoundSource) and source.may_miss_threads]
         self._pid = pid
         self._present: dict[int, _Present] = {}
 
     def add(self, batch: EventBatch) -> None:
-        """Takes what the recorder has of a window, or a part of it."""
+        """Adds a batch of the recorder."""
         if not self._sources or not len(batch):
             return
         present = self._present.setdefault(batch.window, _Present())
         rows = batch.events["track"]
-        # Events come thread by thread: there are few places where the row changes.
+        # Events are sorted by thread, so that there are few changes of the track.
         heads = rows[np.flatnonzero(rows[1:] != rows[:-1]) + 1]
         present.tracks.update([int(rows[0]), *np.unique(heads).tolist()])
         present.operators = present.operators or bool(are_operators(batch.events).any())
 
-    def leave(self, window: OpenWindow) -> None:
-        """Nothing more is asked of this window."""
+    def discard(self, window: OpenWindow) -> None:
+        """Forgets a window."""
         self._present.pop(window.index, None)
 
     def notes(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> Iterator[str]:
-        """What is to be said of backends that met with nothing on their thread while others recorded, or called `step()`.
+        """Notes on backends that saw no operators on their thread, while others recorded or called `step()`.
 
-        Nothing where a backend had another reason to see nothing: it did not record, or nobody else did either.
+        There is no note if a backend had another reason to see nothing: it did not record, or no thread did.
 
         Args:
-            window: one that closes.
+            window: a window that closes.
             ledger: its accounts.
         """
         present = self._present.get(window.index, _Present())
-        for source in self._in_vain(window, ledger, present):
+        for source in self._without_operators(window, ledger, present):
             name, number = source.thread
             others = [each for each in self._threads(present.tracks | window.marks.tracks()) if each.tid != number]
             if others:
@@ -73,24 +73,24 @@ class ThreadCoverage:
                 )
 
     def listeners(self, window: OpenWindow, ledger: Mapping[str, SourceLedger]) -> str:
-        """The same backends with their threads, to be said of a window that has nothing; empty if there are none."""
+        """Text on these backends and their threads, for an empty window; empty if there are none."""
         present = self._present.get(window.index, _Present())
         texts: list[str] = []
-        for source in self._in_vain(window, ledger, present):
+        for source in self._without_operators(window, ledger, present):
             name, number = source.thread
             texts.append(f"backend {source.name!r} records the thread {name!r} ({number}) only")
         return "; ".join(texts)
 
-    def _in_vain(
+    def _without_operators(
         self, window: OpenWindow, ledger: Mapping[str, SourceLedger], present: _Present
     ) -> Iterator[BoundSource]:
         for source in self._sources:
             produced = ledger.get(source.name, SourceLedger()).produced
-            if not produced and not present.operators and source.listened_alone(window.interval):
+            if not produced and not present.operators and source.recorded_one_thread(window.interval):
                 yield source
 
     def _threads(self, rows: set[int]) -> list[Track]:
-        """The threads of this process to which these rows belong, those of tasks included."""
+        """The threads of this process with these tracks, or with tasks that have them."""
         threads: dict[int, Track] = {}
         for row in rows:
             track = tracks.get(row)
@@ -102,7 +102,7 @@ class ThreadCoverage:
 
 
 def _named(threads: list[Track]) -> str:
-    named = [f"{thread.name!r} ({thread.tid})" for thread in threads[:MOST_NAMED]]
+    named = [f"{thread.name!r} ({thread.tid})" for thread in threads[:MAX_NAMED]]
     more = len(threads) - len(named)
     named += [f"{more} more"] if more else []
     joined = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)

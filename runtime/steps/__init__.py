@@ -1,4 +1,4 @@
-"""The side of the threads that step: which step begins a window, windows that are armed, and saving the last steps.
+"""Stepping threads: the begin and end of windows, armed windows, and saving the last steps.
 
 Read first: `step_controller`, then `arming` with `armed_windows`, then `saving`.
 """

@@ -1,4 +1,4 @@
-"""Armed windows where `step()` is called: when they begin and end, beside those of the schedule."""
+"""Armed windows on the stepping thread: when they begin and end, in addition to those of the schedule."""
 
 from __future__ import annotations
 
@@ -24,39 +24,39 @@ from stepscope.runtime.windows.borders import WindowEnds
 
 log = logging.getLogger("stepscope")
 
-KEPT = 64
-"""Armed windows that are over and still told of."""
+MAX_ENDED = 64
+"""Ended armed windows that `armed()` still returns."""
 
 
 class ArmedWindows(StepController):
-    """The half of a profiler's windows on request that lives on the thread that steps.
+    """The part of a profiler that begins and ends armed windows, on the stepping thread.
 
-    A lock guards the windows; it is taken at changes of the action, never at others. Schedules, gates and backends are
-    called without it, as they may take any time.
+    A lock guards the windows. It is acquired only at steps that change the action. Schedules, gates and backends are called
+    without it, as they may be slow.
     """
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
         super().__init__(name, schedule)
         self._arming = locks.reentrant()
         self._armed: list[ArmedWindow] = []
-        """Those that run or are to come, by their first steps."""
-        self._armed_over: deque[ArmedWindow] = deque(maxlen=KEPT)
+        """Running and waiting windows, in the order of their first steps."""
+        self._armed_past: deque[ArmedWindow] = deque(maxlen=MAX_ENDED)
         self._missed = 0
-        """Windows that other ranks record and this one was too late for."""
+        """Windows of other ranks for which this one was too late."""
         self._rank: int | None = None
         self._backends: list[Producer] = []
         self._metadata = Metadata()
         self._armed_running: ArmedWindow | None = None
         self._armed_ended: ArmedWindow | None = None
-        """The one that ends in the change that is under way."""
+        """The window that ends in the current change."""
         self._ends: list[PendingEnd] = []
-        """Changes of when windows end that are not decided on yet."""
+        """Changes of ends of windows that wait for their gates."""
 
     def _drop(self, window: ArmedWindow, state: ArmedState, reason: str) -> None:
-        """A window that will not begin, or has ended, is kept for those who ask."""
+        """Moves a window that has ended, or will not begin, to the past windows."""
         self._armed.remove(window)
         window.end(state, reason)
-        self._armed_over.append(window)
+        self._armed_past.append(window)
 
     def _become_inert(self, reason: str) -> None:
         self._arming = locks.reentrant()
@@ -68,9 +68,8 @@ class ArmedWindows(StepController):
 
     def _ask(self, step: int) -> ProfilerAction:
         action = super()._ask(step)
-        with (
-            self._arming
-        ):  # the counter is told of every window that was armed by now, and of later ones by who arms them
+        # The counter knows all windows that are armed by now. `arm()` reports later ones to it.
+        with self._arming:
             self._chosen = None
             self._decide_ends(step)
             if not self._armed:
@@ -82,7 +81,7 @@ class ArmedWindows(StepController):
             return action
 
     def _detail_for(self, step: int, action: ProfilerAction) -> WindowDetail | None:
-        """That of the window that runs, or for which backends warm up now."""
+        """The detail of the window that runs, or for which backends warm up now."""
         window = self._armed_running
         if window is None and action is ProfilerAction.WARMUP:
             window = next((each for each in self._armed if each.begin <= step < each.first), None)
@@ -93,21 +92,21 @@ class ArmedWindows(StepController):
         return window is not None and 0 < window.deadline <= at
 
     def _decide_ends(self, step: int) -> None:
-        """Carries out the changes that make a difference from this step on, if their gates let them pass."""
+        """Applies the changes of ends that matter from this step on, if their gates permit them."""
         for pending in list(self._ends):
             if step < pending.change.decided_by:
                 self._next_change = min(self._next_change, pending.change.decided_by)
                 continue
             if pending not in self._ends:
-                continue  # confirmed or withdrawn while another gate was asked
+                continue  # confirmed or withdrawn during the call of another gate
             self._ends.remove(pending)
             refused = locks.without(self._arming, partial(pending.gate, step))
             if refused:
                 log.info("profiler %r: %s: %s", self.name, pending.change.text(), refused)
             else:
-                self._carry_out_end(pending.change)
+                self._apply_end(pending.change)
 
-    def _carry_out_end(self, change: EndChange) -> None:
+    def _apply_end(self, change: EndChange) -> None:
         for window in list(self._armed):
             if not change.concerns(window):
                 continue
@@ -120,7 +119,7 @@ class ArmedWindows(StepController):
                 self._next_change = min(self._next_change, change.last + 1)
 
     def _extend(self, window: ArmedWindow, last: int, seconds: float) -> None:
-        """Lets a window go on until a later step, or for so much longer."""
+        """Extends a window to a later step, or by seconds."""
         if seconds:
             if window.deadline:
                 window.deadline += round(seconds * 1e9)
@@ -135,15 +134,18 @@ class ArmedWindows(StepController):
             if other.first > last:
                 continue
             if other.request.overlap == "refuse":
-                log.warning("profiler %r: a window was extended over another one, of %s, which will be refused",
-                            self.name, other.request.text())  # fmt: skip
+                log.warning(
+                    "profiler %r: a window was extended over another one, of %s, which will be refused",
+                    self.name,
+                    other.request.text(),
+                )
                 continue
-            other.move(last + 1)  # at once, so that it does not depend on when this is carried out
+            other.move(last + 1)  # at once, so that all ranks move it equally
             last = other.last
         self._armed.sort(key=lambda each: each.first)
 
     def _end_armed(self, step: int) -> bool:
-        """Ends the window that runs, if it is over; returns whether its last step was recorded, which is to be told."""
+        """Ends the running window if it is over. Returns whether its last step was recorded."""
         window, now = self._armed_running, clock.now()
         if window is None or not window.is_over(step, now):
             return False
@@ -162,7 +164,7 @@ class ArmedWindows(StepController):
         return recorded
 
     def _release(self, step: int) -> None:
-        """The first window that waits for the end of another one may begin."""
+        """Lets the first window begin that waits for the end of another one."""
         for window in self._armed:
             if window.first == NEVER:
                 group, length = window.request.granularity, window.request.length
@@ -171,7 +173,7 @@ class ArmedWindows(StepController):
                 break
 
     def _was_last(self, at: int) -> None:
-        """The step that ends now was the last of its window: backends are told as if it had been known before."""
+        """Reports to backends that the step that ends now was the last of its window."""
         pipeline = self._pipeline
         if pipeline is None:
             return
@@ -182,7 +184,7 @@ class ArmedWindows(StepController):
         self._action = self._planned = ProfilerAction.RECORD_AND_SAVE
 
     def _with_armed(self, step: int, action: ProfilerAction) -> ProfilerAction:
-        """What a step does by the schedule and the armed windows together; sets when that changes next."""
+        """The action of a step by schedule and armed windows. Sets the step of the next change."""
         running = self._armed_running
         if running is None:
             self._release(step)
@@ -230,8 +232,8 @@ class ArmedWindows(StepController):
         return self._admit(window, step)
 
     def _admit(self, window: ArmedWindow, step: int) -> bool:
-        """Asks what a window still depends on: backends, of which is known by now how they record, and its gate."""
-        detail, window.looked_at = None if window.looked_at else window.request.detail, True
+        """Checks whether a window may begin: its detail, as backends are open by now, and its gate."""
+        detail, window.detail_checked = None if window.detail_checked else window.request.detail, True
         gate = None if window.admitted else window.gate
         if detail is None and gate is None:
             return True
@@ -260,7 +262,7 @@ class ArmedWindows(StepController):
         return window
 
     def _set_look(self) -> None:
-        """Has the counter look at the clock where the overhead budget or the end of a window wants it."""
+        """Makes the step counter read the clock where the overhead budget or the end of the running window needs it."""
         window = self._armed_running
         times = [at for at in (self._budget_at, window.deadline if window is not None else 0) if at]
         self._look_at = min(times, default=0)
@@ -270,7 +272,7 @@ class ArmedWindows(StepController):
         with self._arming:
             window, step = self._armed_running, self._step
             if window is not None:
-                # Only a run that never calls step() is one step, which ends with it.
+                # Only a run that never calls step() ends its step.
                 alone = step == self._first_step
                 planned = alone and step == window.last and window.abort_reason is None
                 whole = planned and self._action is ProfilerAction.RECORD

@@ -1,4 +1,4 @@
-"""Arming: windows that are asked for while the program runs, from any thread, on top of the profiler's schedule."""
+"""Arming: requests for windows while the program runs, from any thread, in addition to the profiler's schedule."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from stepscope.runtime.schedule.schedule import NEVER
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 
-MOST_WAITING = 64
-"""Armed windows that may wait at a time."""
+MAX_WAITING = 64
+"""Limit of armed windows that wait."""
 
 
 class Arming(ArmedWindows):
-    """The half of a profiler that takes requests for windows, from any thread.
+    """The part of a profiler that accepts requests for windows, from any thread.
 
-    A request costs the training thread nothing until its first step: it lowers the number of the step at which the
-    native counter calls `_transition`.
+    A request costs the training thread nothing before its first step: it lowers the step at which the native counter calls
+    `_transition`.
     """
 
     @property
     def stage(self) -> str:
-        """Name of the stage that it records, such as `fit`: what its metadata say under `stage`; empty if they do not.
+        """The current stage, such as `fit`, from the metadata `stage`; empty if there is none.
 
-        Callbacks of frameworks say it. A request may be for a stage (`WindowRequest.stage`).
+        Callbacks of frameworks set it. A request may be for one stage (`WindowRequest.stage`).
         """
         return str(self._metadata.snapshot().get("stage", ""))
 
     def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
-        """Has a window recorded, on top of what the schedule records; any time, from any thread, and never waits.
+        """Requests a window, in addition to those of the schedule. Any thread may call at any time; never waits.
 
-        Before `start()` it is remembered for then. A profiler without a schedule of its own, which records everything,
-        refuses; `trace(control=...)` makes one that records what it is asked for only.
+        A request before `start()` is stored until then. A profiler without a schedule, which records everything, refuses;
+        `trace(control=...)` makes a profiler that records requested windows only.
 
         Args:
-            request: what is to be recorded.
-            trigger: what asks for it, in a word; for the window's metadata.
-            gate: asked once, where `step()` is called, when the window is to begin: a text is the reason why it must not.
+            request: the window to record.
+            trigger: origin of the request, in a word, for the window's metadata.
+            gate: called once, on the stepping thread, when the window should begin. A returned text is the reason to refuse it.
 
         Returns:
-            Which steps will be recorded, or why none will.
+            The steps that will be recorded, or the reason why none will.
 
         Raises:
-            TypeError: if the request is none.
+            TypeError: if the request is no `WindowRequest`.
         """
         if not isinstance(request, WindowRequest):
             raise TypeError(
@@ -65,8 +65,8 @@ class Arming(ArmedWindows):
         if request.detail is not None and (refused := request.detail.refusal(self._backends)):
             return Armed(False, run_id=run_id, reason=refused)
         with self._arming:
-            if len(self._armed) >= MOST_WAITING:
-                return Armed(False, run_id=run_id, reason=f"{MOST_WAITING} windows wait already")
+            if len(self._armed) >= MAX_WAITING:
+                return Armed(False, run_id=run_id, reason=f"{MAX_WAITING} windows wait already")
             spare = 0
             while True:
                 ahead = self._first_free(self._step + (1 if self._live else 0) + spare)
@@ -76,7 +76,7 @@ class Arming(ArmedWindows):
                 window = ArmedWindow(request, trigger, first, last, gate)
                 if reason:
                     window.note(reason)
-                # The change must be known to the counter before the step begins; the loop may be faster than this.
+                # The counter must know the change before the step begins; the training loop may be faster than this loop.
                 self._next_change = min(self._next_change, max(window.begin, ahead))
                 if not self._live or self._step < first:
                     break
@@ -86,38 +86,38 @@ class Arming(ArmedWindows):
             return self._answer(window)
 
     def note_missed(self, request: WindowRequest, reason: str, *, trigger: str = "call") -> None:
-        """Notes a window that other ranks record and this one cannot any more: `armed()` and `diagnostics()` show it as
-        `missed`, and the metadata count it under `missed_windows`.
+        """Registers a window that other ranks record, and for which this one is too late: `armed()` and `diagnostics()` show it as
+        `missed`, and the metadata count it in `missed_windows`.
 
         Args:
             request: the window, with the number of its first step.
             reason: why it was missed.
-            trigger: what asked for it.
+            trigger: origin of the request.
         """
         window = ArmedWindow(request, trigger, *request.rounded(0))
         window.end("missed", reason)
         with self._arming:
-            self._armed_over.append(window)
+            self._armed_past.append(window)
             self._missed += 1
             self._metadata.add("missed_windows", {"count": self._missed, "latest": reason})
 
     def _first_free(self, step: int) -> int:
-        """The first step from this one on that a window can begin with."""
+        """The first step, from this one on, with which a window can begin."""
         return step
 
     def _never_arms(self) -> str:
-        """Why no window can be asked for, whichever; empty if some can."""
+        """Why this profiler refuses all windows; empty if it does not."""
         return ""
 
     def extend(self, steps: int = 0, *, seconds: float = 0.0) -> Armed:
-        """Lets the armed window that runs go on for longer.
+        """Extends the running armed window.
 
         Args:
-            steps: so many steps more, rounded up to the window's granularity; for a window of steps.
-            seconds: so much longer; for a window of seconds.
+            steps: further steps, rounded up to the window's granularity; for a window of steps.
+            seconds: further seconds; for a window of seconds.
 
         Returns:
-            The steps that the window has now, or why it stays as it was.
+            The steps of the window now, or why it is not extended.
         """
         if (
             isinstance(steps, bool)
@@ -144,16 +144,16 @@ class Arming(ArmedWindows):
             return self._answer(window)
 
     def abort(self, run_id: str | None = None, *, reason: str = "abort() was called") -> tuple[ArmedStatus, ...]:
-        """Ends the armed window that runs with the current step, and forgets those that wait.
+        """Ends the running armed window with the current step, and withdraws waiting ones.
 
-        What was recorded is delivered, marked as incomplete, and named after the steps that it has.
+        Recorded steps are delivered as an incomplete window.
 
         Args:
             run_id: only windows of this run id; default: all.
-            reason: what diagnostics say.
+            reason: text for diagnostics.
 
         Returns:
-            The windows that this ends; none if there was nothing to end.
+            The windows that this ends; empty if there are none.
         """
         ended: list[ArmedStatus] = []
         with self._arming:
@@ -171,13 +171,13 @@ class Arming(ArmedWindows):
         return tuple(ended)
 
     def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed:
-        """Has armed windows end at another step than planned, from any thread; never waits.
+        """Changes the ends of armed windows. Any thread may call; never waits.
 
-        With a gate nothing changes before it lets that pass: it is asked where `step()` is called, once, at the first step
-        at which the change makes a difference, unless `confirm` or `withdraw` came before.
+        With a gate, nothing changes before the gate permits it. The gate is called once, on the stepping thread, at the first step
+        at which the change matters, unless `confirm` or `withdraw` came before.
 
         Args:
-            change: what is to become of which windows.
+            change: the change.
             gate: as for `arm`.
 
         Returns:
@@ -194,22 +194,22 @@ class Arming(ArmedWindows):
                 late = f"too late: the loop is at step {self._step} already"
                 return Armed(False, run_id=answer.run_id, reason=late, nearest=self._step + 1)
             if gate is None:
-                self._carry_out_end(change)
+                self._apply_end(change)
             else:
                 self._ends.append(PendingEnd(change, gate))
             return answer
 
     def confirm(self, gate: Gate) -> bool:
-        """Carries out the change of a window's end that has this gate; returns whether one waited."""
+        """Applies the change of an end that waits with this gate. Returns whether there was one."""
         with self._arming:
             pending = next((each for each in self._ends if each.gate is gate), None)
             if pending is not None:
                 self._ends.remove(pending)
-                self._carry_out_end(pending.change)
+                self._apply_end(pending.change)
             return pending is not None
 
     def withdraw(self, gate: Gate, reason: str) -> bool:
-        """Forgets the window, or the change of a window's end, that waits with this gate; returns whether there was one."""
+        """Withdraws the window, or the change of an end, that waits with this gate. Returns whether there was one."""
         with self._arming:
             for window in self._armed:
                 if window.gate is gate and window is not self._armed_running:
@@ -222,12 +222,12 @@ class Arming(ArmedWindows):
         return False
 
     def armed(self) -> tuple[ArmedStatus, ...]:
-        """The windows that were armed: the latest that are over, then the one that runs, then those that wait."""
+        """The armed windows: the latest ended ones, then the running one, then waiting ones."""
         with self._arming:
-            return tuple(window.status() for window in (*self._armed_over, *self._armed))
+            return tuple(window.status() for window in (*self._armed_past, *self._armed))
 
     def _armed_notes(self) -> tuple[str, ...]:
-        """What came to less than was asked for."""
+        """Texts on windows that were not recorded as requested."""
         return tuple(
             f"armed window of {status.requested}: {status.state}: {status.reason}"
             for status in self.armed()
@@ -240,7 +240,7 @@ class Arming(ArmedWindows):
         return Armed(True, status.first, status.last, status.run_id, status.reason)
 
     def _step_was_set(self, by: int) -> None:
-        """Windows that were asked for before get their steps anew, counted from here; one that runs keeps its length."""
+        """Waiting windows get new steps, counted from here. A running one retains its length."""
         with self._arming:
             waiting, self._armed = self._armed, []
             for window in waiting:
@@ -249,7 +249,7 @@ class Arming(ArmedWindows):
                     window.last = window.last if window.last == NEVER else window.last + by
                     self._armed.append(window)
                     continue
-                if window.gate is not None:  # its steps are agreed on with others
+                if window.gate is not None:  # other ranks agreed on its steps
                     self._armed.append(window)
                     continue
                 first, last, reason, _ = place(window.request, self._step, self._armed, self.schedule)

@@ -19,8 +19,8 @@ POLL_S = 0.002
 class CallSerializer:
     """Runs calls one after the other.
 
-    A call that is made inside of another one, by a signal handler or by code of the program, is deferred until the other one
-    has ended. So is a call of another thread after `patience` seconds.
+    A call within another one, by a signal handler or by code of the program, is deferred until the other one has ended. So is a
+    call of another thread after `patience` seconds.
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class CallSerializer:
         self.raised: ErrorLog[Exception] = ErrorLog()
         """Errors of deferred calls, whose callers have returned."""
         self.afterwards: Callable[[], object] | None = None
-        """Called once, outside of all calls, after the next one."""
+        """Called once after the next call."""
 
     @property
-    def mine(self) -> bool:
-        """Whether this thread is inside of a call, so that it must not wait for others."""
+    def is_own(self) -> bool:
+        """Whether the current call is of this thread, which must not wait then."""
         running = self._running
         return running is not None and running[0] == get_ident()
 
@@ -44,7 +44,7 @@ class CallSerializer:
 
         Args:
             call: the call.
-            patience: seconds to wait for its turn, unless this thread is inside of a call.
+            patience: seconds to wait for its turn, unless this thread runs a call.
 
         Returns:
             Whether it was run; else it was deferred.
@@ -55,7 +55,7 @@ class CallSerializer:
             self._deferred.append(call)
         finally:
             self._run_deferred()
-            if self.afterwards is not None and not self.mine:
+            if self.afterwards is not None and not self.is_own:
                 afterwards, self.afterwards = self.afterwards, None
                 afterwards()
         return False
@@ -65,7 +65,7 @@ class CallSerializer:
         until = time.monotonic() + patience
         try:
             while not self._enter(me):
-                if self.mine or time.monotonic() >= until:
+                if self.is_own or time.monotonic() >= until:
                     return False
                 time.sleep(POLL_S)
             call()

@@ -1,4 +1,4 @@
-"""Stepping: what happens on the caller's thread when a step, a pause or an end changes what is recorded."""
+"""The step controller: changes of recording at steps, pauses and ends, on the caller's thread."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from stepscope.runtime.windows.step_marks import StepMark
 log = logging.getLogger("stepscope")
 
 LARGEST_STEP = (1 << 31) - 1
-"""Number of a step that an event can carry."""
+"""Largest step number that fits an event."""
 
 _serials = itertools.count(1)
 _untouched: list[object] = []
-"""What inert profilers had used."""
+"""Objects of inert profilers."""
 
 
-def keep_untouched(*used: object) -> None:
-    """Keeps what an inert profiler had used from being freed, which would do something to it."""
+def retain_untouched(*used: object) -> None:
+    """Retains objects of an inert profiler for ever, as their destructors must not run."""
     _untouched.extend(used)
 
 
 def step_number(value: object) -> int | None:
-    """The number of a step that a program gives, as an int, a number of NumPy or a tensor; `None` if it is none."""
+    """Converts a step number of the program, such as an int, a NumPy integer or a tensor; `None` if it is none."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -54,22 +54,21 @@ def step_number(value: object) -> int | None:
 
 
 class StepController(_core.StepCounter):
-    """Follows a schedule: the half of a profiler that lives on the training thread.
+    """Follows a schedule: the part of a profiler on the training thread.
 
-    `step()` itself is native and only calls `_transition` where the action changes. While a change is under way
-    `_core.changing` is raised (`_hold`), so that the loop does not decide on events whose window it has not been told of.
-    `_let_go` may be called any number of times, so it belongs to a `finally` whose `try` begins before `_hold`: then it
-    is called whatever a signal handler raises.
+    `step()` itself is native. It calls `_transition` only where the action changes. During a change, `_hold` raises
+    `_core.changing`, so that the loop routes no events whose window it does not know yet. `_let_go` lowers it, and may be
+    called repeatedly. So it is called in a `finally` whose `try` begins before `_hold`, in case a signal handler raises.
 
-    Every method may be called from any thread, also by a signal handler that interrupts another one. What only the
-    thread can do that a backend is bound to waits for its next `step()`.
+    Any thread may call any method, also a signal handler that interrupts another call. Changes of thread-bound backends wait
+    for the next `step()` of their thread.
     """
 
     def __init__(self, name: str, schedule: ScheduleFunction) -> None:
         self.name = name
         self.schedule: ScheduleFunction = schedule
         self.schedule_error: BaseException | None = None
-        """What the schedule raised first; nothing was recorded from then on."""
+        """The first error of the schedule. Nothing is recorded after it."""
         self._serial = next(_serials)
         self._step = 0
         self._next_change = 0
@@ -77,35 +76,35 @@ class StepController(_core.StepCounter):
         self._calls = CallSerializer()
         self._state = "new"
         self._detail: Detail = FULL
-        """What is recorded now: the level that the overhead budget allows, and less where a window was asked for with less."""
+        """The current detail: the level of the overhead budget, or less if the window was requested with less."""
         self._level: Detail = FULL
         self._level_wanted: Detail = FULL
         self._chosen: WindowDetail | None = None
-        """What the window that runs, or that backends warm up for, was asked for with."""
+        """The requested detail of the window that runs, or for which backends warm up."""
         self._action = self._planned = ProfilerAction.NONE
-        self._leaves_out = False
-        """Whether nothing is recorded although the schedule wants it, until its next window."""
+        self._skips = False
+        """Whether the current window of the schedule is skipped."""
         self._first_step = self._steps_before = 0
         self._window_first: int | None = None
         self._pauses = self._pauses_not_drawn = 0
         self._paused = False
-        """Whether recorder and loop know of a pause."""
-        self._pause_told = False
-        """Whether the loop is to draw it."""
-        self._windows_left_out = self._left_out_told = 0
+        """Whether the recorder is paused."""
+        self._pause_sent = False
+        """Whether the loop has a message of the pause."""
+        self._skipped_windows = self._skipped_sent = 0
         self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
         self._inert_because = ""
-        self._took = Transitions()
+        self._transitions = Transitions()
         self._look_every = 0
-        """ns between two looks at the cost where `step()` is called; 0: none."""
+        """ns between two readings of the cost in `step()`; 0: none."""
         self._budget_at = 0
-        """When the next of these looks is due, in ns; 0: never."""
+        """When the next of these readings is due, in ns; 0: never."""
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
 
     @property
     def current_action(self) -> ProfilerAction:
-        """What the current step does."""
+        """The action of the current step."""
         return self._action
 
     @property
@@ -115,13 +114,13 @@ class StepController(_core.StepCounter):
 
     @property
     def step_num(self) -> int:
-        """Number of the current step, from 0. Set it on resume, to go on where a run ended.
+        """Number of the current step, from 0. Set it on resume, to continue the numbers of an earlier run.
 
-        While the profiler runs the schedule is asked again at the next `step()`, with the new number plus 1, as torch has
-        it; the current step keeps what it does. A value that is no step number is logged then, and ignored.
+        While the profiler runs, the next `step()` asks the schedule with the new number plus 1, as in torch. The action of the
+        current step does not change. An invalid value is logged then, and ignored.
 
         Raises:
-            ValueError: if it is no whole number from 0 and the profiler does not run.
+            ValueError: if it is no whole number from 0, and the profiler does not run.
         """
         return self._step
 
@@ -140,33 +139,33 @@ class StepController(_core.StepCounter):
             self._first_step += by
             if self._window_first is not None:
                 self._window_first += by
-            self._ask_anew()
+            self._ask_next_step()
         self._step_was_set(by)
 
     def _step_was_set(self, by: int) -> None:
-        """The count goes on elsewhere than was known so far, so many steps later, or earlier if that is negative."""
+        """The program has changed the step number by this difference."""
 
-    def _ask_anew(self) -> None:
-        """Has the next `step()` ask the schedule, whatever it said before."""
+    def _ask_next_step(self) -> None:
+        """Makes the next `step()` ask the schedule."""
         self._next_change = self._step
 
     def replace_schedule(self, schedule: ScheduleFunction) -> None:
-        """Has another schedule decide from the next step on."""
+        """Replaces the schedule from the next step on."""
         self.schedule, self.schedule_error = schedule, None
-        self._ask_anew()
+        self._ask_next_step()
 
     def pause(self) -> None:
-        """Records nothing until `resume()`. Pauses nest; the gap is an event, and spans across it are cut."""
+        """Pauses recording until `resume()`. Pauses nest. The pause is a gap event, and spans across it are cut."""
         self._call(self._pause)
 
     def resume(self) -> None:
-        """Ends the latest `pause()`; without one it changes nothing."""
+        """Ends the latest `pause()`; without one it has no effect."""
         self._call(self._resume)
 
     def _call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
-        """Makes a call that must not interleave with others; as `CallSerializer.run`.
+        """Runs a call that must not interleave with others, see `CallSerializer.run`.
 
-        Where it took so long that the profiler was closed meanwhile, what it had yet to tell is not wanted any more.
+        If the profiler was closed during the call, its messages are not needed any more.
         """
         try:
             return self._calls.run(call, patience=patience)
@@ -186,8 +185,8 @@ class StepController(_core.StepCounter):
             self._carry_out()
 
     def _set_pauses(self, pauses: int) -> None:
-        """Has the recorder and the loop follow the number of pauses. What a signal handler interrupts is done again: a pause
-        that is noted twice does no harm."""
+        """Sets the number of pauses, and pauses or resumes recorder and loop. If a signal handler interrupts that, it is done again:
+        a second message of the same pause has no effect."""
         self._pauses = pauses
         try:
             self._follow_pauses()
@@ -203,36 +202,36 @@ class StepController(_core.StepCounter):
             self._hold()
             if paused:
                 self._want(False)
-                self._tell_pause(clock.now())
+                self._send_pause(clock.now())
             else:
-                if self._pause_told and self._pipeline is not None:
+                if self._pause_sent and self._pipeline is not None:
                     self._pipeline.inbox.put(Resumed(clock.now()), later=True)
                 self._want(self._action.records)
-                self._pause_told = False
+                self._pause_sent = False
             self._paused = paused
         finally:
             self._let_go()
 
-    def _tell_pause(self, at: int) -> None:
-        """Has the loop note the pause, unless it is too far behind: then the gap is not drawn, and counted."""
+    def _send_pause(self, at: int) -> None:
+        """Sends the pause to the loop. If the loop is too far behind, the pause is counted, and not drawn."""
         assert self._pipeline is not None
-        self._pause_told = self._pause_told or not self._pipeline.crowded
-        if self._pause_told:
+        self._pause_sent = self._pause_sent or not self._pipeline.crowded
+        if self._pause_sent:
             self._pipeline.inbox.put(Paused(at), later=True)
         else:
             self._pauses_not_drawn += 1
 
     def _become_inert(self, reason: str) -> None:
-        """Neither records nor writes any more: every call returns at once and does nothing.
+        """Makes every further call return at once without effect.
 
-        What it used is neither touched nor freed: in a forked child its locks may be held by threads that do not
-        exist there, and its files are the parent's.
+        Its objects are neither touched nor freed: in a forked child, threads of the parent may hold its locks, and its files
+        belong to the parent.
         """
         self._live = False
         self._calls = CallSerializer()
         self._state = "inert"
         self._inert_because = reason
-        keep_untouched(self._pipeline, self._recorder)
+        retain_untouched(self._pipeline, self._recorder)
         self._pipeline = self._recorder = None
 
     def _begin_steps(self) -> None:
@@ -248,20 +247,20 @@ class StepController(_core.StepCounter):
             self._want(False)
             planned, at = self._plan(self._step), clock.now()
             if self._live:
-                self._take_detail(self._step, at)
+                self._apply_detail(self._step, at)
                 self._change(planned, at)
         except BaseException:
-            self._look_again()
+            self._retry()
             raise
         finally:
             self._let_go()
 
-    def _look_again(self) -> None:
-        """A signal handler raised: what was to be done at this step is done at the next."""
+    def _retry(self) -> None:
+        """A signal handler raised: the next step repeats the change of this one."""
         self._asked, self._next_change = True, self._step
 
     def _end_steps(self, reason: str) -> None:
-        """Ends the window that is open."""
+        """Ends the open window."""
         try:
             self._set_pauses(0)
             if self._live:
@@ -283,7 +282,7 @@ class StepController(_core.StepCounter):
                 self._state = "stopped"
 
     def _transition(self, step: int, at: int) -> None:
-        """Called by `step()` at a change, at every step if the schedule cannot tell the next one, and when asked to."""
+        """Called by `step()` at a change, at every step if the schedule does not know the next change, and on request."""
         self._call(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
@@ -291,9 +290,9 @@ class StepController(_core.StepCounter):
             self._decide(step, at)
             self._carry_out(stepping=True)
         except BaseException:
-            self._look_again()
+            self._retry()
             raise
-        self._took.changed(clock.now() - at)
+        self._transitions.changed(clock.now() - at)
 
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
@@ -301,15 +300,15 @@ class StepController(_core.StepCounter):
             self._look_ahead(at)
             if step >= self._next_change or self._is_due(at):
                 planned = self._plan(step)
-                if self._live:  # else it was closed while the schedule was asked
-                    self._take_detail(step, at)
+                if self._live:  # else the schedule has closed it
+                    self._apply_detail(step, at)
                     self._change(planned, at)
             else:
-                self._take_detail(step, at)
+                self._apply_detail(step, at)
         self._let_go()
 
     def _step_ignored(self) -> None:
-        """`step()` while not running: counted, and said once. Training is not disturbed."""
+        """`step()` while not running: it is counted, and logged once. Training continues."""
         self._ignored += 1
         if self._asked:
             self._step_asked()
@@ -325,7 +324,7 @@ class StepController(_core.StepCounter):
         self._call(lambda: self._carry_out(stepping=True))
 
     def _carry_out(self, *, stepping: bool = False) -> None:
-        """Makes what changes wait for this thread; `step()` calls again while something waits for another."""
+        """Makes the changes of backends that are bound to this thread. `step()` calls again while others wait."""
         waiting = False
         for source in self._bound():
             source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
@@ -339,7 +338,7 @@ class StepController(_core.StepCounter):
     # level of detail
 
     def _ask_detail(self, detail: Detail) -> None:
-        """Has the steps from the next one on recorded with this detail. Called on the loop; never waits."""
+        """Sets the detail level from the next step on. Called on the loop; never waits."""
         self._level_wanted = detail
         self._asked = True
 
@@ -355,12 +354,12 @@ class StepController(_core.StepCounter):
         self._look_at = self._budget_at
 
     def _is_due(self, at: int) -> bool:
-        """Whether something is to change now although the step's number does not say so."""
+        """Whether a change is due by time, not by step number."""
         return False
 
-    def _take_detail(self, step: int, at: int) -> None:
-        """Goes to the level that was asked for, and to the detail of the window that begins or ends, at the begin of a step.
-        The loop waits for the message."""
+    def _apply_detail(self, step: int, at: int) -> None:
+        """Applies the requested level, and the detail of the window that begins or ends, at the begin of a step. The loop waits for
+        the message."""
         level = self._level_wanted
         detail = level if self._chosen is None else self._chosen.within(level)
         if (level is self._level and detail == self._detail) or self._pipeline is None:
@@ -372,7 +371,7 @@ class StepController(_core.StepCounter):
         self._want(self._action.records and not self._pauses)
 
     def _want(self, on: bool) -> None:
-        """Says what is to be recorded now. Between the steps that are recorded `step()` itself switches."""
+        """Switches recording. If only some steps are recorded, the native `step()` switches between them."""
         if self._recorder is None:
             return
         on = on and self._state != "closed"
@@ -382,32 +381,32 @@ class StepController(_core.StepCounter):
             self._kept, self._every = self._detail.kept, self._detail.every
 
     def _plan(self, step: int) -> ProfilerAction:
-        """What to do from this step on: what the schedule says, but nothing new while the loop is too far behind.
+        """The action from this step on: that of the schedule, but no window begins while the loop is too far behind.
 
-        A window that cannot begin is left out whole, and counted. So a loop whose windows are shorter than the time to
-        write them takes a bounded amount of memory.
+        A window that cannot begin is skipped as a whole, and counted. So memory is bounded even if windows begin faster than they
+        are written.
         """
         assert self._pipeline is not None
         before, self._planned = self._planned, self._ask(step)
         begins = self._planned.records and before is not ProfilerAction.RECORD
         if begins or not self._planned.records:
-            self._leaves_out = self._pipeline.crowded
-        self._windows_left_out += begins and self._leaves_out
-        return ProfilerAction.NONE if self._leaves_out else self._planned
+            self._skips = self._pipeline.crowded
+        self._skipped_windows += begins and self._skips
+        return ProfilerAction.NONE if self._skips else self._planned
 
     def _ask(self, step: int) -> ProfilerAction:
-        """What to do at a step; sets when that changes next."""
+        """The action of a step. Sets the step of the next change."""
         action, self._next_change = self._scheduled(step)
         return action
 
     def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
-        """The schedule's answer, and when it changes; a schedule that fails is not asked again, and its error is stored."""
+        """The schedule's action, and the step of the next change. A schedule that raises is not asked again; its error is stored."""
         schedule = self.schedule
         if self.schedule_error is not None:
             return ProfilerAction.NONE, NEVER
         try:
             action = checked_action(schedule(step), step)
-            # Ours by their classes: to ask whether an object is of a protocol costs more than the rest of the change.
+            # Our classes first: a check against a protocol costs more than the rest of the change.
             if isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule):
                 return action, schedule.next_change(step)
             return action, step + 1
@@ -421,20 +420,20 @@ class StepController(_core.StepCounter):
     def _change(
         self, after: ProfilerAction, at: int, *, complete: bool = True, reason: str = "", cut_short: bool = False
     ) -> None:
-        """Goes from the current action to `after`, at a time that was read after `_hold()`, which is let go here.
+        """Changes the current action to `after`, at a time that was read after `_hold()`. Calls `_let_go`.
 
-        Recording is switched before, and told before, backends do their work: that may take long. What a signal handler
-        interrupts is done again before what it raised goes on; nobody minds being told twice.
+        Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal handler
+        interrupts that, it is done again before its exception propagates: a second message has no effect.
         """
         before, self._action = self._action, after
-        tell = partial(self._tell_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
+        send = partial(self._send_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
         try:
-            tell()
+            send()
         except BaseException:
-            tell()
+            send()
             raise
 
-    def _tell_change(
+    def _send_change(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
         pipeline = self._pipeline
@@ -444,8 +443,8 @@ class StepController(_core.StepCounter):
         begins = after.records and (ends or not before.records)
         if ends:
             self._end_window(before, after, at, complete=complete, reason=reason, cut_short=cut_short)
-        # A window that follows another begins where that ends: no event of another thread falls between the two. Backends
-        # of this thread take their time between them, and are in neither.
+        # A window that follows another one begins where that ends, so that no event of another thread is between them. But the
+        # time of backends that are bound to this thread is in neither window.
         follows = ends and begins and not any(source.backend.thread_bound for source in pipeline.sources)
         if not follows:
             self._let_go()
@@ -457,14 +456,14 @@ class StepController(_core.StepCounter):
         if begins and self._state != "closed":
             try:
                 self._hold()
-                self._want(not self._pauses)  # before the mark: what is open goes back to the window's begin
+                self._want(not self._pauses)  # before the mark, so that open spans reach back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
-                left_out = self._windows_left_out - self._left_out_told
+                skipped = self._skipped_windows - self._skipped_sent
                 mark = StepMark(at, self._step, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, left_out, self._window_begins()), later=True)
-                self._left_out_told = self._windows_left_out
-                if self._pauses and not self._pause_told:
-                    self._tell_pause(at)
+                pipeline.inbox.put(WindowBegins(mark, skipped, self._window_begins()), later=True)
+                self._skipped_sent = self._skipped_windows
+                if self._pauses and not self._pause_sent:
+                    self._send_pause(at)
                 self._windows += 1
                 self._window_first = self._step
             finally:
@@ -488,9 +487,9 @@ class StepController(_core.StepCounter):
             self._window_first = None
 
     def _window_begins(self) -> dict[str, Any] | None:
-        """What the metadata of the window that begins say of the request for it; `None` if the schedule begins it."""
+        """Description of the request for the window that begins; `None` if the schedule begins it."""
         return None
 
     def _window_ends(self, end: WindowEnds) -> WindowEnds:
-        """What there is to say of the window's end."""
+        """Completes the message of the window's end."""
         return end

@@ -1,4 +1,4 @@
-"""Transitions: what starts, changes and stops take from the threads of the program."""
+"""Time that starts, changes and stops cost the threads of the program."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import msgspec
 
 
 class TransitionStatistics(msgspec.Struct, frozen=True):
-    """Times in ns, of the threads that called."""
+    """Times in ns, on the calling threads."""
 
     starts: int
     start_ns: int
-    """In `start()`, with what the first one makes: directories, rings, threads, exporters."""
+    """In `start()`. The first one creates directories, rings, threads and exporters."""
     change_ns: int
-    """In calls of `step()` that begin or end a window, or look whether they do."""
+    """In calls of `step()` that begin or end a window, or ask the schedule."""
     longest_change_ns: int
     stop_ns: int
-    """In `stop()` and `close()`, until nothing more is recorded."""
+    """In `stop()` and `close()`, until recording has stopped."""
     wait_ns: int
-    """In these after that, until exporters had everything or, in `close()`, had written it; or until the deadline came."""
+    """In these after that, until exporters had all events or, in `close()`, had written them, or until the deadline."""
 
     def __str__(self) -> str:
         """One line for people, in ms."""
@@ -29,37 +29,37 @@ class TransitionStatistics(msgspec.Struct, frozen=True):
 
 
 class Transitions:
-    """Adds up; times in ns."""
+    """Sums of times, in ns."""
 
     def __init__(self) -> None:
         self._starts = self._start = self._opening = self._change = self._longest = self._stop = self._wait = 0
 
-    def started(self, took: int, opening: int) -> None:
-        """A start, and how much of it was the opening, which is no cost of recording."""
+    def started(self, ns: int, opening: int) -> None:
+        """Adds a start, and its part for opening backends and exporters, which is no cost of recording."""
         self._starts += 1
-        self._start += took
+        self._start += ns
         self._opening += opening
 
-    def changed(self, took: int) -> None:
-        """A step that changed something, or looked whether to."""
-        self._change += took
-        self._longest = max(self._longest, took)
+    def changed(self, ns: int) -> None:
+        """Adds a step that changed the action, or asked the schedule."""
+        self._change += ns
+        self._longest = max(self._longest, ns)
 
-    def stopped(self, took: int) -> None:
-        """A stop, without the waiting."""
-        self._stop += took
+    def stopped(self, ns: int) -> None:
+        """Adds a stop, without waiting."""
+        self._stop += ns
 
-    def waited(self, took: int) -> None:
-        """The waiting for exporters at the end."""
-        self._wait += took
+    def waited(self, ns: int) -> None:
+        """Adds waiting for exporters at the end."""
+        self._wait += ns
 
     @property
     def recording_ns(self) -> int:
-        """What recording took: everything but the opening, and the waiting at the end."""
+        """Cost of recording: all times but opening, and waiting at the end."""
         return self._start - self._opening + self._change + self._stop
 
     def statistics(self) -> TransitionStatistics:
-        """What there was so far."""
+        """The sums so far."""
         return TransitionStatistics(self._starts, self._start, self._change, self._longest, self._stop, self._wait)
 
 

@@ -1,4 +1,4 @@
-"""Where windows begin and end, as the thread that steps says it."""
+"""Messages of the stepping thread: a window begins, a window ends."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ class WindowBegins(msgspec.Struct, frozen=True):
     """A window begins with this step."""
 
     mark: StepMark
-    left_out: int = 0
-    """Windows since the one before that were to be recorded, and were not: the loop was too far behind."""
+    skipped: int = 0
+    """Windows that were skipped before this one, because the loop was too far behind."""
     armed: dict[str, Any] | None = None
-    """What its metadata say of the request that it was armed by."""
+    """Description of the request that armed it, for the window's metadata."""
 
 
 class WindowEnds(msgspec.Struct, frozen=True):
-    """The window that is open ends."""
+    """The open window ends."""
 
     at: int
     complete: bool
     reason: str = ""
     cut_short: bool = False
-    """The run ended, after a call of `step()`: what follows that call is no step."""
+    """The run ended after a call of `step()`. Events after that call belong to no step."""
     needs_last: bool = False
-    """It is incomplete if it is cut short: the schedule ends with the step that was not ended."""
+    """If it is cut short, it is incomplete: the schedule includes the step that was not ended."""
     armed: dict[str, Any] | None = None
-    """What its metadata are to say of the request beside what they said at its begin."""
+    """Additions to the description of the request in the window's metadata."""

@@ -20,16 +20,16 @@ from stepscope.runtime.windows.window_tables import WindowTable
 RECORDER = "recorder"
 STEPS = "steps"
 """Source of the spans of steps."""
-KEPT_GAPS = 4096
-"""Pauses of a window by which spans are cut; of those of longer windows the oldest are let go."""
+MAX_GAPS = 4096
+"""Pauses of a window at which spans are cut. A window with more forgets the oldest."""
 
-MOST_HELD = 1 << 14
-"""Events that wait for something to begin in a window."""
+MAX_WITHHELD = 1 << 14
+"""Events of a window that may wait until another event begins in it."""
 _QUIET = [strings.category(name) for name in QUIET]
 
 
 def is_quiet(events: Block) -> Mask:
-    """Which are of the categories of `QUIET`."""
+    """Mask of the events whose category is in `QUIET`."""
     category = events["category"]
     found: Mask = np.zeros(len(events), np.bool_)
     for quiet in _QUIET:
@@ -38,15 +38,15 @@ def is_quiet(events: Block) -> Mask:
 
 
 class OpenWindow:
-    """Collects what belongs to one window. No clock, no I/O: it is told everything."""
+    """Collects the events of one window. A state machine without clock and I/O."""
 
     def __init__(self, index: int, first: StepMark, *, several: bool = False, table: WindowTable | None = None) -> None:
         """
         Args:
             index: number of the window.
-            first: its first step.
-            several: whether sources other than the recorder may draw on its rows.
-            table: is given all that the window takes, and finished with it.
+            first: mark of its first step.
+            several: whether other sources than the recorder may have events on the recorder's tracks.
+            table: receives all accepted events, and is finished with the window.
         """
         self.index = index
         self.start = first.ts
@@ -54,26 +54,26 @@ class OpenWindow:
         self.complete = True
         self.reason = ""
         self.notes: list[str] = []
-        """What else there is to say of it."""
+        """Further diagnostics."""
         self.facts: dict[str, Any] = {}
-        """What its metadata say beside those of the run."""
+        """Additions to the run's metadata."""
         self.late: list[str] = []
         """Sources that had not delivered everything when it closed."""
         self._missing: Counter[tuple[str, str]] = Counter()
         self.cut_short = self.needs_last = self.ready = False
         self.waiting_since: int | None = None
         """When the end became known, in ns."""
-        self.held: list[EventBatch] | None = []
-        """Batches of step marks, and of spans that had begun before, until something begins in the window; `None` after.
+        self._withheld: list[EventBatch] | None = []
+        """Batches of step marks, and of spans that began before the window. `None` once another event began in the window.
 
-        The last `step()` of a run may begin a window that never holds anything: no exporter is to hear of it.
+        The last `step()` of a run may begin a window without any event. No exporter gets such a window.
         """
         self.table = table
-        self.gaps: deque[tuple[int, int | None]] = deque(maxlen=KEPT_GAPS)
+        self.gaps: deque[tuple[int, int | None]] = deque(maxlen=MAX_GAPS)
         self.superseded: set[int] = set()
-        """Spans that were written as open when the window closed: their later records are not news."""
+        """Ids of spans that were written as open when the window closed. Their later records are ignored."""
         self.events = 0
-        """Events and gaps taken, steps apart, and what is quiet."""
+        """Accepted events and gaps, without spans of steps and quiet events."""
         self.gap_events = 0
         self.marks = StepMarks(first)
         self._rows = Rows() if several else None
@@ -83,7 +83,7 @@ class OpenWindow:
 
     @property
     def interval(self) -> Interval:
-        """From the start to the end, or for ever while the end is not known."""
+        """From the start to the end; without limit while the end is not known."""
         return self.start, FOREVER if self.end is None else self.end
 
     @property
@@ -94,24 +94,24 @@ class OpenWindow:
         return without(self.interval, [(start, FOREVER if end is None else end) for start, end in self.gaps])
 
     def add_marks(self, events: Block) -> None:
-        """Takes step marks; those before the latest and beyond the window's end change nothing."""
+        """Adds step marks. Marks before the latest one and beyond the window's end are ignored."""
         self.marks.add(events, self.interval[1])
 
-    def take(self, source: str, events: Block) -> Block:
-        """The events, or parts of them, that lie in this window, with their steps; counts them."""
+    def accept(self, source: str, events: Block) -> Block:
+        """Counts the events, or parts of events, within this window, and returns them with their step numbers."""
         intervals = self.recorded
         start, end = intervals[0] if len(intervals) == 1 else (0, 0)
         found = survey(events)
         simple = start < end and start <= found.first_ns and found.end_ns < end
-        # A step stays one span, whatever pauses are in it: viewers count steps.
+        # A pause does not split the span of a step: viewers count steps.
         if not simple and source != STEPS:
             events = clip(events, intervals)
             found = survey(events)
         return self._count(source, events, found)
 
-    def take_launched(self, source: str, events: Block, before: int) -> Block:
-        """The events, whole, of a device that worked off after `before` what was launched until then; counts them. Those that
-        began later are of the step that this time ends."""
+    def accept_launched(self, source: str, events: Block, before: int) -> Block:
+        """Counts and returns whole events of a device, which the host launched before the time `before`. Events that began later
+        get the step that ends at this time."""
         return self._count(source, events, survey(events), before)
 
     def _count(self, source: str, events: Block, found: Survey, before: int | None = None) -> Block:
@@ -123,90 +123,90 @@ class OpenWindow:
             self.gap_events += found.gaps
         self._accepted[source] += found.events - found.gaps
         self.events += 0 if source == STEPS else found.loud
-        mine = self.marks.with_steps(events)
+        numbered = self.marks.with_steps(events)
         if before is not None:
-            mine["step"] = self.marks.steps_at(np.minimum(mine["ts"], before - 1))
+            numbered["step"] = self.marks.steps_at(np.minimum(numbered["ts"], before - 1))
         if self._rows is not None and source != STEPS:
-            self._rows.add(source, mine, self.marks.nested(self.interval[1]) if source != RECORDER else None)
+            self._rows.add(source, numbered, self.marks.nested(self.interval[1]) if source != RECORDER else None)
         self._latest = max(self._latest, found.loud_last_ns)
         if self.table is not None:
-            self.table.update(mine)
-        mine.flags.writeable = False
-        return mine
+            self.table.update(numbered)
+        numbered.flags.writeable = False
+        return numbered
 
     def finish_table(self) -> None:
-        """All was taken; the table says what the steps were."""
+        """Finishes the table, after all events were accepted."""
         if self.table is not None:
-            steps = self.marks.last.ts < self.steps_end or len(self.marks) > 1
-            self.table.finish(*self.interval, self.steps_end if steps else None)
+            has_steps = self.marks.last.ts < self.steps_end or len(self.marks) > 1
+            self.table.finish(*self.interval, self.steps_end if has_steps else None)
 
     def release(self, batch: EventBatch) -> list[EventBatch]:
-        """What may be exported now that this batch was taken."""
+        """Adds a batch, and returns the batches that may be exported now."""
         if not len(batch):
             return []
-        if self.held is None:
+        if self._withheld is None:
             return [batch]
-        self.held.append(batch)
+        self._withheld.append(batch)
         events = batch.events
         waits = ((events["kind"] == Kind.STEP) | (events["ts"] <= self.start) | is_quiet(events)).all()
-        if waits and self.withheld <= MOST_HELD:
+        if waits and self.withheld <= MAX_WITHHELD:
             return []
-        return self.release_held()
+        return self.release_withheld()
 
-    def release_held(self) -> list[EventBatch]:
-        """What waited for something to begin in the window, which does not wait any longer."""
-        held, self.held = self.held or [], None
-        return held
+    def release_withheld(self) -> list[EventBatch]:
+        """Returns the withheld batches, and withholds no further ones."""
+        batches, self._withheld = self._withheld or [], None
+        return batches
 
-    def take_open(self, open_spans: Block) -> Block:
-        """Spans that have not ended when the window closes, cut at its end and flagged; later records are ignored."""
+    def accept_open_spans(self, open_spans: Block) -> Block:
+        """Cuts spans that are open when the window closes at its end, and flags them. Later records of them are ignored."""
         spans = open_spans[touching(open_spans, self.interval)]
         if not len(spans):
             return spans
-        taken = self.take(RECORDER, spans)
-        self.superseded.update(int(number) for number in taken["id"])
-        return taken
+        accepted = self.accept(RECORDER, spans)
+        self.superseded.update(int(number) for number in accepted["id"])
+        return accepted
 
     def trim(self) -> None:
-        """Ends the window with its last step if the run ended right after that: nothing follows."""
+        """Ends the window with its last step if the run ended right after that, without further events."""
         if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts:
             self.end = self.marks.last.ts
 
     @property
     def steps_end(self) -> int:
-        """When its last step ended. What follows the last `step()` of a run is in the window, and is no step."""
+        """When its last step ended, in ns. Events after the last `step()` of a run are in the window, but in no step."""
         return self.marks.last.ts if self.cut_short else self.interval[1]
 
     @property
     def empty(self) -> bool:
-        """Whether it was begun by the last `step()` of a run and holds nothing."""
-        return self.held is not None and self.cut_short and len(self.marks) == 1 and self._latest <= self.start
+        """Whether the last `step()` of a run began it, and no event followed."""
+        return self._withheld is not None and self.cut_short and len(self.marks) == 1 and self._latest <= self.start
 
     @property
     def taken(self) -> int:
-        """Events, parts of events, steps and gaps that were taken."""
+        """Number of accepted events, parts of events, steps and gaps."""
         return self._accepted.total() + self.gap_events
 
     @property
     def withheld(self) -> int:
-        """Those of `taken` that wait for something else to happen in the window."""
-        return 0 if self.held is None else sum(map(len, self.held))
+        """Number of these that wait for another event in the window."""
+        return 0 if self._withheld is None else sum(map(len, self._withheld))
 
     def count_dropped(self, source: str, reason: str, count: int) -> None:
-        """Notes `count` events that were lost."""
+        """Counts lost events."""
         if count:
             self._dropped.setdefault(source, Counter())[reason] += count
 
     def count_missing(self, source: str, why: str, start: int, end: int) -> None:
-        """Notes a time of which a source has nothing, as far as it lies in the window."""
+        """Counts the time within the window for which a source has no events."""
         first, last = self.interval
         missing = min(end, last) - max(start, first)
         if missing > 0:
             self._missing[source, why] += missing
 
     @property
-    def lacking(self) -> bool:
-        """Whether some source has not delivered all that it was to record."""
+    def sources_incomplete(self) -> bool:
+        """Whether some source did not record or deliver a part of the window."""
         return bool(self._missing or self.late)
 
     def missing_notes(self) -> list[str]:
@@ -233,7 +233,7 @@ class OpenWindow:
         return self.marks.steps(self.steps_end)
 
     def step_spans(self, fallback_track: int, *, last: bool = False) -> Block:
-        """A span for each step that has ended since the last call; with `last`, also for the one that ends the window."""
+        """A span for each step that ended since the last call; with `last`, also for the last step of the window."""
         return self.marks.new_spans(fallback_track, self.steps_end if last else None)
 
     def gap_event(self, gap: Interval, track: int) -> Block:

@@ -1,9 +1,8 @@
-"""Windows with watermarks: which window and step each event belongs to, and when a window is complete.
+"""The window router: assigns each event to a window and a step, and decides when a window closes.
 
-A pure state machine over event time. It is handed messages and blocks, and returns batches; it has no clock, no
-thread and no I/O. Only the half of the flight recorder (`flight/late_windows.py`) keeps steps in files of the session.
-Events may come late and out of order; a window closes when every source has stated that it has delivered past the
-window's end, or when the linger time is over.
+A state machine over event time: messages and blocks in, batches out; no clock, no thread, no I/O. Only its subclass for the
+flight recorder (`flight/late_windows.py`) writes steps into files of the session. Events may arrive late and out of order. A
+window closes when the watermarks of all sources have passed its end, or when the linger time is over.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from stepscope.runtime.windows.window_tables import WindowTable
 INTERRUPTED = "a change of the action was interrupted by an exception, as of a signal handler"
 CUT = "the run ended before the last step of the window"
 FEW_WINDOWS = 4
-"""Windows for each of which a block is passed over; for more it is sorted."""
-REMEMBERED = 64
-"""Closed windows that late events are still told apart by."""
+"""Up to so many windows, each one filters the block. For more, the block is sorted first."""
+MAX_CLOSED = 64
+"""Number of closed windows to remember, to recognise late events."""
 
 
 class WindowsStatistics(msgspec.Struct, frozen=True):
@@ -45,32 +44,32 @@ class WindowsStatistics(msgspec.Struct, frozen=True):
     seen: dict[str, int]
     accepted: dict[str, int]
     outside: dict[str, int]
-    """Events between windows or in pauses: recorded for another profiler."""
+    """Events between windows or in pauses, which were recorded for another profiler."""
     late: dict[str, int]
     superseded: dict[str, int]
-    """Records of spans that were already written as open at their window's end."""
+    """Records of spans that were already written as open at the end of their window."""
     dropped: dict[str, dict[str, int]]
     taken: int
-    """Events that windows took: taken = released + withheld. An event that crosses a border is taken in parts, and steps
-    and gaps are events here, too."""
+    """Events in windows: taken = released + withheld. An event that crosses a border counts once in each window. Steps and
+    gaps are events here, too."""
     released: int
-    """What was handed on to the exporters."""
+    """Events that were passed on to the exporters."""
     withheld: int
-    """What belongs to windows that hold nothing but the begin of a step; nobody hears of these."""
+    """Events of windows that have nothing but the begin of a step. Exporters do not get these."""
     watermarks: dict[str, int]
     kept: dict[str, int] = {}
-    """Events that the flight recorder keeps and has not saved."""
+    """Events that the flight recorder retains and has not saved."""
     missing: dict[str, dict[str, int]] = {}
-    """Per source and reason: ns of which the source has nothing, although it was to record."""
+    """Per source and reason: ns for which the source has no events, although it should record."""
     left_out: int = 0
-    """Events of the recorder that this profiler did not want at the level of detail of their step, and does not see."""
+    """Events of the recorder that were filtered out, by the detail level of their step."""
 
 
 class Ending(NamedTuple):
-    """How the window ended that was open when the run did."""
+    """How the last window of the run ended."""
 
     cut_steps: int = 0
-    """Its steps, if the last one that the schedule wanted was not ended by `step()`."""
+    """Its number of steps, if `step()` did not end the last one of the schedule."""
 
 
 class _Closed(NamedTuple):
@@ -87,7 +86,7 @@ class WindowRouter:
         self._linger = linger_ns
         self._track = fallback_track
         self._open: list[OpenWindow] = []
-        self._closed: deque[_Closed] = deque(maxlen=REMEMBERED)
+        self._closed: deque[_Closed] = deque(maxlen=MAX_CLOSED)
         self._watermarks: dict[str, int] = {RECORDER: 0}
         self._count = self._closed_count = self._by_linger = 0
         self._taken = self._released = self._withheld = 0
@@ -100,26 +99,26 @@ class WindowRouter:
         self._superseded: Counter[str] = Counter()
         self._dropped: dict[str, Counter[str]] = {}
         self._missing: dict[str, Counter[str]] = {}
-        self._advanced: dict[str, int] = {}
+        self._progress: dict[str, int] = {}
         self.optimizer_steps = False
-        """Whether what ends steps is an optimizer's step(), see `StepTotals`."""
+        """Whether an optimizer's step() ends the steps, see `StepTotals`."""
         self.opened: Callable[[WindowTable], None] = lambda table: None
-        """Is given the table of each window that begins."""
+        """Called with the table of each window that begins."""
         self.detail = DetailFilter()
-        """Leaves out what lowered detail leaves out; that is neither seen nor lost."""
+        """Filters out events by the detail level. These count neither as seen nor as dropped."""
 
     # messages
 
     def add_source(self, source: str) -> None:
-        """A window waits for this source from now on."""
+        """Windows wait for this source from now on."""
         self._watermarks.setdefault(source, 0)
 
     def remove_source(self, source: str) -> None:
-        """This source delivers no more."""
+        """Windows no longer wait for this source."""
         self._watermarks.pop(source, None)
 
     def open(self, first: StepMark) -> int:
-        """A window begins with this step, and one that has no end yet ends; returns its index."""
+        """Begins a window with this step, and returns its index. Ends a window that has no end yet."""
         self.close(WindowEnds(first.ts, False, INTERRUPTED), first.ts)
         return self._add(first)
 
@@ -133,19 +132,19 @@ class WindowRouter:
         self._open.append(window)
         return window.index
 
-    def note_left_out(self, windows: int) -> None:
-        """Says in the latest window that others before it were left out."""
+    def note_skipped(self, windows: int) -> None:
+        """Adds a note to the latest window that others before it were skipped."""
         if windows and self._open:
             count = "1 window before it was" if windows == 1 else f"{windows:,} windows before it were"
             self._open[-1].notes.append(f"{count} left out: windows began faster than they could be sorted")
 
     def note_armed(self, facts: dict[str, Any] | None) -> None:
-        """Says in the metadata of the latest window, if it has not ended, what it was asked for by."""
+        """Adds the description of the request to the metadata of the latest window, if that has not ended."""
         if facts and self._open and self._open[-1].end is None:
             self._open[-1].facts.setdefault(ARMED, {}).update(facts)
 
     def close(self, end: WindowEnds, now: int) -> None:
-        """The latest window ends, if it has not; `now` starts its linger time."""
+        """Ends the latest window, if it has no end yet. Its linger time begins at `now`."""
         if not self._open or self._open[-1].end is not None:
             return
         window = self._open[-1]
@@ -154,7 +153,7 @@ class WindowRouter:
         window.waiting_since = now
 
     def pause(self, at: int) -> None:
-        """Nothing is recorded from here on; told twice, it counts once."""
+        """Begins a pause in recording. A second call has no effect."""
         if self._paused_at is not None:
             return
         self._paused_at = at
@@ -163,7 +162,7 @@ class WindowRouter:
                 window.gaps.append((at, None))
 
     def resume(self, at: int) -> list[EventBatch]:
-        """Recording goes on; the gap is an event of its window."""
+        """Ends the pause. Returns it as a gap event of each open window."""
         self._paused_at = None
         batches: list[EventBatch] = []
         for window in self._open:
@@ -176,43 +175,43 @@ class WindowRouter:
         return batches
 
     def watermark(self, source: str, at: int) -> None:
-        """Every event of `source` that began before `at` was delivered."""
+        """The source has delivered every event that began before `at`."""
         if source in self._watermarks:
             self._watermarks[source] = max(self._watermarks[source], at)
-            self._settle()
+            self._finish_steps()
 
-    def _settle(self) -> None:
-        """Steps of which all was delivered need not be kept open any longer."""
+    def _finish_steps(self) -> None:
+        """Computes the facts of steps for which all sources have delivered."""
         until = min(self._watermarks.values())
         for window in self._open:
             if window.table is not None:
                 reached = min(until, window.interval[1])
-                window.table.settle(reached)
+                window.table.finish_until(reached)
                 window.table.ns = max(reached - window.start, 0)
 
     def source_dropped(self, source: str, reason: str, count: int, at: int) -> None:
-        """A source or the inbox lost `count` events around `at`."""
+        """Counts events that a source or the inbox dropped around the time `at`."""
         self._dropped.setdefault(source, Counter())[reason] += count
         for window in self._open:
             if window.interval[0] <= at < window.interval[1]:
                 window.count_dropped(source, reason, count)
                 break
 
-    def source_advances(self, source: str, now: int) -> None:
-        """A source works on what it has yet to deliver: windows wait for it as if they had just ended."""
+    def note_progress(self, source: str, now: int) -> None:
+        """A source reports progress: the linger time of windows that wait for it begins anew."""
         if source in self._watermarks:
-            self._advanced[source] = now
+            self._progress[source] = now
 
-    def excuse(self, since: int, duration: int) -> None:
-        """Time in which nothing could be delivered does not count as waiting, for what was waited for at `since`."""
+    def extend_linger(self, since: int, duration: int) -> None:
+        """Extends the linger time of windows that waited at the time `since`, because no source could deliver."""
         for window in self._open:
             if window.waiting_since is not None and window.waiting_since <= since:
                 window.waiting_since += duration
-        for source, at in self._advanced.items():
-            self._advanced[source] = at + duration if at <= since else at
+        for source, at in self._progress.items():
+            self._progress[source] = at + duration if at <= since else at
 
     def source_missing(self, source: str, why: str, interval: Interval) -> None:
-        """A source has nothing of a time in which it was to record."""
+        """Counts a time for which a source has no events, although it should record."""
         start, end = interval
         self._missing.setdefault(source, Counter())[why] += end - start
         for window in self._open:
@@ -221,22 +220,22 @@ class WindowRouter:
     # events
 
     def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
-        """Divides a block among the windows; what belongs to none is counted."""
-        events, batches = self._arrived(source, events)
+        """Divides a block among the windows, and counts events that belong to none."""
+        events, batches = self._receive(source, events)
         if not len(events):
             return batches
-        for window, part in self._divided(events):
-            batches += self._release(window, self._take(window, source, part, args))
+        for window, part in self._divide(events):
+            batches += self._release(window, self._accept(window, source, part, args))
         total = events_in(events)
         recorded = [interval for window in self._open for interval in window.recorded]
         if count_in(events, recorded) == total:
             self._accepted[source] += total
         else:
-            self._account(source, events[events["kind"] != int(Kind.GAP)])
+            self._count_by_outcome(source, events[events["kind"] != int(Kind.GAP)])
         return batches
 
-    def _divided(self, events: Block) -> Iterable[tuple[OpenWindow, Block]]:
-        """The windows that the events may lie in, each with those that do."""
+    def _divide(self, events: Block) -> Iterable[tuple[OpenWindow, Block]]:
+        """The windows that the events touch, each with its events."""
         found = survey(events)
         reached = [one for one in self._open if one.interval[0] <= found.end_ns and one.interval[1] > found.first_ns]
         if len(reached) == 1:
@@ -247,15 +246,15 @@ class WindowRouter:
         return ((one, part) for one, part in parts if len(part))
 
     def route_launched(self, source: str, events: Block, args: bytes, before: int) -> list[EventBatch]:
-        """Gives a block, whole, to the window in which the host launched what a device did: the one that ends at `before`, or
-        that this time lies in."""
+        """Routes the events of a device to the window in which the host launched them: the one that ends at `before`, or in
+        which this time lies."""
         self._seen[source] += len(events)
         for window in self._open:
             start, end = window.interval
             if start < before <= end:
                 self._accepted[source] += len(events)
-                mine = window.take_launched(source, events, before)
-                return self._release(window, EventBatch(source, window.index, mine, args))
+                accepted = window.accept_launched(source, events, before)
+                return self._release(window, EventBatch(source, window.index, accepted, args))
         if any(closed.interval[0] < before <= closed.interval[1] for closed in self._closed):
             self._late[source] += len(events)
             self._dropped.setdefault(source, Counter())["late"] += len(events)
@@ -263,24 +262,24 @@ class WindowRouter:
             self._outside[source] += len(events)
         return []
 
-    def _arrived(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
-        """Counts what came, without marks of other profilers, and gives the spans of the steps that have ended."""
+    def _receive(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
+        """Counts the events. Returns them without step marks of other profilers, and the spans of steps that ended."""
         batches: list[EventBatch] = []
         if source == RECORDER and len(events):
             events = self.detail.keep(self._without_foreign_marks(events))
             for window in self._open if len(events) else ():
-                # Of a window that has ended all are made when it is closed, together.
+                # A window that has ended gets its last spans of steps when it closes.
                 if window.end is None and window.marks.pending:
                     steps = window.step_spans(self._track)
-                    batches += self._release(window, self._take(window, STEPS, steps, b""))
+                    batches += self._release(window, self._accept(window, STEPS, steps, b""))
         gaps = len(events) - events_in(events)
         if gaps:
             self._dropped.setdefault(source, Counter()).update(losses(events))
         self._seen[source] += len(events) - gaps
         return events, batches
 
-    def take_marks(self, marks: Block) -> None:
-        """Takes step marks ahead of the events between them; those that are known already change nothing."""
+    def add_marks(self, marks: Block) -> None:
+        """Adds step marks ahead of the events between them. Known marks are ignored."""
         own = marks[marks["id"] == self._serial]
         own = own[np.argsort(own["ts"], kind="stable")]
         self.detail.add_marks(own)
@@ -289,11 +288,11 @@ class WindowRouter:
                 if first < end:
                     window.add_marks(own[first:end])
 
-    def _take(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
+    def _accept(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
         if source == STEPS:
             self._seen[STEPS] += len(events)
             self._accepted[STEPS] += len(events)
-        return EventBatch(source, window.index, window.take(source, events), args)
+        return EventBatch(source, window.index, window.accept(source, events), args)
 
     def _release(self, window: OpenWindow, batch: EventBatch) -> list[EventBatch]:
         batches = window.release(batch)
@@ -304,26 +303,26 @@ class WindowRouter:
         marks = of_kind(events, Kind.STEP)
         if not len(marks):
             return events
-        self.take_marks(marks)
+        self.add_marks(marks)
         count = int((marks["id"] != self._serial).sum())
         if not count:
             return events
         self._seen[RECORDER] += count
         self._outside[RECORDER] += count
-        kept: Block = events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)]
-        return kept
+        own_events: Block = events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)]
+        return own_events
 
-    def _account(self, source: str, events: Block) -> None:
-        """Tells accepted, superseded, late and outside apart, when not all of a block was accepted."""
-        left: Mask = ~touching_any(events, [part for window in self._open for part in window.recorded])
-        self._accepted[source] += int((~left).sum())
+    def _count_by_outcome(self, source: str, events: Block) -> None:
+        """Counts the events of a block of which not all were accepted: as accepted, superseded, late or outside."""
+        rest: Mask = ~touching_any(events, [part for window in self._open for part in window.recorded])
+        self._accepted[source] += int((~rest).sum())
         late: Mask = np.zeros(len(events), np.bool_)
         known: Mask = np.zeros(len(events), np.bool_)
         first, last = int(events["ts"].min(initial=FOREVER)), int(ends(events).max(initial=0))
         for interval, superseded in self._closed:
             if interval[1] <= first or interval[0] > last:
                 continue
-            inside = left & touching(events, interval)
+            inside = rest & touching(events, interval)
             if not inside.any():
                 continue
             known |= inside & np.isin(events["id"], list(superseded))
@@ -333,12 +332,12 @@ class WindowRouter:
         self._late[source] += int(late.sum())
         if late.any():
             self._dropped.setdefault(source, Counter())["late"] += int(late.sum())
-        self._outside[source] += int((left & ~late & ~known).sum())
+        self._outside[source] += int((rest & ~late & ~known).sum())
 
     # closing
 
     def closable(self, now: int) -> bool:
-        """Whether some window has waited long enough; `finish` closes those that have, and no others."""
+        """Marks the windows that are ready to close, and returns whether there is one. `finish` closes these."""
         for window in self._open:
             window.ready = window.ready or self._ready(window, now)
         return any(window.ready for window in self._open)
@@ -347,11 +346,14 @@ class WindowRouter:
         if window.end is None or window.waiting_since is None or self._watermarks.get(RECORDER, 0) < window.end:
             return False
         late = [source for source, at in self._watermarks.items() if at < window.end]
-        since = max([window.waiting_since, *(self._advanced.get(source, 0) for source in late)])
+        since = max([window.waiting_since, *(self._progress.get(source, 0) for source in late)])
         return not late or now - since >= self._linger
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
-        """Closes the windows that `closable` found. `open_spans` were read after it, and before the latest blocks.
+        """Closes the windows that `closable` has marked.
+
+        Args:
+            open_spans: read after `closable`, and before the latest blocks.
 
         Returns:
             Each closed window with its last batches.
@@ -368,7 +370,9 @@ class WindowRouter:
                 window.late = late
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
-            batches = self._release(window, EventBatch(RECORDER, window.index, window.take_open(open_spans), b""))
+            batches = self._release(
+                window, EventBatch(RECORDER, window.index, window.accept_open_spans(open_spans), b"")
+            )
             window.trim()
             if window.cut_short and window.needs_last and not window.empty:
                 window.complete, window.reason = False, CUT
@@ -376,11 +380,11 @@ class WindowRouter:
                 self.ending = Ending(0 if window.complete else len(window.steps()))
             steps = window.step_spans(self._track, last=True)
             if len(steps):
-                batches += self._release(window, self._take(window, STEPS, steps, b""))
-            if not window.empty:  # else nobody hears of it, not even of a span that goes on
-                held = window.release_held()
-                self._released += sum(map(len, held))
-                batches += held
+                batches += self._release(window, self._accept(window, STEPS, steps, b""))
+            if not window.empty:  # exporters do not get an empty one, not even an open span in it
+                withheld = window.release_withheld()
+                self._released += sum(map(len, withheld))
+                batches += withheld
             window.finish_table()
             self._taken += window.taken
             self._withheld += window.withheld
@@ -392,18 +396,18 @@ class WindowRouter:
 
     @property
     def unfinished(self) -> int:
-        """Windows that are open, or wait to be closed; from any thread."""
+        """Number of windows that are not closed. Any thread may read it."""
         return len(self._open)
 
     @property
-    def begun(self) -> int | None:
-        """When the window began that has not ended, in ns; `None` if there is none, or in a pause."""
+    def open_since(self) -> int | None:
+        """When the window began that has no end yet, in ns; `None` if there is none, or in a pause."""
         if not self._open or self._open[-1].end is not None or self._paused_at is not None:
             return None
         return self._open[-1].start
 
     def waiting(self) -> bool:
-        """Whether a window has ended and is not closed yet."""
+        """Whether a window has ended, and is not closed yet."""
         return any(window.end is not None for window in self._open)
 
     def ledger(self) -> dict[str, SourceLedger]:
@@ -433,7 +437,7 @@ class WindowRouter:
             outside=dict(self._outside),
             late=dict(self._late),
             superseded=dict(self._superseded),
-            # Copied first: the loop goes on meanwhile, in another thread.
+            # Copied first: the loop changes them meanwhile, on another thread.
             dropped={source: dict(reasons) for source, reasons in list(self._dropped.items())},
             missing={source: dict(times) for source, times in list(self._missing.items())},
             taken=self._taken + sum(window.taken for window in list(self._open)),
@@ -444,16 +448,16 @@ class WindowRouter:
 
 
 def places(windows: list[OpenWindow], times: NDArray[np.int64]) -> list[tuple[OpenWindow, int, int]]:
-    """Where the times of each window begin and end among times that are in order."""
+    """For each window, the range of the times in it. The times are sorted."""
     borders = np.array([window.interval for window in windows], np.int64).reshape(-1, 2)
     found: list[list[int]] = np.searchsorted(times, borders).tolist()
     return [(window, first, end) for window, (first, end) in zip(windows, found, strict=True)]
 
 
 def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindow, Block]]:
-    """The events that each of several windows may hold, in one pass: a drain may bring thousands of windows.
+    """Divides events among windows in one pass: a drain may bring thousands of windows.
 
-    What a gap counts goes to the first window that it reaches.
+    Only the first window that a gap touches counts the events that the gap stands for.
     """
     events = events[np.argsort(events["ts"], kind="stable")]
     ts, last = events["ts"], ends(events)

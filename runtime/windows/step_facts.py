@@ -1,7 +1,7 @@
-"""Facts of a step: where its time went, each nanosecond once, and what the machine said meanwhile.
+"""Facts of a step: its time by phase and on devices, each nanosecond once, and the readings of signals.
 
-One record for each step, made of the events of the thread that steps. It is the same whether the events stream by or are read
-back from a file: both go through `StepFactsBuilder`.
+`StepFactsBuilder` makes one record for each step from the events of the thread that steps, both for live events and for those
+of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Times: TypeAlias = NDArray[np.int64]
 
 
 class Phase(IntEnum):
-    """Kinds of time on the thread that steps. Where several are open at once, the first of them has the time."""
+    """Kinds of time on the thread that steps. If several are open at once, the first of them gets the time."""
 
     GARBAGE_COLLECTION = 0
     COMMUNICATION = 1
@@ -38,18 +38,18 @@ class Phase(IntEnum):
     SUSPENDED = 10
     """A task of asyncio waits."""
     BACKWARD_ELSEWHERE = 11
-    """autograd works on a thread of its own, and nothing else is open here."""
+    """autograd works on its own thread, and nothing else is open here."""
     COMMUNICATION_ELSEWHERE = 12
-    """A collective goes on in another thread, as gloo's do, and nothing else is open here."""
+    """A collective runs on another thread, as those of gloo do, and nothing else is open here."""
     SPAN = 13
-    """Spans of the program, without what is in them of the above."""
+    """Spans of the program, without the phases above that are nested in them."""
 
 
 class Device(IntEnum):
-    """Kinds of time on devices. Where several go on at once, on whatever stream, the first of them has the time."""
+    """Kinds of time on devices. If several run at once, on any streams, the first of them gets the time."""
 
     COMPUTE = 0
-    """Kernels, and sets of memory, which move nothing between host and device."""
+    """Kernels, and memsets, which move nothing between host and device."""
     COMMUNICATION = 1
     """Kernels of collectives."""
     COPY = 2
@@ -59,9 +59,9 @@ find_at_once(Phase)
 find_at_once(Device)
 
 SIGNALS = ("cpu_ns", "run_queue_ns", "resident_bytes", "page_faults", "preemptions", "written_bytes")
-"""Readings of the thread that steps (its process, of memory), taken when a step begins."""
+"""Signals of the thread that steps (for memory, of its process), which are read when a step begins."""
 SIGNAL = "step signal"
-"""Category of the counters that hold them."""
+"""Category of their counters."""
 _SIGNAL = strings.category(SIGNAL)
 
 FACTS_DTYPE = np.dtype(
@@ -78,37 +78,37 @@ FACTS_DTYPE = np.dtype(
         *((name, "<f8") for name in SIGNALS),
     ]
 )
-"""Times in ns. `operators` and `operator_ns` are of the outermost operators on the thread that steps. Signals are what was added
-during the step, but for `resident_bytes`, which is what there was at its end; NaN where there was no reading."""
+"""Times in ns. `operators` and `operator_ns` count the outermost operators on the thread that steps. Signals are differences over
+the step, but for `resident_bytes`, which is the value at its end. NaN means no reading."""
 _RAW_FACTS = np.dtype((np.void, FACTS_DTYPE.itemsize))
 
-KEPT_OPEN = 8
-"""Steps that stay open behind the newest: events of them may still come."""
-MANY_OPEN = 64 * KEPT_OPEN
-"""With more open steps than this, the facts of the oldest are made."""
+MIN_OPEN = 8
+"""Newest steps that stay open, as further events of them may come."""
+MANY_OPEN = 64 * MIN_OPEN
+"""With more open steps than this, the oldest are finished."""
 
 MOST_READ = 1e18
-"""A signal from here on is no reading: so many ns are 31 years."""
-MANY_HELD = 1 << 15
-"""With more intervals than this, facts are made of fewer steps at once: what fits a processor's cache is quicker."""
+"""Larger values of signals are not believed: so many ns are 31 years."""
+MANY_INTERVALS = 1 << 15
+"""With more intervals than this, fewer steps are finished at once: data that fits a processor's cache is faster."""
 MOST_OPEN = 1 << 16
-"""With more open steps than this, the facts of the oldest are made, whatever has yet to come."""
+"""With more open steps than this, the oldest are finished even if events of them may come."""
 MOST_INTERVALS = 1 << 20
-"""With more intervals than this, the facts of the older half are made, even within a step. They take 32 MB."""
+"""With more intervals than this (32 MB), the older half is finished, even within a step."""
 
 _IGNORED = 255
 _INNER = 100
-"""Class of the program's spans that lie in other spans of it. They count only if the outer one is left out."""
+"""Class of the program's spans that are nested in its other spans. They count only if the outer one does not."""
 _FOREVER = np.iinfo(np.int64).max
 _TS, _STEP, _ON = range(3)
-"""Columns of step marks: when, which step, on which track."""
+"""Columns of step marks: time, step, track."""
 _CLASS, _TRACK, _BEGIN, _END = range(4)
-"""Columns of the intervals that spans cover. Arrays without named fields are quicker to join."""
+"""Columns of the intervals that spans cover. Arrays without named fields are faster to join."""
 _SUMS = ("phases", "device", "operators", "operator_ns", "collections")
 DEVICE_CLASS = 200
-"""What `class_of` adds to a `Device`."""
+"""`class_of` adds this to a `Device`."""
 _ELSEWHERE = {Phase.BACKWARD: Phase.BACKWARD_ELSEWHERE, Phase.COMMUNICATION: Phase.COMMUNICATION_ELSEWHERE}
-"""What spans of other threads count as; spans of all other phases do not count there."""
+"""Phases of spans on other threads. Spans of other phases do not count there."""
 _DEVICES = tuple(DEVICE_CLASS + each for each in Device)
 _STEPPING_SLOTS = bytes(each if each in {*Phase, _INNER, *_DEVICES} else _IGNORED for each in range(256))
 """The slot of each class of spans on the tracks that step: its own class, if it counts."""
@@ -132,7 +132,7 @@ _BY_CATEGORY = {
 
 
 def class_of(name: str, category: str) -> int:
-    """The `Phase` of a span by its name and category; `DEVICE_CLASS` and more for what devices do; 255: none."""
+    """The `Phase` of a span by its name and category, or `DEVICE_CLASS` plus a `Device`; 255 = none."""
     if category in _KERNELS:
         if category == "gpu_memcpy":
             return DEVICE_CLASS + Device.COPY
@@ -159,7 +159,7 @@ def class_of(name: str, category: str) -> int:
 
 
 def union(begin: Times, end: Times) -> tuple[Times, Times]:
-    """Intervals in order, those that touch or overlap made one."""
+    """Sorts intervals, and merges those that touch or overlap."""
     if not len(begin):
         return begin, end
     if (begin[1:] < begin[:-1]).any():
@@ -174,7 +174,7 @@ def union(begin: Times, end: Times) -> tuple[Times, Times]:
 
 
 def covered_before(begin: Times, end: Times, at: Times) -> Times:
-    """How much of the time before each of `at` lies in intervals that are in order and apart, in ns."""
+    """For each of `at`, how much time before it sorted, disjoint intervals cover, in ns."""
     if not len(begin):
         return np.zeros(len(at), np.int64)
     total = np.concatenate((np.zeros(1, np.int64), np.cumsum(end - begin)))
@@ -184,15 +184,15 @@ def covered_before(begin: Times, end: Times, at: Times) -> Times:
 
 
 class _Classes:
-    """Classes of spans by their names' ids, as arrays that `_core.span_intervals` reads. Nearly all names have one category; spans of
-    the same name with another one are looked up one by one."""
+    """Classes of spans by the ids of their names, as arrays for `_core.span_intervals`. Nearly all names have one category. Spans
+    of the same name with another category are looked up separately."""
 
     def __init__(self) -> None:
         self.tables = np.full(0, 0, np.uint8), np.full(0, _NO_CATEGORY, np.uint16)
         self._known: dict[tuple[int, int], int] = {}
 
     def of(self, names: NDArray[np.uint32], categories: NDArray[np.uint16]) -> NDArray[np.int64]:
-        """The class of each span, which is known afterwards."""
+        """The class of each span. Adds it to `tables`."""
         keys = names.astype(np.int64) << 16 | categories
         unique, inverse = np.unique(keys, return_inverse=True)
         found = np.fromiter((self._class(int(key) >> 16, int(key) & 0xFFFF) for key in unique), np.int64, len(unique))
@@ -218,7 +218,7 @@ _CLASSES = _Classes()
 
 
 def _with_ends(marks: Times, ends: Times) -> Times:
-    """Step marks with marks of no step where a step ended and no other one began, on the thread of the step."""
+    """Adds marks of no step to step marks, at the ends of steps that no other step follows."""
     before = np.searchsorted(marks[:, _TS], ends, side="right") - 1
     new = (before >= 0) & (marks[before, _TS] < ends)
     ends, before = ends[new], before[new]
@@ -227,7 +227,7 @@ def _with_ends(marks: Times, ends: Times) -> Times:
 
 
 def join_facts(pieces: Sequence[Facts]) -> Facts:
-    """One array of several, in their order. `np.concatenate` alone would work out the record type anew each time."""
+    """Joins arrays. `np.concatenate` alone would compute the record type each time."""
     if len(pieces) == 1:
         return pieces[0]
     raw = [piece.view(_RAW_FACTS) for piece in pieces]
@@ -236,44 +236,44 @@ def join_facts(pieces: Sequence[Facts]) -> Facts:
 
 
 class StepFactsBuilder:
-    """Makes facts of steps of events, in whatever blocks they come.
+    """Computes the facts of steps from blocks of events, in any order.
 
-    Memory does not grow with the number of steps but for the facts, nor with the length of one: what is recorded of steps that
-    lie far behind is settled: their facts are made, and their intervals let go. So is the older half of a step of very many spans.
+    Memory is bounded, but for the facts: old steps are finished, that is, their facts are computed and their intervals dropped.
+    So is the older half of a step with very many spans.
 
     Args:
-        late: events may come long after their step has ended, as a backend delivers them that records a window as a whole.
-            What is settled before `finish` is only what `settle` says.
+        late: events may come long after the end of their step, as from a backend that delivers a window as a whole. Then only
+            `finish_until` and `finish` finish steps.
     """
 
     def __init__(self, *, late: bool = False) -> None:
         self._late = late
         self._steps: Times = np.zeros((0, 3), np.int64)
         self._new_marks: list[Times] = []
-        """Those that are not among `_steps` yet."""
+        """Marks that are not in `_steps` yet."""
         self._open = 0
-        """How many marks there are in both."""
+        """Number of marks in both."""
         self._intervals: list[Times] = []
         """Intervals that spans cover, by class and track."""
-        self._held = 0
+        self._interval_count = 0
         self._readings: list[Times] = []
-        """Of signals: when, which, and the value's bits."""
+        """Of signals: time, name, bits of the value."""
         self._done: list[Facts] = []
         self._before: Times = np.zeros(0, np.int64)
-        """The step mark before the oldest one that is open."""
+        """The step mark before the oldest open one."""
         self._first: int | None = None
         self._part: Facts | None = None
-        """The facts of the settled part of the oldest open step; its mark is moved to where the rest begins."""
+        """The facts of the finished part of the oldest open step. Its mark is moved to the begin of the rest."""
 
     def update(self, events: Block) -> None:
-        """Takes events: steps, spans and signals; others are passed over."""
+        """Adds steps, spans and signals; ignores other events."""
         events = np.ascontiguousarray(events)
         classes, categories = _CLASSES.tables
         found, marks, readings, rare = _core.span_intervals(
             events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
         )
         if found:
-            self._hold(np.frombuffer(found, np.int64).reshape(-1, 4))
+            self._add_intervals(np.frombuffer(found, np.int64).reshape(-1, 4))
         if marks:
             self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
             self._open += len(self._new_marks[-1])
@@ -284,63 +284,65 @@ class StepFactsBuilder:
             numbers = _CLASSES.of(spans["name"], spans["category"])
             begin = spans["ts"].astype(np.int64)
             intervals = np.stack((numbers, spans["track"], begin, begin + spans["dur"]), axis=1)
-            self._hold(intervals[numbers != _IGNORED])
+            self._add_intervals(intervals[numbers != _IGNORED])
         if not self._late:
-            self.settle(_FOREVER)
+            self.finish_until(_FOREVER)
 
-    def settle(self, until: int) -> bool:
-        """Makes the facts of steps that ended before a time by which everything was given, in ns; not of the newest, in which
-        spans may have begun that have not ended; and only once there are many.
+    def finish_until(self, until: int) -> bool:
+        """Finishes old steps, if there are many. The newest stay open: they may have open spans.
+
+        Args:
+            until: all events before this time were added, in ns.
 
         Returns:
-            Whether there is something to `take`.
+            Whether `pop_facts` has something to return.
         """
-        if self._open <= MANY_OPEN and self._held <= MANY_HELD:
+        if self._open <= MANY_OPEN and self._interval_count <= MANY_INTERVALS:
             return False
         times = self._marks()[:, _TS]
         ready = len(times) if len(times) > MOST_OPEN else int(np.searchsorted(times, until, side="left"))
-        ready = min(ready, len(times) - KEPT_OPEN)
-        if ready > MANY_OPEN - KEPT_OPEN or (ready > KEPT_OPEN and self._held > MANY_HELD):
-            self._settle(ready)
-        elif self._held > MOST_INTERVALS:
-            self._settle_half()
+        ready = min(ready, len(times) - MIN_OPEN)
+        if ready > MANY_OPEN - MIN_OPEN or (ready > MIN_OPEN and self._interval_count > MANY_INTERVALS):
+            self._finish_steps(ready)
+        elif self._interval_count > MOST_INTERVALS:
+            self._finish_half()
         return bool(self._done)
 
-    def take(self) -> Facts:
-        """The facts that were settled since the last call."""
+    def pop_facts(self) -> Facts:
+        """The facts of the steps that were finished since the last call."""
         facts = join_facts(self._done)
         self._done.clear()
         return facts
 
     def finish(self, *ends: int, window: int = 0) -> Facts:
-        """The facts of all steps that have ended, but for those that were taken.
+        """The facts of all steps that have ended, without those that `pop_facts` has returned.
 
         Args:
-            ends: when steps ended that no other step followed at once, in order: the last one of each window.
+            ends: ends of steps that no other step follows at once, in order: of the last step of each window.
             window: its number.
         """
         marks = self._marks()
         if len(marks):
             self._steps = _with_ends(marks, np.array(ends, np.int64))
-        self._settle(len(self._steps))
-        facts = self.take()
+        self._finish_steps(len(self._steps))
+        facts = self.pop_facts()
         if len(ends) > 1:
             facts = facts[facts["step"] != NO_STEP]  # the time between two windows
         facts["window"] = window
         return facts
 
     @property
-    def begun(self) -> int | None:
-        """When the first step began, in ns, as far as is known."""
+    def first_begin(self) -> int | None:
+        """When the first known step began, in ns."""
         self._marks()
         return self._first
 
-    def _hold(self, intervals: Any) -> None:
+    def _add_intervals(self, intervals: Any) -> None:
         self._intervals.append(intervals)
-        self._held += len(intervals)
+        self._interval_count += len(intervals)
 
     def _marks(self) -> Times:
-        """Those of the steps that are open, in order, each once."""
+        """The marks of open steps, in order, without duplicates."""
         if self._new_marks:
             marks = np.concatenate((self._steps, *self._new_marks))
             if (marks[1:, _TS] <= marks[:-1, _TS]).any():
@@ -351,8 +353,8 @@ class StepFactsBuilder:
             self._first = first if self._first is None else min(self._first, first)
         return self._steps
 
-    def _settle(self, count: int) -> None:
-        """Makes the facts of the oldest steps: of all but the last of `count` marks."""
+    def _finish_steps(self, count: int) -> None:
+        """Finishes the oldest steps: all but the last of `count` marks."""
         if count < 2:
             return
         marks = self._steps[:count]
@@ -368,14 +370,13 @@ class StepFactsBuilder:
         self._before = begins[-2:-1]
         self._steps = self._steps[count - 1 :]
         self._open = len(self._steps)
-        self._forget(int(begins[-1]))
+        self._drop_intervals(int(begins[-1]))
 
-    def _settle_half(self) -> None:
-        """Makes facts of the older half of what is held: within a step, if need be. A span that goes on there and began before
-        counts from there on."""
+    def _finish_half(self) -> None:
+        """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
         intervals = self._gathered()
         until = int(np.median(intervals[:, _END]))
-        self._settle(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
+        self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
         if len(self._steps) and until > int(self._steps[0, _TS]):
             marks = np.repeat(self._steps[:1], 2, axis=0)
             marks[1, _TS] = until
@@ -387,10 +388,10 @@ class StepFactsBuilder:
             self._part = part
             self._steps = self._steps.copy()
             self._steps[0, _TS] = until
-        self._forget(until, signals=False)
+        self._drop_intervals(until, signals=False)
 
     def _facts(self, marks: Times) -> Any:
-        """The facts of the time between marks that follow one another, but for signals."""
+        """The facts of the time between consecutive marks, without signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
         facts["device"] = self._share_time(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
@@ -398,14 +399,14 @@ class StepFactsBuilder:
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
             return facts
-        # The first mark of a run may be of another thread, or of none of the tasks that step.
+        # The first mark of a run may be of another thread, or of a task that does not step.
         tracks = np.sort(np.stack((marks[:-1, _ON], marks[1:, _ON])), axis=0)
         for one, other in np.unique(tracks, axis=1).T.tolist():
             self._fill_phases(facts, (tracks[0] == one) & (tracks[1] == other), marks, (one, other))
         return facts
 
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
-        """Fills in the phases of steps of one thread, or of those that begin on one thread and end on another."""
+        """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
         ns, begun, covered = self._share_time(marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
@@ -414,9 +415,10 @@ class StepFactsBuilder:
     def _share_time(
         self, marks: Times, stepping: tuple[int, int], first: int, last: int, chosen: Any = slice(None)
     ) -> Any:
-        """What `_core.share_time` gives, by slot and step, for slots that share time.
+        """Calls `_core.share_time` for a range of slots. Returns its values by slot and step.
 
-        `stepping` are the tracks that step in this time: one, or the two between which steps change."""
+        `stepping` are the tracks that step in this time: one, or the two between which steps change.
+        """
         begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
         slots, known = (first, last), self._known_begins()
         rest = stepping, slots, (int(Phase.SPAN), _INNER)
@@ -428,10 +430,9 @@ class StepFactsBuilder:
             for name in SIGNALS:
                 facts[name] = np.nan
             return
-        readings = self._readings[0] if len(self._readings) == 1 else np.zeros((0, 3), np.int64)
         if len(self._readings) > 1:
-            readings = np.concatenate(self._readings)
-            self._readings = [readings]
+            self._readings = [np.concatenate(self._readings)]
+        readings = self._readings[0]
         # The reading of a window's last mark comes just before it.
         found = _core.readings_at(np.ascontiguousarray(readings), _SIGNAL_ROWS, np.ascontiguousarray(marks), MOST_READ)
         values = np.frombuffer(found, np.float64).reshape(len(_SIGNAL_ROWS), len(marks))
@@ -440,7 +441,7 @@ class StepFactsBuilder:
             facts[name] = values[row, 1:] if name == "resident_bytes" else between[row]
 
     def _known_begins(self) -> Times:
-        """Begins of steps, from the one before the oldest that is open."""
+        """Begins of steps, from the one before the oldest open step."""
         begins = self._steps[:, _TS].copy()
         if self._part is not None:
             begins[0] = self._part["begin"][0]
@@ -451,10 +452,10 @@ class StepFactsBuilder:
             self._intervals = [np.concatenate(self._intervals) if self._intervals else np.zeros((0, 4), np.int64)]
         return self._intervals[0]
 
-    def _forget(self, until: int, *, signals: bool = True) -> None:
-        """Lets go of what ended by a time, in ns. What goes on then stays as it is: that it began is counted once."""
+    def _drop_intervals(self, until: int, *, signals: bool = True) -> None:
+        """Drops intervals that ended by a time, in ns. An interval that is open then is not cut, so that its begin counts once."""
         intervals = self._gathered()
         self._intervals = [intervals.take(np.flatnonzero(intervals[:, _END] > until), axis=0)]
-        self._held = len(self._intervals[0])
+        self._interval_count = len(self._intervals[0])
         if signals:
             self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]

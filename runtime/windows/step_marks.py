@@ -1,4 +1,4 @@
-"""The step marks of a window: which step a time belongs to, and the span of each step."""
+"""The step marks of a window, which assign events to steps, and the spans of its steps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, empty_block
 from stepscope.runtime.windows.window import Step
 
-KEPT = 1 << 20
-"""Marks that a window keeps, 24 bytes each; of longer windows the oldest are let go."""
+MAX_MARKS = 1 << 20
+"""Marks of a window, 24 bytes each. A longer window drops the oldest."""
 
 _MARK = np.dtype([("ts", "<i8"), ("parent", "<u8"), ("number", "<i4"), ("track", "<u4")])
 
@@ -26,26 +26,24 @@ class StepMark(msgspec.Struct, frozen=True, gc=False):
     number: int
     track: int = 0
     parent: int = 0
-    """The span that is open around the call, 0 = none."""
+    """Id of the span around the call, 0 = none."""
 
 
 class StepMarks:
-    """Marks in the order of their times, in arrays: a loop of a million steps a second is no burden."""
+    """Marks in the order of their times, in arrays, for loops of a million steps a second."""
 
     def __init__(self, first: StepMark) -> None:
         self._marks: NDArray[np.void] = np.zeros(64, _MARK)
         self._marks[0] = (first.ts, first.parent, first.number, first.track)
         self._count = 1
         self._spans = 0
-        self.forgotten = 0
-        """Steps that were let go."""
 
     def __len__(self) -> int:
         return self._count
 
     @property
     def pending(self) -> bool:
-        """Whether a step has ended whose span was not asked for yet."""
+        """Whether a step has ended for which `new_spans` made no span yet."""
         return self._count - self._spans > 1
 
     @property
@@ -68,35 +66,28 @@ class StepMarks:
         self._count += len(events)
 
     def tracks(self) -> set[int]:
-        """The rows of the threads and tasks that began the steps."""
-        rows: list[int] = np.unique(self._marks["track"][: self._count]).tolist()
-        return set(rows)
-
-    def put(self, mark: StepMark, end: int) -> None:
-        """Adds one mark if it is later than the last and earlier than `end`."""
-        block = empty_block(1)
-        block["ts"], block["step"], block["track"], block["parent"] = mark.ts, mark.number, mark.track, mark.parent
-        self.add(block, end)
+        """Tracks of the threads and tasks that began the steps."""
+        found: list[int] = np.unique(self._marks["track"][: self._count]).tolist()
+        return set(found)
 
     def _make_room(self, more: int) -> None:
-        if self._count > KEPT and self._spans > KEPT // 2:
-            surplus = min(self._count - KEPT // 2, self._spans)
+        if self._count > MAX_MARKS and self._spans > MAX_MARKS // 2:
+            surplus = min(self._count - MAX_MARKS // 2, self._spans)
             self._marks[: self._count - surplus] = self._marks[surplus : self._count].copy()
             self._count -= surplus
             self._spans -= surplus
-            self.forgotten += surplus
         if self._count + more > len(self._marks):
             grown = np.zeros(max(2 * len(self._marks), self._count + more), _MARK)
             grown[: self._count] = self._marks[: self._count]
             self._marks = grown
 
     def cut(self, end: int) -> None:
-        """Takes marks away that are not earlier than `end`, in ns; the first one stays."""
+        """Removes marks from the time `end` on, in ns, but for the first one."""
         self._count = max(int(np.searchsorted(self._marks["ts"][: self._count], end)), 1)
         self._spans = min(self._spans, self._count)
 
     def steps_at(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
-        """Number of the step that each time, in ns, belongs to."""
+        """The step number of each time, in ns."""
         marks = self._marks[: self._count]
         counts = _core.count_until(np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(times))
         at = np.frombuffer(counts, np.int64) - 1
@@ -104,7 +95,7 @@ class StepMarks:
         return numbers  # type: ignore[no-any-return]
 
     def with_steps(self, events: Block) -> Block:
-        """A copy whose events have the number of the step that they began in."""
+        """A copy in which each event has the number of the step in which it began."""
         marks = self._marks[: self._count]
         begins, numbers = np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(marks["number"])
         copied: Block = np.frombuffer(_core.with_steps(np.ascontiguousarray(events), begins, numbers), EVENT_DTYPE)
@@ -121,18 +112,18 @@ class StepMarks:
         )
 
     def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
-        """Rows, begins and ends of the steps that nest on the row of the training loop; the last one ends at `end`."""
+        """Tracks, begins and ends of the steps that nest on the track of the training loop; the last one ends at `end`."""
         marks, following, nests = self._ended(0, end)
         return marks["track"][nests], marks["ts"][nests], following["ts"][nests]
 
     def _ended(self, first: int, end: int | None) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.bool_]]:
-        """Steps from number `first` of those kept: their marks, the marks that end them, and whether each nests."""
+        """Steps from index `first` on: their marks, the marks that end them, and whether each nests."""
         marks = self._marks[first : self._count]
         following = marks[1:]
         if end is not None and len(marks) and end > int(marks["ts"][-1]):
             following = np.empty_like(marks)
             following[:-1] = marks[1:]
-            # Where the last step ends the same span is open as where it began, as far as is known.
+            # The span that is open at the end of the last step is not known; most likely it is that of its begin.
             following[-1] = marks[-1]
             following["ts"][-1] = end
         marks = marks[: len(following)]
@@ -142,10 +133,10 @@ class StepMarks:
         return marks, following, nests
 
     def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
-        """A span for each step that has ended since the last call; `end`, if given, ends the last one.
+        """A span for each step that ended since the last call; `end`, if any, ends the last one.
 
-        It is drawn on the track of the training loop if it nests there: if the same span is open at its begin and
-        its end. Otherwise it goes to `fallback_track`.
+        A span is on the track of the training loop if it nests there, that is, if the same span is open at its begin and its
+        end. Otherwise it is on `fallback_track`.
         """
         marks, following, nests = self._ended(self._spans, end)
         self._spans += len(marks)

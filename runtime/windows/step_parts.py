@@ -1,4 +1,4 @@
-"""The parts of a step: its phases by name, and what nothing covers. They add up to the step, to the nanosecond."""
+"""The parts of a step: its phases by name, and the uncovered time. They add up to the step, to the nanosecond."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUEUED = "not covered, waiting for a processor"
 WAITING = "not covered, waiting"
 
 _RUNS = (Phase.GARBAGE_COLLECTION, Phase.OPTIMIZER, Phase.BACKWARD, Phase.FORWARD)
-"""Phases in which the thread is taken to run for as long as there is processor time. In the others it may as well wait."""
+"""Phases to which processor time is assigned first. In the other phases the thread may be waiting."""
 
 
 def is_uncovered(name: str) -> bool:
@@ -45,11 +45,11 @@ def durations(facts: Facts) -> NDArray[np.int64]:
 
 
 def parts_of(facts: Facts) -> dict[str, NDArray[np.int64]]:
-    """ns of each part in each of these steps; those that no step has are left out.
+    """ns of each part in each of these steps, without parts that no step has.
 
-    What nothing covers is divided where the processor time of the step was read. When within the step the thread ran is not
-    known: it runs there for at most as long as the phases in which it computes leave of that time; then it waits for a
-    processor for at most as long as the kernel says; the rest of the time it waits for something else.
+    Uncovered time is divided if the processor time of the step is known. It is running for the processor time that computing
+    phases have not used; then waiting for a processor for the time that the kernel reports; the rest is other waiting. The
+    order within the step is not known.
     """
     found: dict[str, NDArray[np.int64]] = {}
     for phase in Phase:
@@ -64,7 +64,7 @@ def parts_of(facts: Facts) -> dict[str, NDArray[np.int64]]:
 
 
 def columns_of(facts: Facts) -> dict[str, NDArray[Any]]:
-    """A column for each thing that is known of these steps: what, when, how long, each part in ns, and each signal."""
+    """The facts as columns: number, times and duration of each step, each part in ns, and each signal."""
     return {
         "window": facts["window"],
         "step": facts["step"],
@@ -77,12 +77,12 @@ def columns_of(facts: Facts) -> dict[str, NDArray[Any]]:
 
 
 def _uncovered(facts: Facts) -> dict[str, NDArray[np.int64]]:
-    took, phases = durations(facts), facts["phases"]
-    uncovered = took - phases.sum(axis=1)
+    lengths, phases = durations(facts), facts["phases"]
+    uncovered = lengths - phases.sum(axis=1)
     read = np.isfinite(facts["cpu_ns"])
-    cpu, queue = (_whole(facts[name], took) for name in ("cpu_ns", "run_queue_ns"))
+    cpu, queue = (_whole(facts[name], lengths) for name in ("cpu_ns", "run_queue_ns"))
     computing = phases[:, [int(phase) for phase in _RUNS]].sum(axis=1)
-    least, most = np.maximum(cpu - (took - uncovered), 0), np.minimum(cpu, uncovered)
+    least, most = np.maximum(cpu - (lengths - uncovered), 0), np.minimum(cpu, uncovered)
     running = np.where(read, np.clip(cpu - computing, least, most), 0)
     queued = np.where(read, np.minimum(queue, uncovered - running), 0)
     return {
@@ -93,6 +93,6 @@ def _uncovered(facts: Facts) -> dict[str, NDArray[np.int64]]:
     }
 
 
-def _whole(readings: NDArray[np.float64], took: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A reading in whole ns, which is not more than the step; 0 where there is none."""
-    return np.clip(np.nan_to_num(readings), 0, took).astype(np.int64)
+def _whole(readings: NDArray[np.float64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Readings in whole ns, at most the duration of the step; 0 for no reading."""
+    return np.clip(np.nan_to_num(readings), 0, lengths).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Statistics of steps in fixed memory: what `summary()` says first, kept while the events stream by."""
+"""Statistics of steps in fixed memory, for the head of `summary()`."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, join_facts
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 
 FIRST_STEPS = 5
-"""Steps at the begin that are not judged: caches are cold, code compiles."""
+"""First steps, which are not judged: caches are cold, code compiles."""
 _MOST_PIECES = 64
 SHOWN_FROM_NS = 1_000_000_000
-"""Startup and shutdown that take this long or longer are shown."""
-KEPT_STEPS = 1024
-"""Steps of which the facts are kept, the last ones: 240 bytes each."""
+"""Startup and shutdown are shown if they take this long."""
+LAST_STEPS = 1024
+"""Number of last steps whose facts stay in memory, 240 bytes each."""
 STEPS_END = "steps_end"
-"""Key of a run's metadata: what ends its steps, where that is not the program itself."""
+"""Key of a run's metadata: what ends its steps, if that is not the program."""
 OPTIMIZER = "optimizer"
-"""Its value if each call of an optimizer's step() does. Such a program does not say where its loop begins, so all until the end
-of step 0, such as `import torch`, is startup and no step."""
+"""Its value if each call of an optimizer's step() ends a step. The begin of the loop is unknown then, so the time until the end
+of step 0, with `import torch` and more, is startup and no step."""
 
 
 class StepStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a rank's steps, times in ns."""
+    """Statistics of the steps of a rank, times in ns."""
 
     steps: int
     steady: int
-    """Steps that are judged: without the first ones."""
+    """Judged steps: all but the first ones."""
     mean: float
     p50: float
     p95: float
@@ -43,11 +43,11 @@ class StepStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Number of the slowest steady step."""
     slowest_ns: float
     slowest_why: str
-    """What was different in it."""
+    """The part that took longer than usual in it."""
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
-    """A part of the steps that are judged. All parts add up to their time."""
+    """A part of the judged steps. All parts add up to their time."""
 
     name: str
     total_ns: int
@@ -56,20 +56,20 @@ class Part(msgspec.Struct, frozen=True, gc=False):
 
 
 def first_steps(count: int) -> int:
-    """How many of so many steps are not judged."""
+    """How many of `count` steps are not judged."""
     return min(FIRST_STEPS, count // 4)
 
 
 def startup_step(facts: Facts, metadata: dict[str, Any]) -> bool:
-    """Whether the first of these steps is no step, but startup: see `OPTIMIZER`."""
+    """Whether the first of these steps is startup: see `OPTIMIZER`."""
     return bool(len(facts)) and int(facts["step"][0]) == 0 and metadata.get(STEPS_END) == OPTIMIZER
 
 
 def statistics_of(facts: Facts, judged: Facts) -> StepStatistics:
-    """Of steps of which some are judged.
+    """Statistics of steps, of which some are judged.
 
     Raises:
-        ValueError: if none is.
+        ValueError: if none is judged.
     """
     running = _Running()
     running.add(judged)
@@ -77,16 +77,16 @@ def statistics_of(facts: Facts, judged: Facts) -> StepStatistics:
 
 
 def difference(judged: Facts, step: Any) -> str:
-    """What one step (facts) has more of than is usual in others; empty if it took no longer."""
+    """Text on the part that took more time in one step than the median; empty if the step took no longer."""
     excess = float(step["end"] - step["begin"] - np.median(durations(judged)))
     if excess <= 0:
         return ""
     own: Any = np.zeros(1, FACTS_DTYPE)
     own[0] = step
-    mine, usual = parts_of(own), parts_of(judged)
+    parts, usual = parts_of(own), parts_of(judged)
     more = {
-        name: float(mine[name][0] if name in mine else 0) - (float(np.median(usual[name])) if name in usual else 0.0)
-        for name in {**usual, **mine}
+        name: float(parts[name][0] if name in parts else 0) - (float(np.median(usual[name])) if name in usual else 0.0)
+        for name in {**usual, **parts}
     }
     name = max(more, key=lambda each: more[each])
     if more[name] < 0.5 * excess:
@@ -110,37 +110,41 @@ class _Running:
         """Adds steps, in the order of their times."""
         if not len(facts):
             return
-        took = durations(facts)
+        lengths = durations(facts)
         self.count += len(facts)
-        self.ns += int(took.sum())
+        self.ns += int(lengths.sum())
         for name, column in parts_of(facts).items():
             self.parts[name] = self.parts.get(name, 0) + int(column.sum())
-        self._see(facts[int(np.argmax(took))])
+        self._update_slowest(facts[int(np.argmax(lengths))])
         block: Any = empty_block(len(facts))
-        block["kind"], block["name"], block["dur"] = Kind.SPAN, _NAME, took
+        block["kind"], block["name"], block["dur"] = Kind.SPAN, _NAME, lengths
         self._times.update(block)
 
     def merge(self, other: _Running) -> None:
-        """Adds what came later."""
+        """Adds the sums of later steps."""
         self.count += other.count
         self.ns += other.ns
         for name, ns in other.parts.items():
             self.parts[name] = self.parts.get(name, 0) + ns
         if other.slowest is not None:
-            self._see(other.slowest)
+            self._update_slowest(other.slowest)
         self._times.merge(other._times)
 
-    def statistics(self, steps: int, kept: Facts) -> StepStatistics:
-        """Of these steps, of which the last are kept. Quantiles are exact if all are, and else off by less than 1/128.
+    def statistics(self, steps: int, last: Facts) -> StepStatistics:
+        """Statistics of these steps. Quantiles are exact if `last` has all of them, else off by less than 1/128.
+
+        Args:
+            steps: number of all steps, including those that are not judged.
+            last: facts of the last ones.
 
         Raises:
-            ValueError: if there is none.
+            ValueError: if there are no steps.
         """
         if not self.count:
             raise ValueError("there are no statistics of no steps")
-        if len(kept) >= self.count:
-            took = durations(kept)
-            p50, p95 = float(np.median(took)), float(np.quantile(took, 0.95))
+        if len(last) >= self.count:
+            lengths = durations(last)
+            p50, p95 = float(np.median(lengths)), float(np.quantile(lengths, 0.95))
         else:
             p50, p95 = self._times.rows()[0][7:9]
         mean = self.ns / self.count
@@ -153,15 +157,15 @@ class _Running:
             rate=1e9 / mean if mean else 0.0,
             slowest=int(self.slowest["step"]),
             slowest_ns=float(self.slowest["end"] - self.slowest["begin"]),
-            slowest_why=difference(kept, self.slowest),
+            slowest_why=difference(last, self.slowest),
         )
 
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Its memory in bytes."""
         return self._times.nbytes()
 
-    def _see(self, step: Any) -> None:
-        """Keeps the longest step, the earliest of several: steps may come in another order than that of their times."""
+    def _update_slowest(self, step: Any) -> None:
+        """Remembers the step if it is longer, or as long and earlier: steps may be added in any order."""
         if self.slowest is None or _longest_first(step) < _longest_first(self.slowest):
             self.slowest = step.copy()
 
@@ -177,7 +181,7 @@ class StepTotals:
     """Statistics of the steps of a window, or of many.
 
     Args:
-        optimizer: whether what ends steps is an optimizer's step(), so that step 0 is startup.
+        optimizer: whether an optimizer's step() ends the steps, so that step 0 is startup.
     """
 
     def __init__(self, *, optimizer: bool = False) -> None:
@@ -214,24 +218,24 @@ class StepTotals:
         self.running.add(facts[max(room, 0) :])
 
     def merged(self, *later: StepTotals) -> StepTotals:
-        """Of all, which come in the order of their times; none changes."""
+        """Statistics of all of these, which are in the order of their times. None of them changes."""
         made = StepTotals()
-        everyone = (self, *later)
-        made._add(join_facts([one.first for one in everyone if len(one.first)]))
-        for one in everyone:
+        totals = (self, *later)
+        made._add(join_facts([one.first for one in totals if len(one.first)]))
+        for one in totals:
             made.startup_ns += one.startup_ns
             made.shutdown_ns += one.shutdown_ns
             if one.running.count:
                 made.running.merge(one.running)
                 made.count += one.running.count
                 made.ns += one.running.ns
-        made._last = _newest(tuple(facts for one in everyone for facts in one._last))
+        made._last = _newest(tuple(facts for one in totals for facts in one._last))
         return made
 
     @property
     def last(self) -> Facts:
-        """The last steps, at most `KEPT_STEPS`."""
-        return join_facts(self._last)[-KEPT_STEPS:]
+        """The last steps, at most `LAST_STEPS`."""
+        return join_facts(self._last)[-LAST_STEPS:]
 
     @property
     def judged(self) -> int:
@@ -239,7 +243,7 @@ class StepTotals:
         return self.count - first_steps(self.count)
 
     def of_judged(self) -> tuple[StepStatistics | None, tuple[Part, ...]]:
-        """Statistics of the steps that are judged, and their parts: the largest first, what nothing covers last."""
+        """Statistics of the judged steps, and their parts: the largest first, uncovered time last."""
         if not self.judged:
             return None, ()
         running = _Running()
@@ -250,13 +254,13 @@ class StepTotals:
         return running.statistics(self.count, self.last[-self.judged :]), tuple(parts)
 
     def nbytes(self) -> int:
-        """Memory that it takes."""
+        """Its memory in bytes."""
         return self.first.nbytes + sum(facts.nbytes for facts in self._last) + self.running.nbytes()
 
 
 def _newest(pieces: tuple[Facts, ...]) -> tuple[Facts, ...]:
-    """Pieces that hold the last steps. They are joined from time to time only: most windows are short."""
-    if len(pieces) <= _MOST_PIECES and sum(map(len, pieces)) <= 2 * KEPT_STEPS:
+    """Pieces with the last steps. They are not joined each time, as most windows are short."""
+    if len(pieces) <= _MOST_PIECES and sum(map(len, pieces)) <= 2 * LAST_STEPS:
         return pieces
     joined = join_facts(pieces)
-    return (joined[-KEPT_STEPS:].copy(),)
+    return (joined[-LAST_STEPS:].copy(),)

@@ -30,7 +30,7 @@ from stepscope.runtime.windows.step_statistics import SHOWN_FROM_NS, Part, StepS
 from stepscope.runtime.windows.window_tables import WindowTable
 
 NAME_WIDTH = 40
-"""Columns that a name may take in a terminal's table; longer ones lose their middle."""
+"""Columns of a name in a terminal's table. Longer names are shortened in the middle."""
 CATEGORY_WIDTH = 20
 
 
@@ -43,8 +43,8 @@ class SummaryRow(msgspec.Struct, frozen=True, gc=False):
     total_ns: int
     """Sum of the durations; time in nested spans of the same name counts twice."""
     self_ns: int
-    """Time not spent in child spans; over all rows of a thread this adds up to the time covered. 0 for steps, such as
-    `ProfilerStep#4`: they are drawn around what the program does, whose rows have that time."""
+    """Time without child spans. Over all rows of a thread it adds up to the covered time. 0 for steps, such as
+    `ProfilerStep#4`, whose time is that of the spans within."""
     min_ns: int
     max_ns: int
     mean_ns: float
@@ -91,9 +91,9 @@ _SORT: Mapping[str, Callable[[SummaryRow], Any]] = {
     "category": lambda row: row.category,
 }
 SORT_KEYS = tuple(_SORT)
-"""What `sort_by` may be. Numbers sort with the largest first, texts from A to Z."""
+"""Values of `sort_by`. Numbers sort with the largest first, texts from A to Z."""
 FORMATS = ("table", "markdown", "json")
-"""What `format` may be."""
+"""Values of `format`."""
 
 
 def _head(name: str, *numbers: str) -> tuple[Column, ...]:
@@ -118,26 +118,26 @@ _REMARKS = {
 
 
 class Summary(Documented, frozen=True):
-    """What was recorded, per name and category. A finished result: it does not change while recording goes on."""
+    """Statistics of spans, counters, instants and steps. A finished result: it does not change while recording goes on."""
 
     rows: tuple[SummaryRow, ...] = ()
     """Spans, the largest self time first."""
     counters: tuple[CounterRow, ...] = ()
-    """Counters, by name. Tables leave out those of `Options.signals`, of which there are many; so with instants."""
+    """Counters, by name. Tables do not show the many counters and instants of `Options.signals`."""
     instants: tuple[InstantRow, ...] = ()
     """Instant events, by name."""
     counts: dict[str, int] = {}
-    """What is not as exact as it looks, see `Aggregates.counts()`; `open`: windows that were not closed yet."""
+    """Inexact values by kind, see `Aggregates.counts()`; `open`: windows that were not closed yet."""
     steps: StepStatistics | None = None
     """Statistics of the steps; `None` if there are none."""
     parts: tuple[Part, ...] = ()
-    """Where the time of the steps went that are judged, on the thread that steps. They add up to it."""
+    """Time of the judged steps by part, on the thread that steps. The parts add up to it."""
     elsewhere: tuple[SummaryRow, ...] = ()
-    """Spans of other processes, such as a DataLoader's workers, the largest self time first. `rows` does not have them."""
+    """Spans of other processes, such as a DataLoader's workers, the largest self time first. They are not in `rows`."""
     startup_ns: int = 0
-    """What was recorded before the first step."""
+    """Recorded time before the first step."""
     shutdown_ns: int = 0
-    """What was recorded after the last step."""
+    """Recorded time after the last step."""
     steps_ns: int = 0
     """Time of all steps."""
     recorded_ns: int = 0
@@ -145,7 +145,7 @@ class Summary(Documented, frozen=True):
 
     @classmethod
     def of_table(cls, table: WindowTable) -> Summary:
-        """The same, with what there is of steps and other processes."""
+        """The summary of a window's table, with steps and other processes."""
         totals = table.steps
         statistics, parts = totals.of_judged()
         others = cls.of(table.elsewhere)
@@ -167,7 +167,7 @@ class Summary(Documented, frozen=True):
 
     @classmethod
     def of(cls, aggregates: _core.Aggregates) -> Summary:
-        """The state of running statistics as it is now."""
+        """The summary of running statistics."""
         text = strings.text
         rows = _rows(aggregates)
         counters = [
@@ -208,23 +208,23 @@ class Summary(Documented, frozen=True):
         return as_html(self)
 
     def table(self, sort_by: str = "self", top: int | None = 20) -> str:
-        """Aligned columns for a terminal; long names lose their middle. See `render` for what is raised."""
+        """Aligned columns for a terminal, with shortened names. Raises as `render`."""
         return self._text(sort_by, top, text_table, (_shortener(NAME_WIDTH), _shortener(CATEGORY_WIDTH)), "{}")
 
     def markdown(self, sort_by: str = "self", top: int | None = 20) -> str:
-        """Tables of GitHub flavoured Markdown with full names. See `render` for what is raised."""
+        """Tables of GitHub flavoured Markdown with full names. Raises as `render`."""
         return self._text(sort_by, top, markdown_table, (markdown_code, markdown_code), "- {}")
 
     def json(self, sort_by: str = "self", top: int | None = None) -> str:
-        """An object with the fields of `Summary`; times in ns, full precision. See `render` for what is raised."""
+        """An object with the fields of `Summary`; times in ns, full precision. Raises as `render`."""
         return json_bytes(self.cut(sort_by, top)).decode()
 
     def cut(self, sort_by: str = "self", top: int | None = 20) -> Summary:
-        """The same with the first rows of spans alone. See `render` for what is raised."""
+        """A summary with the first rows of spans only. Raises as `render`."""
         return msgspec.structs.replace(self, rows=tuple(self._top(sort_by, top)))
 
     def _head(self) -> Iterator[str]:
-        """What there is to say of steps as a whole, and of the time beside them."""
+        """Lines on all steps, and on the time before and after them."""
         steps = self.steps
         if steps is None:
             if self.recorded_ns:
@@ -241,8 +241,8 @@ class Summary(Documented, frozen=True):
             )
             why = f": {steps.slowest_why}" if steps.slowest_why else ""
             yield f"slowest: step {steps.slowest}, {human_time(steps.slowest_ns)}{why}"
-        beside = [("startup", self.startup_ns), ("shutdown", self.shutdown_ns)]
-        shown = [f"{name} {human_time(ns)}" for name, ns in beside if ns >= SHOWN_FROM_NS]
+        margins = [("startup", self.startup_ns), ("shutdown", self.shutdown_ns)]
+        shown = [f"{name} {human_time(ns)}" for name, ns in margins if ns >= SHOWN_FROM_NS]
         if shown:
             yield f"beside steps: {', '.join(shown)}"
 
@@ -305,8 +305,8 @@ class Summary(Documented, frozen=True):
                 table(_ELSEWHERE_HEAD, [(*label(row), human_time(row.self_ns), *times(row)) for row in others])
             )
             if len(self.elsewhere) > len(others):
-                left = f"{len(self.elsewhere) - len(others):,} of {len(self.elsewhere):,} rows are not shown"
-                parts.append(remark.format(left))
+                hidden = len(self.elsewhere) - len(others)
+                parts.append(remark.format(f"{hidden:,} of {len(self.elsewhere):,} rows are not shown"))
         counters = [row for row in self.counters if row.category not in OF_SIGNALS]
         instants = [row for row in self.instants if row.category not in OF_SIGNALS]
         if counters:

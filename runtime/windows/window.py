@@ -1,4 +1,4 @@
-"""A finished window: what `on_trace_ready` and `close_window` get."""
+"""A finished window: the argument of `on_trace_ready` and `close_window`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """One recorded step."""
 
     number: int
-    """As given to `step_num`: 0 for the first step of training."""
+    """The value of `step_num`: 0 for the first step of training."""
     start_ns: int
     end_ns: int
 
 
 class WindowActions(Protocol):
-    """What a live window can do beyond holding data; given by the profiler that made it."""
+    """Implementation of the methods of a live window. The profiler provides it."""
 
     def summary(self, window: Window) -> Summary: ...
 
@@ -46,23 +46,22 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
     start_ns: int
     """When its first step began."""
     end_ns: int
-    """When it ended: with its last step, or when the run did, if something was recorded after the last `step()`."""
+    """When it ended: with its last step, or with the run if something was recorded after the last `step()`."""
     steps: tuple[Step, ...]
-    """Its steps, in order, with number and times. A step is what a call of `step()` has ended; only a run that never
-    calls it is one step as a whole."""
+    """Its steps, in order, with number and times. A call of `step()` ends each. A run that never calls `step()` is one step."""
     complete: bool
-    """False if the run ended (or `stop()` was called) before the `step()` with which the schedule ends the window, or if a
-    source recorded nothing for a part of it, or delivered after it was closed. Events that were dropped are counted in `ledger`."""
+    """False if the run ended (or `stop()` was called) before the `step()` with which the schedule ends the window, if a source
+    recorded nothing for a part of it, or if a source delivered after it was closed. `ledger` counts dropped events."""
     diagnostics: tuple[str, ...] = ()
     """Why the window is empty, partial or incomplete, in words."""
     ledger: Ledger = Ledger()
-    """Its accounts: what each source produced, and what was dropped and why."""
+    """Its accounts: events that each source produced, and events dropped by reason."""
     metadata: Mapping[str, Any] = {}
-    """Facts of the run, and of this window."""
+    """Metadata of the run, and of this window."""
     wall_start_ns: int = 0
     """Unix time of `start_ns`."""
     actions: WindowActions | None = None
-    """What `summary` and `export` ask; `None` in a window that was read back from a file."""
+    """Implementation of `summary` and `export`; `None` for a window that was read from a file."""
 
     def _live(self) -> WindowActions:
         if self.actions is None:
@@ -74,23 +73,23 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
         return self.actions
 
     def summary(self) -> Summary:
-        """The aggregate table of this window; it was kept while the events streamed by."""
+        """The summary of this window, which was computed while events arrived."""
         return self._live().summary(self)
 
     def export(self, path: str | os.PathLike[str], format: str | None = None) -> Path:
-        """Writes this window, and no other, to `path`, any number of times and in any format.
+        """Writes this window to `path`. It can be called repeatedly, with any formats.
 
         Args:
             path: file to write; its ending names the format (`.json`, `.json.gz`, `.pt.trace.json`, `.journal`).
-            format: name of a format, if the ending does not say it.
+            format: name of a format, if the ending of the path does not name it.
 
         Returns:
             The path written.
 
         Raises:
-            ProfilerStateError: if the run keeps no journal to read the events from.
+            ProfilerStateError: if the run has no journal from which the events can be read.
             OutputError: if the file cannot be written.
-            ValueError: if no format is known by that name or ending.
+            ValueError: if no format has that name or ending.
         """
         return self._live().export(self, Path(path), format)
 

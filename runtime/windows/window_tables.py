@@ -1,4 +1,4 @@
-"""The tables of windows: what `summary()` shows, kept while the events stream by."""
+"""The tables of windows, from which `summary()` is made."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from stepscope.runtime.windows.step_facts import StepFactsBuilder
 from stepscope.runtime.windows.step_statistics import StepTotals
 
 MERGED_TOGETHER = 64
-"""Windows that are added to the total at once, if nobody asks before."""
+"""Closed windows that are added to the total together; earlier if the total is read."""
 COUNTED_LATER_BYTES = 64 << 10
-"""A window with more bytes of events is counted while they stream by: those that wait must take little memory."""
-KEPT_TABLES = 256
-"""Windows whose table is kept."""
+"""A window with more bytes of events is counted as they arrive. Events of smaller windows wait in memory."""
+MAX_TABLES = 256
+"""Number of windows whose table stays in memory."""
 
-KEPT_BYTES = 32 << 20
-"""What they may take together; the newest is kept in any case. One of 500 names can take a megabyte."""
+MAX_TABLE_BYTES = 32 << 20
+"""Memory of these tables; the newest stays in any case. A table of 500 names can take a megabyte."""
 
 
 _changing = locks.reentrant()
-"""Held for moments: while sums of steps change that another thread may read, and while they are copied."""
+"""Held for a moment, while sums of steps change that another thread may read, and while they are copied."""
 
 
 class _OtherProcesses:
-    """Which tracks are of processes other than this one, such as a DataLoader's workers. Devices are no processes."""
+    """Finds the tracks of other processes, such as a DataLoader's workers. Devices are no processes."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -41,12 +41,12 @@ class _OtherProcesses:
         self._any = False
 
     def among(self, events: Block) -> NDArray[np.bool_] | None:
-        """Which events are theirs; `None` if none is."""
+        """Mask of the events of other processes; `None` if there are none."""
         with _changing:
             for track in tracks.since(len(self._known)):
-                theirs = track.kind in _PROCESSES and track.pid != self.pid
-                self._known = np.append(self._known, theirs)
-                self._any |= theirs
+                is_other = track.kind in _PROCESSES and track.pid != self.pid
+                self._known = np.append(self._known, is_other)
+                self._any |= is_other
         if not self._any:
             return None
         found: NDArray[np.bool_] = self._known[np.minimum(events["track"], len(self._known) - 1)]
@@ -57,7 +57,7 @@ _others: _OtherProcesses | None = None
 
 
 def _other_processes() -> _OtherProcesses:
-    """The process's, which goes through its tracks once."""
+    """One object for the process, so that its tracks are read once."""
     global _others
     if _others is None or _others.pid != os.getpid():
         _others = _OtherProcesses()
@@ -68,9 +68,9 @@ _PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
 
 
 class WindowTable:
-    """What a window, or many, hold: spans by name, those of other processes apart, and statistics of steps.
+    """The table of one or many windows: spans by name, those of other processes separately, and statistics of steps.
 
-    A small window only collects its events: `count_together` counts those of many windows at the cost of one.
+    A small window only collects its events. `count_together` counts the events of many such windows at once.
 
     Args:
         optimizer: as for `StepTotals`.
@@ -78,26 +78,26 @@ class WindowTable:
 
     def __init__(self, *, optimizer: bool = False) -> None:
         self.spans = Aggregates()
-        """Of this process, with counters and instants."""
+        """Spans of this process, with counters and instants."""
         self.elsewhere = Aggregates()
-        """The same of processes that joined it."""
+        """The same of joined processes."""
         self.steps = StepTotals(optimizer=optimizer)
         self.ns = 0
         """Length of the windows."""
         self.open = 0
-        """Windows of them that have not been closed."""
+        """Number of these windows that are not closed."""
         self.begin = 0
         """When the window began, in ns, once it is finished."""
         self.steps_end: int | None = None
-        """When its last step ended, in ns, once it is finished; `None`: it has no steps."""
+        """When its last step ended, in ns, once it is finished; `None` = no steps."""
         self.collected: list[Block] | None = []
-        """The events of a small window, none of which was counted; `None`: all were counted."""
+        """The events of a small window, which are not counted yet; `None` = all are counted."""
         self._collected_bytes = 0
         self._others = _other_processes()
         self._builder = StepFactsBuilder(late=True)
 
     def update(self, events: Block) -> None:
-        """Takes events that lie in the window. They must not change afterwards."""
+        """Adds events of the window. They must not change afterwards."""
         if self.collected is None:
             self.count(events)
         elif self._collected_bytes + events.nbytes <= COUNTED_LATER_BYTES:
@@ -118,31 +118,31 @@ class WindowTable:
         self.spans.update(events)
         self._builder.update(events)
 
-    def settle(self, until: int) -> None:
-        """Makes the facts of steps that ended by `until`, in ns: all events that began before it were taken."""
-        if self.collected is None and self._builder.settle(until):
-            facts = self._builder.take()
+    def finish_until(self, until: int) -> None:
+        """Computes the facts of steps that ended by `until`, in ns. All events that began before it were added."""
+        if self.collected is None and self._builder.finish_until(until):
+            facts = self._builder.pop_facts()
             with _changing:
                 self.steps.add(facts)
 
     def finish(self, start: int, end: int, steps_end: int | None) -> None:
-        """Ends the window: all its events were taken.
+        """Ends the window, after all its events were added.
 
         Args:
             start: when it began, in ns.
             end: when it ended.
-            steps_end: when its last step ended, `None` if it has none.
+            steps_end: when its last step ended; `None` = no steps.
         """
         self.begin, self.ns, self.steps_end = start, end - start, steps_end
         if self.collected is None:
-            first = self._builder.begun
+            first = self._builder.first_begin
             facts = self._builder.finish(*(() if steps_end is None else (steps_end,)))
             with _changing:
                 self.steps.add(facts)
                 self.add_margins(self, first)
 
     def finish_together(self, windows: Sequence[WindowTable]) -> None:
-        """Counts the steps of windows that are finished, in the order of their times, and whose events were counted here."""
+        """Counts the steps of finished windows, in the order of their times. Their events were counted in this table."""
         facts = self._builder.finish(*(one.steps_end for one in windows if one.steps_end is not None))
         self.steps.add(facts)
         for window in windows:
@@ -152,7 +152,7 @@ class WindowTable:
             self.add_margins(window, first if first < window.begin + window.ns else None)
 
     def counted(self) -> WindowTable:
-        """This table, or a new one in which the events of this small window are counted."""
+        """This table; for a small window, a new one in which its events are counted."""
         return self if self.collected is None else count_together([self])
 
     def add_margins(self, window: WindowTable, first: int | None) -> None:
@@ -162,8 +162,8 @@ class WindowTable:
             self.steps.shutdown_ns += max(window.begin + window.ns - window.steps_end, 0)
 
     def merge(self, *later: WindowTable) -> None:
-        """Adds windows that are finished and counted, in the order of their times. Who reads meanwhile, in another thread, sees
-        the one or the other."""
+        """Adds finished and counted windows, in the order of their times. A reader on another thread sees the steps either before
+        or after the merge."""
         for table in later:
             self.spans.merge(table.spans)
             self.elsewhere.merge(table.elsewhere)
@@ -171,14 +171,14 @@ class WindowTable:
         self.steps = self.steps.merged(*(table.steps for table in later))
 
     def nbytes(self) -> int:
-        """Memory that it takes once it is finished."""
+        """Its memory in bytes, once it is finished."""
         if self.collected is not None:
             return self._collected_bytes
         return self.spans.nbytes() + self.elsewhere.nbytes() + self.steps.nbytes()
 
 
 def count_together(windows: Sequence[WindowTable]) -> WindowTable:
-    """One table of small windows that are finished, in the order of their times; none changes."""
+    """One table of small finished windows, in the order of their times. None of them changes."""
     made = WindowTable(optimizer=any(one.steps.optimizer for one in windows))
     made.collected = None
     made.count(join_blocks(events for one in windows for events in one.collected or ()))
@@ -187,42 +187,42 @@ def count_together(windows: Sequence[WindowTable]) -> WindowTable:
 
 
 class WindowTables:
-    """Bounded, so that a run of a million windows needs no more memory than one of a hundred."""
+    """The tables of the last windows, and the total of all. Memory is bounded."""
 
-    def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int = MAX_TABLE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._tables: dict[int, WindowTable] = {}
         self._open: list[WindowTable] = []
         self._total = WindowTable()
         self._closed: list[WindowTable] = []
-        """Closed windows that have yet to be added to the total: many at once cost little more than one."""
+        """Closed windows that are not in the total yet: adding many together costs little more than one."""
         self.nbytes = 0
-        """What they take."""
+        """Memory of the tables."""
 
     def begin(self, table: WindowTable) -> None:
-        """A window was opened."""
+        """Adds the table of a window that opens."""
         with _changing:
             self._open.append(table)
 
-    def leave(self, table: WindowTable) -> None:
-        """It ends, and nobody is to hear of it."""
+    def discard(self, table: WindowTable) -> None:
+        """Removes the table of an open window, which counts nowhere."""
         with _changing:
             self._open = [each for each in self._open if each is not table]
 
-    def keep(self, window: int, table: WindowTable) -> None:
-        """Takes the table of a window that was closed, and lets go of the oldest ones if need be."""
+    def close(self, window: int, table: WindowTable) -> None:
+        """Adds the table of a closed window, and drops the oldest tables beyond the limits."""
         with _changing:
-            self.leave(table)
+            self.discard(table)
             self._closed.append(table)
             if len(self._closed) >= MERGED_TOGETHER or table.nbytes() > COUNTED_LATER_BYTES:
                 self._merge_closed()
         self._tables[window] = table
         self.nbytes += table.nbytes()
-        while len(self._tables) > KEPT_TABLES or (self.nbytes > self._most and len(self._tables) > 1):
+        while len(self._tables) > MAX_TABLES or (self.nbytes > self._max_bytes and len(self._tables) > 1):
             self.nbytes -= self._tables.pop(next(iter(self._tables))).nbytes()
 
     def so_far(self) -> WindowTable:
-        """All windows; of those that are open, what was sorted. For any thread."""
+        """The table of all windows; of open ones, with the events so far. Any thread may call."""
         with _changing:
             self._merge_closed()
             if not self._open:
@@ -242,6 +242,6 @@ class WindowTables:
             self._total.merge(*([count_together(tables)] if small else tables))
 
     def get(self, window: int) -> WindowTable | None:
-        """The table of a window; `None` if it was let go."""
+        """The table of a window; `None` if it was dropped."""
         table = self._tables.get(window)
         return None if table is None else table.counted()

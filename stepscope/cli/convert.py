@@ -22,7 +22,7 @@ from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
-from stepscope.runtime.recovery.journals import Journals, below
+from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
 from stepscope.runtime.session.note import can_recover
 from stepscope.runtime.windows.window import Window
@@ -103,7 +103,7 @@ def _journal_in(directory: Path) -> Path:
         _hint_at_recovery(directory)
         if choice.missing:
             raise FormatError(f"no journal in {directory} can be used: {'; '.join(choice.missing)}")
-        raise FormatError("; ".join(filter(None, (f"{directory} has no journal", below(directory)))))
+        raise FormatError("; ".join(filter(None, (f"{directory} has no journal", suggest_journals(directory)))))
     others = journals.others(chosen)
     beside = f" (not {others}: name one to convert it)" if others else ""
     message(f"reading {opening.shown(chosen)}{beside}")

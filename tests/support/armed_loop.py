@@ -9,8 +9,8 @@ from typing import Any
 
 import stepscope
 from stepscope import Options, Profiler, Window
-from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.schedule.schedule import never
+from stepscope.runtime.windows.window import ARMED
 
 QUICK = Options(journal=False, drain_interval=0.01)
 

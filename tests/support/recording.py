@@ -124,7 +124,7 @@ class Log:
 def recording() -> Generator[Log]:
     """Records the body; the log is complete after it. Nothing of before is in it."""
     source = current() or recorder(Options())
-    source.go_on(Options())
+    source.ensure_directory(Options())
     source.drain()
     log = Log(source)
     log.record(True)

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import stepscope
 from stepscope import schedule
 from stepscope.control import Armed, WindowRequest
-from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.placement import place
 from stepscope.runtime.schedule.schedule import NEVER, always, never
+from stepscope.runtime.windows.window import ARMED
 from tests.support.armed_loop import QUICK, facts, numbers, running, work
 from tests.support.messages import refused
 

@@ -21,7 +21,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import JUDGED, MOST, BackpressureQueue, DrainedTurn
+from stepscope.runtime.loop.backpressure import MIN_BYTES, MIN_JUDGED_S, BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
@@ -190,31 +190,31 @@ class Diary:
         self.deliveries = 0
         self.delivered = PendingDeliveries(Inbox[Any](1 << 30, lambda: None))
 
-    def take_marks(self, marks: Block) -> None:
+    def add_marks(self, marks: Block) -> None:
         self.said.append(f"{len(marks)} marks")
 
-    def take_block(self, events: Block, args: bytes) -> None:
+    def route_block(self, events: Block, args: bytes) -> None:
         self.said.append(f"{len(events)} events")
 
     async def process(self, turn: DrainedTurn, pace: Callable[[], Awaitable[bool]]) -> None:
         """As a pipeline does it."""
-        self.take_marks(join_blocks(turn.marks))
+        self.add_marks(join_blocks(turn.marks))
         while turn.blocks:
-            self.take_block(*turn.next_part(256))
+            self.route_block(*turn.next_part(256))
             if not await pace():
                 return
-        self.take_watermark(turn.until)
-        while self.take_delivery(turn.until):
+        self.set_watermark(turn.until)
+        while self.route_delivery(turn.until):
             if not await pace():
                 return
         self.save(turn.until)
         if turn.spans is not None:
             self.close_windows(turn.spans)
 
-    def take_watermark(self, until: int) -> None:
+    def set_watermark(self, until: int) -> None:
         self.said.append(f"until {until}")
 
-    def take_delivery(self, until: int) -> bool:
+    def route_delivery(self, until: int) -> bool:
         self.deliveries -= 1
         return self.deliveries >= 0
 
@@ -275,7 +275,7 @@ class Bench:
 
     async def pause(self) -> None:
         """Lets everybody do what there is to do, for as long as it takes to tell who is slow."""
-        await anyio.sleep(1.5 * JUDGED)
+        await anyio.sleep(1.5 * MIN_JUDGED_S)
 
 
 @asynccontextmanager
@@ -383,7 +383,7 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         bench.give(1, 2)
         await bench.pause()
         assert not bench.backlog.empty, "this one has kept nobody waiting so far"
-        bench.give(MOST // EVENT_DTYPE.itemsize + 1, 3)
+        bench.give(MIN_BYTES // EVENT_DTYPE.itemsize + 1, 3)
         await bench.pause()
         assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
 

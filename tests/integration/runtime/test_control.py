@@ -21,9 +21,9 @@ from stepscope import Control, Options, Profiler, Window
 from stepscope.errors import ControlError
 from stepscope.runtime.control.agreement.job_directory import JobDirectory
 from stepscope.runtime.control.settings import Control as Settings
-from stepscope.runtime.requests.armed_window import ARMED
 from stepscope.runtime.session.job import rank_from_environment
 from stepscope.runtime.session.ranks import ranks_from, ranks_text
+from stepscope.runtime.windows.window import ARMED
 from tests.support.basics import ROOT, require
 from tests.support.launch import launched
 from tests.support.messages import refused

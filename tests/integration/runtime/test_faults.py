@@ -21,21 +21,21 @@ from tests.support.flights import QUIET
 from tests.support.raised import length
 
 ONES_OWN = (
-    "take_messages",
+    "handle_messages",
     "_handle",
-    "take_marks",
-    "take_block",
-    "take_watermark",
+    "add_marks",
+    "route_block",
+    "set_watermark",
     "save",
     "closable",
     "close_windows",
     "answer_flushes",
-    "waited_for",
+    "is_awaited",
 )
 """Functions of a pipeline."""
 PASSING = ("_pass_on", "_relieve")
 """Functions of its backlog."""
-OF_ALL = ("_drain", "_take", "_take_messages", "_route", "_wait", "_interval")
+OF_ALL = ("_drain", "_drain_rings", "_handle_messages", "_route", "_wait", "_interval")
 """Functions of the hub."""
 FILES = {
     name: file
@@ -123,7 +123,12 @@ async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: p
 
 @pytest.mark.parametrize(
     ("file", "function"),
-    [("drain_loop", "_drain"), ("drain_loop", "_take"), ("pipeline", "close_sources"), ("pipeline", "_end_keeping")],
+    [
+        ("drain_loop", "_drain"),
+        ("drain_loop", "_drain_rings"),
+        ("pipeline", "close_sources"),
+        ("pipeline", "_end_retention"),
+    ],
 )
 def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> None:
     """Its exporters are closed all the same, and the other goes on."""
@@ -152,7 +157,7 @@ async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
         closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())
         return not closing and not unlucky.statistics().given_up
 
-    with no_memory("drain_loop", "_take", "remove") as fault:
+    with no_memory("drain_loop", "_drain_rings", "remove") as fault:
         unlucky = sc.trace(output_dir=tmp_path / "unlucky", options=hasty)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:

@@ -14,8 +14,8 @@ from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.lifecycle.output_directory import Output
-from stepscope.runtime.recovery.flight_files import complete_windows
-from stepscope.runtime.recovery.left_session import LeftSession
+from stepscope.runtime.recovery.flight_files import name_unfinished_windows
+from stepscope.runtime.recovery.killed_session import KilledSession
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.session.launch import own_directory
@@ -158,7 +158,7 @@ def test_a_journal_of_an_earlier_version(tmp_path: Path, named: str) -> None:
     new_note(place, msgspec.structs.replace(DEAD, outputs=(str(first), str(tmp_path / "trace.json"))))
     choice = choose(tmp_path / named.format(tmp_path.name), force=False)
     assert choice.journal is not None and choice.journal.samefile(first)
-    assert choice.said == ("not used, name one to recover it: journal-2",)
+    assert choice.notes == ("not used, name one to recover it: journal-2",)
 
 
 def test_a_note_of_an_earlier_version_that_names_no_journal(tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def test_another_run_that_is_named(crash: Crash) -> None:
     other = ended(crash.run / "journal", pid=7, id="1" * 32)
     choice = choose(other, force=False)
     assert (choice.note, choice.journal) == (None, other)
-    left = LeftSession.of(crash.directory())
-    assert left is not None and left.wanted
+    left = KilledSession.of(crash.directory())
+    assert left is not None and left.unrecovered
     recover(crash.run)
-    left = LeftSession.of(crash.directory())
-    assert left is not None and not left.wanted
+    left = KilledSession.of(crash.directory())
+    assert left is not None and not left.unrecovered
 
 
 def test_converting_takes_the_same_journal(crash: Crash, capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,7 +213,7 @@ def test_what_a_living_run_writes_is_known_behind_a_link(tmp_path: Path) -> None
     new_note(tmp_path / "run", living)
     dead = msgspec.structs.replace(DEAD, outputs=(str(part),))
     (tmp_path / "link").symlink_to(tmp_path / "run")
-    assert complete_windows(tmp_path / "link", dead, being_written(tmp_path / "link")) == (1, [])
-    assert complete_windows(tmp_path / "link", living, set()) == (1, [])
-    assert complete_windows(tmp_path / "link", DEAD, set()) == (1, []), "no note names it"
+    assert name_unfinished_windows(tmp_path / "link", dead, being_written(tmp_path / "link")) == (1, [])
+    assert name_unfinished_windows(tmp_path / "link", living, set()) == (1, [])
+    assert name_unfinished_windows(tmp_path / "link", DEAD, set()) == (1, []), "no note names it"
     assert part.exists()

@@ -9,7 +9,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.recovery.flight_files import complete_windows
+from stepscope.runtime.recovery.flight_files import name_unfinished_windows
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.job import rank_from_environment
@@ -22,7 +22,7 @@ def test_digits_that_are_no_ascii(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "windows").mkdir()
     (tmp_path / "windows" / "²²²²²²x.journal").touch()
     (tmp_path / "windows" / "000007-x.journal").touch()
-    assert complete_windows(tmp_path, SessionNote(directory="/nowhere", pid=1, start_time=1), set())[0] == 8
+    assert name_unfinished_windows(tmp_path, SessionNote(directory="/nowhere", pid=1, start_time=1), set())[0] == 8
     monkeypatch.setenv("RANK", "²")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert rank_from_environment()[1] == 4

@@ -48,7 +48,7 @@ def test_a_call_waits_for_its_turn() -> None:
     hang.over.set()
     first.join(LONG)
     second.join(LONG)
-    assert made == [second.ident] and not serial.mine
+    assert made == [second.ident] and not serial.is_own
 
 
 def test_a_call_whose_patience_ends_is_made_later() -> None:

@@ -20,7 +20,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.options import Options
 from stepscope.runtime.recovery import sweep as sweeping
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_beside
+from stepscope.runtime.recovery.sweep import DAY, Room, sweep, sweep_in_background
 from stepscope.runtime.session.directory import in_use, make_session
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.note import SessionNote, new_note, read_note
@@ -190,12 +190,12 @@ def test_who_starts_does_not_wait_for_the_sweep(left: Left, tmp_path: Path) -> N
     """It goes on beside the program; a place that is not there is for who makes a directory in it to tell."""
     recovered, session = left.run("recovered", 2 * DAY)
     recover(recovered)
-    sweep_beside(left.sessions)
+    sweep_in_background(left.sessions)
     for thread in threading.enumerate():
         if thread.name == "stepscope sweep":
             thread.join()
     assert not session.exists()
-    sweep_beside(tmp_path / "missing")
+    sweep_in_background(tmp_path / "missing")
 
 
 def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +204,7 @@ def test_who_starts_waits_for_room(left: Left, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sweeping, "FREE_BYTES", 1 << 62)
     monkeypatch.setattr(sweeping, "FREE_SHARE", 2.0)
     monkeypatch.setattr(sweeping, "PAUSE", 600.0)
-    sweep_beside(left.sessions)
+    sweep_in_background(left.sessions)
     assert not session.exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.recording.joined_accounts import KEPT_ENDED, WorkerAccounts, WorkerStatistics
+from stepscope.runtime.recording.joined_accounts import MAX_ENDED, WorkerAccounts, WorkerStatistics
 from stepscope.runtime.session.directory import remove_session
 from tests.support.families import Family
 
@@ -295,4 +295,4 @@ def test_the_accounts_of_thousands() -> None:
         known = WorkerStatistics(pid=number + 1, name="x", state="ended", produced=2, drained=2)
         accounts.end(Path(f"{number}"), known)
     found = accounts.statistics({})
-    assert len(found) == KEPT_ENDED + 1 and sum(worker.produced for worker in found) == 10_000
+    assert len(found) == MAX_ENDED + 1 and sum(worker.produced for worker in found) == 10_000

@@ -33,7 +33,7 @@ from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
-from stepscope.runtime.recovery.unsaved_events import Leftovers
+from stepscope.runtime.recovery.unsaved_events import UnsavedEvents
 
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 RUN = run_in(Path("/"))
@@ -112,7 +112,7 @@ def session(data: bytes) -> None:
         ids = IdMap()
         opened = SessionFiles(Path(place))
         opened.load_ids(ids)
-        leftovers = Leftovers([(opened, ids)])
+        leftovers = UnsavedEvents([(opened, ids)])
         for events, args, _, _ in leftovers.pieces(0):
             chrome(events.tobytes() + args, len(events))
         leftovers.open_spans(1 << 40)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.nesting import FRAMES, MOST_CUT_NS, cut_frames
+from stepscope.runtime.events.nesting import FRAMES, MAX_CUT_NS, cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
@@ -47,7 +47,7 @@ def through(parts: list[tuple[str, Block]], steps: list[int]) -> list[EventBatch
     marks = empty_block(len(steps))
     for number, (mark, at) in enumerate(zip(marks, steps, strict=True), 1):
         mark["kind"], mark["id"], mark["track"], mark["ts"], mark["step"] = Kind.STEP, SERIAL, TRACK, at, number
-    windows.take_marks(marks)
+    windows.add_marks(marks)
     batches = [batch for source, events in parts for batch in windows.route(source, events, b"")]
     end = START + 20_000_000_000
     windows.close(WindowEnds(end, True, ""), end)
@@ -134,14 +134,14 @@ def test_two_sources_on_one_row(
         for (name, at, dur), (named, begin, length) in zip(others, times(foreign), strict=True):
             assert name == named
             assert begin <= at and at + dur <= begin + length
-            assert length - dur <= (MOST_CUT_NS if category == FRAMES else 0)
+            assert length - dur <= (MAX_CUT_NS if category == FRAMES else 0)
     slices, _ = drawn_by_chrome(batches)
     assert overlaps((at, at + dur) for _, at, dur in slices if dur) == []
 
 
 def test_frames_of_a_region_are_cut_at_its_borders() -> None:
     """What enters a region ends where it begins; a frame that would lose more is drawn apart in full length."""
-    most = MOST_CUT_NS
+    most = MAX_CUT_NS
     region = block([Span(1000, 9 * most, number=1)], "user_annotation", 1)
     frames = block(
         [

@@ -15,7 +15,7 @@ from stepscope.exporters.memory import MemoryExporter, Method
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import SupportsEarlyClose
-from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
 from stepscope.runtime.export.exporter_worker import WINDOWS_WAITING, ExporterWorker
 from stepscope.runtime.export.run import Run
 from tests.support.basics import poll
@@ -270,22 +270,22 @@ async def test_one_that_is_told_of_the_end_need_not_be_cancelled(
 async def test_the_accounts_of_old_windows_are_added_up(tmp_path: Path) -> None:
     """A run may have millions of windows: the sums stay exact, and nobody waits for a window that is long over."""
     async with running(MemoryExporter(), tmp_path) as outlet:
-        for index in range(KEPT_WINDOWS + 50):
+        for index in range(MAX_WINDOWS + 50):
             outlet.offer(batch(index, 3))
             outlet.close_window(closed(index))
         await outlet.drained()
-        for index in (0, KEPT_WINDOWS + 49):
+        for index in (0, MAX_WINDOWS + 49):
             await outlet.window_closed(index)
-        assert not outlet.keeps(0) and outlet.keeps(KEPT_WINDOWS + 49)
-        assert outlet.ledger(KEPT_WINDOWS + 49).exported == 3
+        assert not outlet.has_window(0) and outlet.has_window(MAX_WINDOWS + 49)
+        assert outlet.ledger(MAX_WINDOWS + 49).exported == 3
     ledger = outlet.statistics().ledger
-    assert ledger.offered == ledger.exported == 3 * (KEPT_WINDOWS + 50)
+    assert ledger.offered == ledger.exported == 3 * (MAX_WINDOWS + 50)
 
 
 async def test_one_that_closes_no_window_is_not_given_more_and_more(tmp_path: Path) -> None:
     """Windows are left out whole, and counted; when the exporter gets on, the next one says so."""
     exporter = MemoryExporter(hang_in="close_window")
-    surplus = KEPT_WINDOWS + 10
+    surplus = MAX_WINDOWS + 10
     async with running(exporter, tmp_path) as outlet:
         for index in range(WINDOWS_WAITING + surplus):
             outlet.offer(batch(index, 3))

@@ -14,7 +14,7 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import DeliveryResult, SupportsDeferredAck, SupportsUnsentFiles
-from stepscope.runtime.export.exporter_accounts import KEPT_WINDOWS
+from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from tests.support.basics import poll
 from tests.support.exporter_workers import batch, closed, run_facts, running
@@ -89,13 +89,13 @@ async def test_windows_that_were_forgotten_are_still_settled(tmp_path: Path) -> 
     """Their events count in the accounts of the run."""
     exporter = Later()
     async with running(exporter, tmp_path) as outlet:
-        for window in range(KEPT_WINDOWS + 10):
+        for window in range(MAX_WINDOWS + 10):
             outlet.offer(batch(window))
             outlet.close_window(closed(window))
-        await poll(lambda: not outlet.keeps(0))
-        exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(KEPT_WINDOWS + 10)]
+        await poll(lambda: not outlet.has_window(0))
+        exporter.told = [DeliveryResult(window, 8, {"rate": 2}) for window in range(MAX_WINDOWS + 10)]
     ledger = outlet.statistics().ledger
-    every = KEPT_WINDOWS + 10
+    every = MAX_WINDOWS + 10
     assert (ledger.exported, ledger.dropped, ledger.in_flight) == (8 * every, {"rate": 2 * every}, 0)
 
 

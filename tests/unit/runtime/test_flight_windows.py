@@ -40,7 +40,7 @@ class Run:
     def until(self, at: int, *blocks: Block, device: Block | None = None) -> Run:
         """The recorder has delivered up to `at`, and what of it is given here."""
         marks = mark_block(SERIAL, *((ts, ts // STEP) for ts in range((self.now // STEP + 1) * STEP, at + 1, STEP)))
-        self.windows.take_marks(marks)
+        self.windows.add_marks(marks)
         self.batches += self.windows.route(RECORDER, marks[marks["ts"] > 0], b"")
         for block in blocks:
             self.batches += self.windows.route(RECORDER, block, b"")
@@ -272,7 +272,7 @@ def test_a_burst_of_steps() -> None:
     marks = mark_block(SERIAL, (STEP, 1))
     burst = np.repeat(marks, 100_000)
     burst["ts"], burst["step"] = 100 + np.arange(100_000), 1 + np.arange(100_000)
-    run.windows.take_marks(burst)
+    run.windows.add_marks(burst)
     run.batches += run.windows.route(RECORDER, burst, b"")
     run.windows.watermark(RECORDER, 200_000)
     assert len(run.windows.ended_steps(200_000)) == 100_000

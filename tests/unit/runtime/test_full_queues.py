@@ -74,7 +74,7 @@ def test_the_inbox_takes_the_first_events_of_a_block() -> None:
     assert sink.deliver(*block(30), watermark=1) == 30
     assert sink.deliver(*block(30), watermark=9) == 20
     assert sink.deliver(*block(30)) == 0
-    messages = inbox.take()
+    messages = inbox.pop_all()
     assert [len(message.events) for message in messages if isinstance(message, Delivery)] == [30, 20]
     lost = [(message.reason, message.count) for message in messages if isinstance(message, Dropped)]
     assert lost == [("inbox", 10), ("inbox", 30)]

@@ -21,7 +21,7 @@ def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
     refused = 0
     for number, (call, size) in enumerate(calls):
         if call == "take":
-            taken += inbox.take()
+            taken += inbox.pop_all()
         elif inbox.put(number, size):
             expected.append(number)
         else:
@@ -30,7 +30,7 @@ def test_accounts_hold_after_any_calls(calls: list[tuple[str, int]]) -> None:
     stats = inbox.statistics()
     assert (stats.put, stats.taken, stats.refused) == (len(expected), len(taken), refused)
     assert stats.put == stats.taken + stats.waiting
-    assert taken + inbox.take() == expected
+    assert taken + inbox.pop_all() == expected
 
 
 def test_messages_always_fit() -> None:
@@ -39,7 +39,7 @@ def test_messages_always_fit() -> None:
     assert inbox.put("events", 10)
     assert not inbox.put("more events", 1)
     assert inbox.put("window ends")
-    assert inbox.take() == ["events", "window ends"]
+    assert inbox.pop_all() == ["events", "window ends"]
 
 
 def test_close_gives_back_what_was_put_and_refuses_more() -> None:
@@ -67,7 +67,7 @@ def test_what_may_wait_wakes_the_consumer_later() -> None:
     inbox.put(1, later=True)
     inbox.put(2)
     assert wakes == ["later", "now"]
-    assert inbox.take() == [1, 2]
+    assert inbox.pop_all() == [1, 2]
 
 
 def test_puts_from_many_threads_and_a_close_in_between() -> None:
@@ -89,7 +89,7 @@ def test_puts_from_many_threads_and_a_close_in_between() -> None:
     for thread in threads:
         thread.start()
     started.wait()
-    taken = inbox.take() + inbox.take() + inbox.close()
+    taken = inbox.pop_all() + inbox.pop_all() + inbox.close()
     for thread in threads:
         thread.join()
     assert sorted(taken) == sorted(accepted)

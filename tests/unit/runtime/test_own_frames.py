@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.runtime.display.code_places import is_ours, of_the_program
+from stepscope.runtime.display.code_places import is_own, of_the_program
 from stepscope.runtime.display.warning import warn
 
 
@@ -27,7 +27,7 @@ class Looking:
             frames.insert(0, frame)
             frame = frame.f_back
         self.seen = [each.f_code.co_name for each in of_the_program(frames)]
-        assert not any(is_ours(each) for each in of_the_program(frames))
+        assert not any(is_own(each) for each in of_the_program(frames))
         return self
 
 

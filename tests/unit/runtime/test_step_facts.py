@@ -103,7 +103,7 @@ def test_long_runs_are_settled_on_the_way() -> None:
         builder.update(span(begin + 100, begin + 300, Phase.FORWARD))
         builder.update(span(begin + 200, begin + 500, Phase.DATA))
     builder.update(marks(count)[count:])
-    assert builder._held <= 3 * MANY_OPEN  # pyright: ignore[reportPrivateUsage]
+    assert builder._interval_count <= 3 * MANY_OPEN  # pyright: ignore[reportPrivateUsage]
     found = builder.finish()
     assert len(found) == count and found["step"].tolist() == list(range(count))
     assert (found["phases"][:, Phase.FORWARD] == 100).all() and (found["phases"][:, Phase.DATA] == 300).all()
@@ -113,13 +113,13 @@ def test_long_runs_are_settled_on_the_way() -> None:
 def test_a_step_without_end_is_settled_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is held of a run that never steps does not grow, and its phases add up all the same."""
     monkeypatch.setattr(step_facts, "MOST_INTERVALS", 200)
-    monkeypatch.setattr(step_facts, "MANY_HELD", 100)
+    monkeypatch.setattr(step_facts, "MANY_INTERVALS", 100)
     builder = StepFactsBuilder()
     builder.update(marks(0))
     for at in range(0, 5000, 10):
         builder.update(span(at, at + 5, Phase.FORWARD))
         builder.update(span(at, at + 7, Phase.SPAN))
-        assert builder._held <= 201  # pyright: ignore[reportPrivateUsage]
+        assert builder._interval_count <= 201  # pyright: ignore[reportPrivateUsage]
     (found,) = builder.finish(5000)
     assert found["begin"] == 0 and found["end"] == 5000 and found["operators"] == 500
     assert found["phases"][Phase.FORWARD] == 2500 and found["phases"][Phase.SPAN] == 1000

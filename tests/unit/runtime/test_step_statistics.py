@@ -22,7 +22,7 @@ from stepscope.runtime.windows.step_marks import StepMark
 from stepscope.runtime.windows.step_parts import QUEUED, RUNNING, UNCOVERED, WAITING, durations, parts_of
 from stepscope.runtime.windows.step_statistics import (
     FIRST_STEPS,
-    KEPT_STEPS,
+    LAST_STEPS,
     OPTIMIZER,
     STEPS_END,
     StepTotals,
@@ -127,7 +127,7 @@ def test_facts_are_the_same_while_a_run_goes_on_and_afterwards(
     windows.add_source("late")
     windows.open(StepMark(begins[0], 0, TRACK))
     monkeypatch.setattr(window_tables, "COUNTED_LATER_BYTES", data.draw(st.sampled_from([0, 1 << 16])))
-    windows.take_marks(join_blocks([each for each in events if each["kind"][0] == Kind.STEP]))
+    windows.add_marks(join_blocks([each for each in events if each["kind"][0] == Kind.STEP]))
     while events:
         size = data.draw(st.integers(1, len(events)))
         windows.route(data.draw(st.sampled_from([RECORDER, "late"])), join_blocks(events[:size]), b"")
@@ -187,7 +187,7 @@ def test_steps_are_settled_as_soon_as_all_of_them_came(
     monkeypatch: pytest.MonkeyPatch, run: tuple[list[int], list[Block], int], data: st.DataObject
 ) -> None:
     """However few are kept open, the facts are those of the whole."""
-    monkeypatch.setattr(step_facts, "KEPT_OPEN", 0)
+    monkeypatch.setattr(step_facts, "MIN_OPEN", 0)
     monkeypatch.setattr(step_facts, "MANY_OPEN", 0)
     _, events, end = run
     marks = [each for each in events if each["kind"][0] == Kind.STEP]
@@ -198,8 +198,8 @@ def test_steps_are_settled_as_soon_as_all_of_them_came(
         size = data.draw(st.integers(1, len(rest)))
         builder.update(join_blocks(rest[:size]))
         rest = rest[size:]
-        builder.settle(min((int(each["ts"][0]) for each in rest), default=end))
-        totals.add(builder.take())
+        builder.finish_until(min((int(each["ts"][0]) for each in rest), default=end))
+        totals.add(builder.pop_facts())
     totals.add(builder.finish(end))
     assert totals.last.tobytes() == recorded(events, end).tobytes()
 
@@ -250,7 +250,7 @@ def test_a_long_run_takes_no_more_memory() -> None:
     totals.add(facts[:5_000])
     before = totals.nbytes()
     totals.add(facts[5_000:])
-    assert totals.nbytes() < before + 4096 and len(totals.last) == KEPT_STEPS
+    assert totals.nbytes() < before + 4096 and len(totals.last) == LAST_STEPS
     windows = totals
     for number in range(200):
         one = StepTotals()

@@ -6,7 +6,7 @@ import numpy as np
 
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.events.strings import FIRST_NAME
-from stepscope.runtime.windows.window_tables import KEPT_TABLES, WindowTable, WindowTables
+from stepscope.runtime.windows.window_tables import MAX_TABLES, WindowTable, WindowTables
 
 
 def table(names: int = 1) -> WindowTable:
@@ -22,9 +22,9 @@ def table(names: int = 1) -> WindowTable:
 def test_the_newest_are_kept() -> None:
     """Of small ones a number."""
     tables = WindowTables()
-    for window in range(KEPT_TABLES + 10):
-        tables.keep(window, table())
-    assert tables.get(9) is None and tables.get(10) is not None and tables.get(KEPT_TABLES + 9) is not None
+    for window in range(MAX_TABLES + 10):
+        tables.close(window, table())
+    assert tables.get(9) is None and tables.get(10) is not None and tables.get(MAX_TABLES + 9) is not None
 
 
 def test_large_ones_are_bounded_by_their_bytes() -> None:
@@ -33,7 +33,7 @@ def test_large_ones_are_bounded_by_their_bytes() -> None:
     assert one > 500 * 1000  # many buckets each
     tables = WindowTables(10 * one)
     for window in range(100):
-        tables.keep(window, table(500))
+        tables.close(window, table(500))
         assert tables.nbytes <= 10 * one
     assert tables.get(89) is None and all(tables.get(window) is not None for window in range(90, 100))
 
@@ -42,5 +42,5 @@ def test_the_newest_is_kept_however_large() -> None:
     """A callback gets the table of the window that it is called for."""
     tables = WindowTables(1)
     for window in range(3):
-        tables.keep(window, table(500))
+        tables.close(window, table(500))
     assert tables.get(2) is not None and tables.get(1) is None

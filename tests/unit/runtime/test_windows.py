@@ -192,7 +192,7 @@ def test_marks_may_be_told_ahead_and_out_of_order() -> None:
     """Events of a drain are divided only when all of its steps are known, whichever ring they were in."""
     state = windows()
     state.open(StepMark(0, 0, 1))
-    state.take_marks(mark_block(SERIAL, (70, 2), (30, 1)))
+    state.add_marks(mark_block(SERIAL, (70, 2), (30, 1)))
     batches = state.route(RECORDER, join_blocks([instant_block(80, 40, 10), mark_block(SERIAL, (30, 1))]), b"")
     events = events_of(batches)
     assert events[events["kind"] == Kind.INSTANT]["step"].tolist() == [2, 1, 0]

@@ -1,4 +1,4 @@
-"""Sessions whose process was killed, and the runs that they have events of."""
+"""Sessions whose process was killed, and the runs whose events they contain."""
 
 from __future__ import annotations
 
@@ -14,47 +14,45 @@ from stepscope.runtime.session.directory import Identity, in_use, is_delivered, 
 from stepscope.runtime.session.note import SessionNote, is_note, read_note
 
 
-class LeftSession(msgspec.Struct, frozen=True):
+class KilledSession(msgspec.Struct, frozen=True):
     """A session whose process was killed."""
 
     path: Path
     identity: Identity
-    used: float
-    """When it was written to, as far as can be seen, in seconds since 1970."""
+    last_used: float
+    """Time of the last visible write, in seconds since 1970."""
     bytes: int
-    wanted: tuple[tuple[Path, SessionNote], ...]
-    """Notes of runs that it has events of and that were not recovered."""
+    unrecovered: tuple[tuple[Path, SessionNote], ...]
+    """Notes of the runs whose events it contains, and that were not recovered."""
     delivered: bool = False
-    """Whether its process had closed all its profilers."""
+    """Whether its process had closed all profilers."""
 
     @classmethod
-    def of(cls, path: Path) -> LeftSession | None:
-        """Looks at a directory; `None` if its process, or one that had joined, still runs.
+    def of(cls, path: Path) -> KilledSession | None:
+        """Reads a directory. Returns `None` if its process, or a joined one, still runs.
 
         Raises:
-            SessionError: if it is not a private directory of this user that says whose session it is.
+            SessionError: if it is not a private directory of this user with a readable `process.json`.
             OSError: if it cannot be read.
         """
         identity = read_identity(path)
         if identity.running or in_use(path):
             return None
-        for part in parts(path):
+        joined = parts(path)
+        for part in joined:
             with contextlib.suppress(SessionError):
                 if read_identity(part).running:
                     return None
-        files = [entry.stat(follow_symlinks=False) for entry in os.scandir(path)]
-        size = sum(file.st_blocks for file in files) * 512
-        size += sum(
-            entry.stat(follow_symlinks=False).st_blocks * 512 for part in parts(path) for entry in os.scandir(part)
-        )
+        files = [entry for directory in (path, *joined) for entry in os.scandir(directory)]
+        size = sum(file.stat(follow_symlinks=False).st_blocks for file in files) * 512
         notes = notes_of(path, identity.pid, identity.start_time, os.geteuid())
-        # Not from a generator: a thread that asks for all objects meanwhile would see the tuple, and Python refuse to end it.
-        wanted = tuple([(run, note) for run, note in notes if not is_recovered(note)])
-        return cls(path, identity, last_use(path), size, wanted, is_delivered(path))
+        # Not from a generator: if another thread lists all objects meanwhile, Python cannot complete the tuple.
+        unrecovered = tuple([(run, note) for run, note in notes if not is_recovered(note)])
+        return cls(path, identity, last_use(path), size, unrecovered, is_delivered(path))
 
 
 def last_use(session: Path) -> float:
-    """When a session was written to, as far as can be seen, in seconds since 1970.
+    """Time of the last visible write to a session, in seconds since 1970.
 
     Raises:
         OSError: if it cannot be read.
@@ -64,8 +62,8 @@ def last_use(session: Path) -> float:
 
 
 def notes_of(session: Path, pid: int, start_time: int, owner: int) -> Iterator[tuple[Path, SessionNote]]:
-    """The notes of the runs that the session of a process recorded for. What is written in the session is not believed: notes
-    must be the owner's, and name the session and the process.
+    """The notes of the runs of a session. The paths in the session are not trusted: a note must belong to the owner, and name the
+    session and the process.
 
     Raises:
         OSError: if the session cannot be read.
@@ -80,7 +78,7 @@ def notes_of(session: Path, pid: int, start_time: int, owner: int) -> Iterator[t
 
 
 def is_recovered(note: SessionNote) -> bool:
-    """Whether the journal of the run of a note was completed after its session was last written to."""
+    """Whether the journal of a note's run was completed after the last write to its session."""
     try:
         return note.recovered_ns / 1e9 >= last_use(Path(note.directory))
     except OSError:
