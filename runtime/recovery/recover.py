@@ -157,7 +157,7 @@ def recover(
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
         if note is not None and note.keep_last:
-            living = set() if note.running else being_written(place)
+            living: set[str] = set() if note.running else being_written(place)
             next_index, renamed = name_unfinished_windows(place, note, living)
             notes += renamed
             work.continue_saved_windows(note.keep_last, next_index)
