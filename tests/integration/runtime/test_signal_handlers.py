@@ -76,6 +76,8 @@ def run(call):
     work = (
         WORK.replace("profiler.start()", where) + "faulthandler.register(signal.SIGTERM, chain=True, file=sys.stdout)\n"
     )
+    # It reads the frames of threads that run meanwhile, which may crash: those that open backends are idle soon.
+    work += "time.sleep(0.5)\n"
     said = run(script + HOLDER + work + DEAF + "deaf(ctypes.CDLL)", tmp_path, code=-signal.SIGTERM)
     assert said.count("most recent call first") >= 1
     assert delivered(tmp_path)

@@ -136,7 +136,7 @@ def session_note(data: bytes) -> None:
         for note in (data.replace(b"@", name.encode()), _note(data, place)):
             (place / "run" / "session").write_bytes(note)
             with contextlib.suppress(StepscopeError, OSError):
-                _read(recover(place / "run", force=True).journal)
+                _read(recover(place / "run", place / "run" / "copy", force=True).journal)
             assert _tree(place, "run") == before
 
 
