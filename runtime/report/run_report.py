@@ -88,7 +88,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
         yield from (f"why       {note}" for note in self.diagnostics)
 
     def _losses(self, pipeline: PipelineStatistics, recorder: RecorderStatistics) -> Iterator[str]:
-        """What was dropped or is missing, and whether the accounts balance."""
+        """Lines on events that were dropped or are missing, and on whether the accounts balance."""
         stats = self.statistics
         missing = [
             f"{source}: {human_time(ns)}, {why}"
