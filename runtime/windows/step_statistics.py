@@ -250,7 +250,7 @@ class StepTotals:
         running.add(self.first[first_steps(self.count) :])
         running.merge(self.running)
         parts = [Part(name, ns, ns / (running.ns or 1)) for name, ns in running.parts.items()]
-        parts.sort(key=lambda part: (is_uncovered(part.name), -part.total_ns))
+        parts.sort(key=lambda part: (is_uncovered(part.name), -part.total_ns, part.name))
         return running.statistics(self.count, self.last[-self.judged :]), tuple(parts)
 
     def nbytes(self) -> int:
