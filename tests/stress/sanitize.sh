@@ -31,20 +31,20 @@ else
   run=(setarch --addr-no-randomize)
   # What the sanitizer keeps of each address counts as memory of the program, and the last of these forks.
   set -- --deselect tests/integration/backends/test_itt.py::test_many_names_neither_leak_nor_slow_down \
-    --deselect tests/integration/runtime/test_session.py::test_a_million_spans_need_no_memory \
-    --deselect tests/integration/runtime/test_session.py::test_a_session_that_cannot_be_opened "$@"
+    --deselect tests/integration/runtime/session/test_session.py::test_a_million_spans_need_no_memory \
+    --deselect tests/integration/runtime/session/test_session.py::test_a_session_that_cannot_be_opened "$@"
   # It holds a signal back while the main thread is in a call that it does not watch, as native code and read() are.
-  set -- --deselect tests/integration/runtime/test_signals.py::test_sigterm_while_ \
-    --deselect tests/integration/runtime/test_signals.py::test_a_trace_that_another_thread_closed \
-    --deselect tests/integration/runtime/test_signals.py::test_what_was_delivered_takes_no_memory_any_more \
-    --deselect tests/integration/runtime/test_signal_handlers.py::test_a_handler_that_was_put_back_is_heard_in_native_code \
-    --deselect tests/integration/runtime/test_signal_handlers.py::test_a_handler_that_faulthandler_calls_on \
-    --deselect tests/integration/runtime/test_signal_threads.py::test_whatever_the_main_thread_does \
-    --deselect tests/integration/runtime/test_signal_threads.py::test_the_main_thread_is_in_native_code "$@"
+  set -- --deselect tests/integration/runtime/threads/test_signals.py::test_sigterm_while_ \
+    --deselect tests/integration/runtime/threads/test_signals.py::test_a_trace_that_another_thread_closed \
+    --deselect tests/integration/runtime/threads/test_signals.py::test_what_was_delivered_takes_no_memory_any_more \
+    --deselect tests/integration/runtime/threads/test_signal_handlers.py::test_a_handler_that_was_put_back_is_heard_in_native_code \
+    --deselect tests/integration/runtime/threads/test_signal_handlers.py::test_a_handler_that_faulthandler_calls_on \
+    --deselect tests/integration/runtime/threads/test_signal_threads.py::test_whatever_the_main_thread_does \
+    --deselect tests/integration/runtime/threads/test_signal_threads.py::test_the_main_thread_is_in_native_code "$@"
   # These fork.
-  set -- --deselect tests/integration/runtime/test_signals.py::test_a_fork_while --deselect tests/integration/runtime/test_signals.py::test_a_child_that \
-    --deselect tests/integration/runtime/test_signal_threads.py::test_children_have_it \
-    --deselect tests/integration/runtime/test_termination.py::test_a_forked_child "$@"
+  set -- --deselect tests/integration/runtime/threads/test_signals.py::test_a_fork_while --deselect tests/integration/runtime/threads/test_signals.py::test_a_child_that \
+    --deselect tests/integration/runtime/threads/test_signal_threads.py::test_children_have_it \
+    --deselect tests/integration/runtime/threads/test_termination.py::test_a_forked_child "$@"
 fi
 
 # In a copy, so that the core that is in use stays as it is.

@@ -16,7 +16,7 @@ import pytest
 import stepscope as sc
 from stepscope.cli.main import main
 from stepscope.runtime.requests.window_request import WindowRequest
-from tests.integration.runtime.test_control_orders import order
+from tests.integration.runtime.control.test_control_orders import order
 from tests.support.basics import ROOT, poll
 from tests.support.collectors import Running, collecting
 from tests.support.launch import launched

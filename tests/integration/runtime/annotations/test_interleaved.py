@@ -30,9 +30,9 @@ from tests.support.basics import ROOT
 from tests.support.crashes import Crash, batches, open_names
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import Log, Row, recording
-from tests.unit.runtime.test_span_order import KEPT_FRAMES, check_stack_is_empty, in_thread
-from tests.unit.runtime.test_stack import open_rows
-from tests.unit.runtime.test_task_tracks import check_rows
+from tests.unit.runtime.annotations.test_task_tracks import check_rows
+from tests.unit.runtime.core.test_span_order import KEPT_FRAMES, check_stack_is_empty, in_thread
+from tests.unit.runtime.core.test_stack import open_rows
 
 HELD = 120
 """Open spans of FIFO: room for few others, so dead frames are taken out all the time."""

@@ -225,7 +225,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 import asyncio, importlib.util, os, tempfile
 from pathlib import Path
 from stepscope.runtime.control.entry_points.watched_file import WatchedFile
-from tests.integration.runtime.test_watched_file import status, wait
+from tests.integration.runtime.control.test_watched_file import status, wait
 if importlib.util.find_spec("watchfiles"):
     import watchfiles
 if os.geteuid() == 0:

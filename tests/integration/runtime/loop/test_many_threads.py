@@ -16,10 +16,10 @@ from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Kind
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Window
-from tests.integration.runtime.test_exit import run
+from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.nesting import chrome_problems, journal_problems, journal_spans
 from tests.support.recording import check_self_times, recording
-from tests.unit.runtime.test_stack import stacks
+from tests.unit.runtime.core.test_stack import stacks
 
 THREADS = 64
 

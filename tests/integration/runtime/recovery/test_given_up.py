@@ -15,7 +15,7 @@ import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.session.note import read_note
-from tests.integration.runtime.test_exit import journal_names, run
+from tests.integration.runtime.lifecycle.test_exit import journal_names, run
 from tests.support.basics import poll
 from tests.support.blocking import BlockingBackend
 from tests.support.messages import said

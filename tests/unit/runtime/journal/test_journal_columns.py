@@ -20,7 +20,7 @@ from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty
 from stepscope.runtime.journal import columns
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.ids import IdMap
-from tests.unit.exporters import columns_reader
+from tests.unit.runtime.journal import columns_reader
 
 NAMES = ["forward", "läuft", "x" * 300, ""]
 WORD = st.integers(0, (1 << 64) - 1)

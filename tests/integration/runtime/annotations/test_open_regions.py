@@ -16,7 +16,7 @@ import stepscope as sc
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import Crash, names, open_names, windows
-from tests.unit.runtime.test_stack import open_rows
+from tests.unit.runtime.core.test_stack import open_rows
 
 WAIT = sc.schedule(wait=1, warmup=1, active=2)
 

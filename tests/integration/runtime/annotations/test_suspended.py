@@ -13,7 +13,7 @@ from stepscope.runtime.annotations import tasks
 from stepscope.runtime.events.record import Flag, Kind
 from tests.support.crashes import Crash, open_names
 from tests.support.recording import Log, Row, check_self_times, recording
-from tests.unit.runtime.test_stack import open_rows
+from tests.unit.runtime.core.test_stack import open_rows
 
 
 def suspensions(log: Log, of: Row) -> list[Row]:

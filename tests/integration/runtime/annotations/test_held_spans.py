@@ -19,12 +19,12 @@ from stepscope.runtime._core import span
 from stepscope.runtime.annotations import tasks
 from stepscope.runtime.events.record import Flag, Kind
 from stepscope.runtime.journal.reader import JournalReader
-from tests.integration.runtime.test_exit import run
+from tests.integration.runtime.lifecycle.test_exit import run
 from tests.support.crashes import open_names
 from tests.support.nesting import journal_problems, journal_spans
 from tests.support.recording import Log, check_self_times, recording
-from tests.unit.runtime.test_stack import open_rows
-from tests.unit.runtime.test_task_tracks import check_rows
+from tests.unit.runtime.annotations.test_task_tracks import check_rows
+from tests.unit.runtime.core.test_stack import open_rows
 
 
 async def stream(items: int = 3) -> AsyncGenerator[int]:
