@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +43,7 @@ class Rank:
         path: the file; of a flight recorder, which writes one for each window, the first of `paths`.
         windows: closed windows, by number.
         metadata: of the run.
+        counts: events of each window.
         dropped: events that were lost, by reason.
         ended: whether the run was closed in order.
         recovered: whether this is what `stepscope recover` made of it.
@@ -65,6 +66,9 @@ class Rank:
         self.path = found.path
         self.windows: dict[int, Window] = {}
         self.indexes = [each.index for each in (found, *others)]
+        self.counts = Counter[int]()
+        for each in (found, *others):
+            self.counts.update(each.counts)
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]

@@ -91,6 +91,8 @@ def _replace(note: TraceNote, journal: Path, made: Path, old: list[Path], first:
         raise FormatError(f"{old[-1]} cannot be written anew: {error}") from error
     with JournalReader(journal) as reader:
         asyncio.run(_replay(reader, exporter, made, note.window))
+        if harm := reader.damage.harm():
+            raise FormatError(f"{old[-1]} is not written anew: parts of {journal} are damaged ({harm})")
     new: list[Path] = []
     while (path := made / numbered(first, len(new)).name).exists():
         new.append(path)

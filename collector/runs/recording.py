@@ -113,11 +113,13 @@ class Recording(msgspec.Struct, kw_only=True):
         scan = _Scan()
         reader = FrameReader(path, follow=False)
         try:
-            index = None if stream_of(path) else read_index(reader)
-            if only is None or index is None or not scan.take_indexed(reader, index, only):
+            index = None if only is None or stream_of(path) else read_index(reader)
+            if only is not None and index is not None and scan.take_indexed(reader, index, only):
+                damage = index.damage
+            else:
                 while (frame := reader.next(scan.passes)) is not None:
                     scan.take(frame[0], frame[2])
-            damage = reader.damage
+                damage, index = reader.damage, None
         finally:
             reader.close()
         run = scan.run
@@ -282,14 +284,18 @@ class _Scan:
         first = reader.peek()
         if first is None or any(end is None or end[0][0] != fmt.FrameType.WINDOW_CLOSED for end in ends):
             return False
-        others = [reader.frame_at(at) for at in (index.metadata, index.ledger) if at]
+        others = [reader.frame_at(at) for at in (index.builder.metadata, index.builder.ledger) if at]
         for frame in (first, *(found[0] for found in (*others, *ends) if found is not None)):
             self.take(frame[0], frame[2])
         for row in rows:
             if row is not None and row.events:
                 self.counts[row.window] = row.events
                 self.spans.append((row.start_ns, row.end_ns))
-        self.ended = True
+        for number, window in index.builder.open.items():
+            if not only or number in only:
+                self.counts[number] = window.events.total()
+                self.spans.append((window.first_ns, window.last_ns))
+        self.ended, self.recovered = index.ended, bool(index.builder.recovered)
         return True
 
     def _given_up(self, kind: int, payload: bytes) -> None:

@@ -81,6 +81,7 @@ class FrameType(IntEnum):
     GIVEN_UP = 14
     RECOVERED = 15
     INDEX = 16
+    OUTLINE = 17
 
 
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import stat
 import zlib
@@ -20,6 +21,7 @@ Frame = tuple[int, int, bytes]
 LAST_BYTES = 1024
 """Upper bound for the frame at the end of a journal."""
 _SCAN_BYTES = 1 << 20
+_MAX_SEARCHED = 2 * fmt.MAX_PAYLOAD
 _MAX_SEARCHES = 8
 """Failed searches for frames that were given up while they were read. Damage looks the same."""
 _COUNT = slice(20, 24)
@@ -128,6 +130,30 @@ class FrameReader:
         at = -1 if self._sync is None else tail.rfind(self._sync)
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
+
+    def find_last(self, kind: int) -> int:
+        """Position of the last complete frame of a type, if it is among the last `_MAX_SEARCHED` bytes; else 0."""
+        end = os.fstat(self._fd).st_size
+        least = max(end - _MAX_SEARCHED, fmt.FILE_HEADER.size)
+        while self._sync is not None and end > least:
+            begin = max(end - _SCAN_BYTES, least)
+            # A header may cross the end of the chunk.
+            chunk = os.pread(self._fd, end - begin + fmt.FRAME_HEADER.size, begin)
+            at = chunk.rfind(self._sync, 0, end - begin + len(self._sync) - 1)
+            while at >= 0:
+                whole = len(chunk) - at >= fmt.FRAME_HEADER.size
+                head = fmt.decode_frame_header(chunk, at, self._sync) if whole else None
+                if head is not None and head[0] == kind and self.frame_at(begin + at) is not None:
+                    return begin + at
+                at = chunk.rfind(self._sync, 0, at + len(self._sync) - 1)
+            end = begin
+        return 0
+
+    def copy(self) -> FrameReader:
+        """Another reader of the open file, at the same place. Do not close it; it ends with this one."""
+        made = copy.copy(self)
+        made.damage = Damage()
+        return made
 
     def next(self, skipped: Callable[[bytes], bool] | None = None) -> Frame | None:
         """The next complete frame; `None` at the end. If the file grows, later calls return more.

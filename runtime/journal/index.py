@@ -1,23 +1,52 @@
-"""The index of a journal: the position of each window's frames, and the columns of `stepscope windows`."""
+"""The index of a journal: the position of each window's frames, and the columns of `stepscope windows`.
+
+The writer appends an index frame about once a minute, and at the end. Each has the windows that were closed since the one before,
+so that the index of a killed or running process lacks the last minute only, which readers scan.
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.records import EndRecord, IndexRecord, WindowRecord, decode_record
+from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.events.clock import now
+from stepscope.runtime.events.intervals import FOREVER
+from stepscope.runtime.events.record import EventBatch, Kind, join_blocks
+from stepscope.runtime.events.survey import survey
+from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
+from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.records import (
+    CapRecord,
+    EndRecord,
+    IndexRecord,
+    MetadataRecord,
+    RecoveredRecord,
+    WindowOpened,
+    WindowRecord,
+    WindowSoFar,
+    decode_record,
+)
+from stepscope.runtime.session.note import JOURNAL
+from stepscope.runtime.windows.open_window import STEPS
+from stepscope.runtime.windows.window import Window
 
-MAX_INDEXED = 1 << 19
-"""A journal with more windows has no index: it would not fit a frame."""
+INTERVAL_NS = 60_000_000_000
+MAX_EVENTS = 1 << 21
+MAX_BYTES = 16 << 20
+"""An index is due after this time, so many events, or so many bytes, whichever comes first."""
 
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
+
+_MOST = np.iinfo(np.int64).max
+_NOT_ALONE = (FrameType.STRINGS, FrameType.TRACKS, FrameType.GIVEN_UP, FrameType.DISCARDED)
+"""Frames of journals whose events frames cannot be read alone."""
 
 
 class WindowRow(msgspec.Struct, frozen=True):
@@ -41,35 +70,235 @@ class WindowRow(msgspec.Struct, frozen=True):
     complete: bool
 
 
-class JournalIndex:
-    """The index of a journal that was closed normally."""
+class _Open:
+    """An open window: its frames so far."""
 
-    def __init__(self, record: IndexRecord) -> None:
-        self.metadata = record.metadata
-        self.ledger = record.ledger
-        self._rows = record.rows[: len(record.rows) // ROW.size * ROW.size]
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.first_ns = int(FOREVER)
+        self.last_ns = 0
+        self.events: Counter[str] = Counter()
+        self.outline: list[EventBatch] = []
+        """Step marks, gaps and spans of steps since the last index."""
+
+    @staticmethod
+    def of(record: WindowSoFar) -> _Open:
+        """Continues from an index."""
+        made = _Open(record.begin)
+        made.first_ns, made.last_ns, made.events = record.first_ns, record.last_ns, Counter(record.events)
+        return made
+
+
+class IndexBuilder:
+    """Builds the index while a journal is written or scanned, with 104 bytes per window since the last index."""
+
+    def __init__(self) -> None:
+        self.metadata = 0
+        """Position of the last frame with the run's metadata."""
+        self.ledger = 0
+        """Position of the frame with the accounts of the run."""
+        self.recovered = 0
+        """Position of the frame with which recovery began to append."""
+        self.dropped = False
+        """Whether the journal dropped events."""
+        self.open: dict[int, _Open] = {}
+        """Open windows, by number."""
+        self.rows = bytearray()
+        """Windows that were closed since the last index."""
+        self.before = 0
+        """Position of the last index."""
+        self.alone = True
+        """Whether each events frame can be read alone."""
+        self._opened: dict[int, int] = {}
+        """Positions of scanned frames that open windows, before the first events of these."""
+        self._events = 0
+        self._last = (now(), 0)
+        """When the last index was written, and where it ends."""
+
+    @staticmethod
+    def after(position: int, record: IndexRecord) -> IndexBuilder:
+        """Continues after an index."""
+        made = IndexBuilder()
+        made.before = position
+        made.metadata, made.ledger, made.recovered = record.metadata, record.ledger, record.recovered
+        made.dropped = record.dropped
+        made.open = {window.window: _Open.of(window) for window in record.open}
+        return made
+
+    def add_frame(self, header: EventsHeader, begin: int) -> None:
+        """Adds an events frame that was scanned."""
+        window = self._of(header.window, begin)
+        if header.count:
+            window.first_ns = min(window.first_ns, header.first_ns)
+            window.last_ns = max(window.last_ns, header.last_ns)
+        window.events[header.source] += header.count
+
+    def add_batch(self, batch: EventBatch, begin: int) -> None:
+        """Adds a batch that was written; its first frame has this position."""
+        window, counts = self._of(batch.window, begin), survey(batch.events)
+        window.first_ns = min(window.first_ns, counts.first_ns)
+        window.last_ns = max(window.last_ns, counts.end_ns)
+        window.events[batch.source] += counts.events
+        self._events += counts.events
+        if counts.steps or counts.gaps or batch.source == STEPS:
+            kinds = batch.events["kind"]
+            of_steps = (kinds == Kind.STEP) | (kinds == Kind.GAP) | ((kinds == Kind.SPAN) & (batch.source == STEPS))
+            window.outline.append(EventBatch(batch.source, batch.window, batch.events[of_steps], b""))
+
+    def close_window(self, window: Window, begin: int, end: int) -> None:
+        """Adds the end of a window, whose frame has the positions `begin` to `end`."""
+        known = self.open.pop(window.index, None) or _Open(begin)
+        output = window.ledger.outputs.get(JOURNAL)
+        self.dropped |= output is not None and bool(output.dropped)
+        steps = window.steps
+        self.rows += ROW.pack(
+            window.index,
+            known.begin,
+            end,
+            begin,
+            known.events.total(),
+            min(sum(sum(source.dropped.values()) for source in window.ledger.sources.values()), _MOST),
+            window.start_ns,
+            window.end_ns,
+            window.wall_start_ns,
+            len(steps),
+            steps[0].number if steps else 0,
+            steps[-1].number if steps else -1,
+            window.complete,
+        )
+
+    def add_record(self, kind: int, payload: bytes, begin: int, end: int) -> None:
+        """Adds another frame that was scanned, with its position."""
+        record = decode_record(kind, payload)
+        if kind in _NOT_ALONE:
+            self.alone = False
+        elif isinstance(record, WindowOpened):
+            self._opened[record.index] = begin
+        elif isinstance(record, WindowRecord):
+            self.close_window(record.window(), begin, end)
+        elif isinstance(record, MetadataRecord):
+            self.metadata = begin
+        elif isinstance(record, Ledger):
+            self.ledger = begin
+        elif isinstance(record, RecoveredRecord):
+            self.recovered = begin
+        elif isinstance(record, CapRecord):
+            self.dropped = True
+
+    def _of(self, window: int, begin: int) -> _Open:
+        if window not in self.open:
+            self.open[window] = _Open(self._opened.pop(window, begin))
+        return self.open[window]
+
+    def is_due(self, size: int) -> bool:
+        """Whether an index is due in a journal of so many bytes."""
+        at_ns, end = self._last
+        return now() - at_ns > INTERVAL_NS or self._events > MAX_EVENTS or size - end > MAX_BYTES
+
+    def outlines(self) -> Iterator[EventBatch]:
+        """What recovery needs of the events of open windows since the last index: step marks, gaps and spans of steps."""
+        for number, window in self.open.items():
+            for source in {batch.source: None for batch in window.outline}:
+                events = join_blocks(batch.events for batch in window.outline if batch.source == source)
+                yield EventBatch(source, number, events, b"")
+
+    def record(self, outlines: int) -> IndexRecord:
+        """The index. Its outlines begin at this position."""
+        windows = [
+            WindowSoFar(number, window.begin, window.first_ns, window.last_ns, dict(window.events))
+            for number, window in self.open.items()
+        ]
+        return IndexRecord(
+            before=self.before,
+            outlines=outlines,
+            at_ns=now(),
+            rows=bytes(self.rows),
+            open=windows,
+            metadata=self.metadata,
+            ledger=self.ledger,
+            recovered=self.recovered,
+            dropped=self.dropped,
+        )
+
+    def begin_next(self, position: int, end: int) -> None:
+        """The index was written, from `position` to `end`."""
+        self.before, self._last, self._events = position, (now(), end), 0
+        self.rows.clear()
+        for window in self.open.values():
+            window.outline.clear()
+
+
+class JournalIndex:
+    """The whole index of a journal: its index frames, and what follows the last of them.
+
+    Args:
+        records: the index frames, with their positions.
+        builder: continues after the last of them.
+        begin: position of the first frame after the index frames.
+        end: number and position of the frame after the last one.
+        ended: whether the journal was closed normally.
+        damage: after the last index frame.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[tuple[int, IndexRecord]],
+        builder: IndexBuilder,
+        *,
+        begin: int,
+        end: tuple[int, int],
+        ended: bool,
+        damage: Damage,
+    ) -> None:
+        self.records = records
+        self.builder = builder
+        self.begin = begin
+        self.end = end
+        self.ended = ended
+        self.damage = damage
+        self._rows = b"".join([*(_whole_rows(record.rows) for _, record in records), builder.rows])
 
     def windows(self) -> Iterator[WindowRow]:
-        """All windows, in the order in which they were closed."""
+        """All closed windows, in the order in which they were closed."""
         for values in ROW.iter_unpack(self._rows):
             yield WindowRow(*values)
 
     def find(self, window: int) -> WindowRow | None:
-        """One window; `None` if the journal has no such window."""
-        numbers = np.frombuffer(self._rows, "<i8")[:: ROW.size // 8]
-        found = np.flatnonzero(numbers == window)
+        """One closed window; `None` if the journal has no such window."""
+        found = np.flatnonzero(np.frombuffer(self._rows, "<i8")[:: ROW.size // 8] == window)
         if not len(found):
             return None
         values = ROW.unpack_from(self._rows, int(found[-1]) * ROW.size)
         return WindowRow(*values)
 
 
+def _whole_rows(rows: bytes) -> bytes:
+    return rows[: len(rows) // ROW.size * ROW.size]
+
+
 def read_index(frames: FrameReader) -> JournalIndex | None:
-    """The index of a journal; `None` if it was not closed normally, or has none. Does not move the reader."""
+    """The index of a journal. What was written after the last index frame is scanned. Does not move the reader.
+
+    Returns:
+        `None` if there is no index frame: the journal is short, or its frames cannot be read alone.
+    """
+    records = index_records(frames)
+    return scan(frames, records) if records else None
+
+
+def index_records(frames: FrameReader) -> list[tuple[int, IndexRecord]]:
+    """The index frames of a journal, in order, with their positions; none if one of them is missing."""
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
-    record = record_at(frames, end.index, FrameType.INDEX) if isinstance(end, EndRecord) else None
-    return JournalIndex(record) if isinstance(record, IndexRecord) else None
+    at = end.index if isinstance(end, EndRecord) else frames.find_last(FrameType.INDEX)
+    found: list[tuple[int, IndexRecord]] = []
+    while at > 0:
+        record = record_at(frames, at, FrameType.INDEX)
+        if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
+            return []
+        found.append((at, record))
+        at = record.before
+    return found[::-1]
 
 
 def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:
@@ -78,48 +307,34 @@ def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:
     return None if found is None or found[0][0] != kind else decode_record(kind, found[0][2])
 
 
-class IndexBuilder:
-    """Builds the index while a journal is written, with 104 bytes per window."""
+def scan(frames: FrameReader, records: Sequence[tuple[int, IndexRecord]], *, own: bool = False) -> JournalIndex:
+    """Reads the rest of a journal after its index frames, without its events. Does not move the reader.
 
-    def __init__(self) -> None:
-        self.metadata = 0
-        """Position of the last frame with the run's metadata."""
-        self.ledger = 0
-        """Position of the frame with the accounts of the run."""
-        self._rows = bytearray()
-        self._open: dict[int, tuple[int, int]] = {}
-        """For each open window, the position of its first frame, and the number of its events so far."""
+    Args:
+        frames: a reader of the journal.
+        records: its first index frames, with their positions.
+        own: end with the run's own frames, before those that recovery appended.
+    """
+    builder = IndexBuilder.after(*records[-1]) if records else IndexBuilder()
+    tail = frames.copy()
+    found = frames.frame_at(builder.before) if records else None
+    tail.resume(*((0, FILE_HEADER.size) if found is None else (found[1] + 1, found[2])))
+    begin, ended = tail.position[1], False
 
-    def add_events(self, window: int, begin: int, events: int) -> None:
-        """Adds frames of a window, which begin at a position."""
-        first, before = self._open.get(window, (begin, 0))
-        self._open[window] = first, before + events
+    def skipped(beginning: bytes) -> bool:
+        header = decode_events_header(beginning)
+        if header is not None:
+            builder.add_frame(header[0], tail.head[0])
+        return True
 
-    def close_window(self, record: WindowRecord, begin: int, end: int) -> None:
-        """Adds the end of a window, whose frame has the positions `begin` to `end`."""
-        first, events = self._open.pop(record.index, (begin, 0))
-        dropped = sum(sum(source.dropped.values()) for source in record.ledger.sources.values())
-        steps = np.frombuffer(record.steps, "<i8", record.step_count * 3)
-        first_step, last_step = (int(steps[0]), int(steps[-3])) if len(steps) else (0, -1)
-        if len(self._rows) < MAX_INDEXED * ROW.size:
-            self._rows += ROW.pack(
-                record.index,
-                first,
-                end,
-                begin,
-                events,
-                dropped,
-                record.start_ns,
-                record.end_ns,
-                record.wall_start_ns,
-                record.step_count,
-                first_step,
-                last_step,
-                record.complete,
-            )
-
-    def record(self) -> IndexRecord | None:
-        """The index; `None` if it does not have all windows."""
-        if self._open or len(self._rows) >= MAX_INDEXED * ROW.size:
-            return None
-        return IndexRecord(rows=bytes(self._rows), metadata=self.metadata, ledger=self.ledger)
+    end = tail.position
+    while (frame := tail.next(skipped)) is not None:
+        kind, _, payload = frame
+        if own and kind == FrameType.RECOVERED:
+            break
+        ended |= kind == FrameType.END
+        builder.add_record(kind, payload, tail.head[0], tail.position[1])
+        end = tail.position
+    else:
+        end = tail.position
+    return JournalIndex(records, builder, begin=begin, end=end, ended=ended, damage=tail.damage)

@@ -20,7 +20,7 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.journal.index import JournalIndex, read_index, record_at
+from stepscope.runtime.journal.index import JournalIndex, index_records, read_index, record_at, scan
 from stepscope.runtime.windows.window import Window
 
 OF_WINDOWS = (fmt.FrameType.EVENTS, fmt.FrameType.WINDOW_OPENED, fmt.FrameType.WINDOW_CLOSED)
@@ -122,24 +122,51 @@ class JournalReader:
         return self.position if self.end is None and self.recovered is None else self._end_position
 
     def index(self) -> JournalIndex | None:
-        """The index of a journal; `None` if it was not closed normally, or has none."""
+        """The index of the journal; `None` if it has none."""
         return read_index(self._frames)
 
-    def _seek(self, window: int, index: JournalIndex) -> int | None:
-        """Moves to the first frame of a window. Returns the end of its last frame; 0 if there is no such window; `None` if the frame
-        is missing."""
-        metadata = record_at(self._frames, index.metadata, fmt.FrameType.METADATA)
+    def own_index(self) -> JournalIndex:
+        """The index of the frames of the run itself, before those that recovery appended. Without index frames, all of the journal is
+        scanned."""
+        own = [(position, record) for position, record in index_records(self._frames) if not record.recovered]
+        return scan(self._frames, own, own=True)
+
+    def continue_at(self, position: int, index: JournalIndex) -> bool:
+        """Moves to a frame, which an index names, and reads the run's metadata and accounts up to that index.
+
+        Returns:
+            False, without moving, if no frame begins there.
+        """
+        found = self._frames.frame_at(position)
+        number = index.end[0] if position == index.end[1] else None if found is None else found[1]
+        if number is None:
+            return False
+        metadata = record_at(self._frames, index.builder.metadata, fmt.FrameType.METADATA)
         self.metadata = metadata.values if isinstance(metadata, records.MetadataRecord) else self.metadata
-        ledger = record_at(self._frames, index.ledger, fmt.FrameType.LEDGER)
+        ledger = record_at(self._frames, index.builder.ledger, fmt.FrameType.LEDGER)
         self.ledger = ledger if isinstance(ledger, Ledger) else self.ledger
-        row = index.find(window)
-        if row is None:
-            return 0
-        found = self._frames.frame_at(row.begin)
-        if found is None:
-            return None
-        self._frames.resume(found[1], row.begin)
-        return row.end
+        self._frames.resume(number, position)
+        return True
+
+    def outlines(self, record: records.IndexRecord, position: int) -> Iterator[EventBatch]:
+        """The outlines of an index with this position: step marks, gaps and spans of steps of windows that were open."""
+        at = record.outlines
+        while fmt.FILE_HEADER.size <= at < position and (found := self._frames.frame_at(at)) is not None:
+            (kind, flags, payload), _, at = found
+            batch = self._batch(flags, payload) if kind == fmt.FrameType.OUTLINE else None
+            if batch is not None:
+                yield batch
+
+    def _go_to_window(self, window: int) -> int | None:
+        """Moves to the first frame of a window. Returns the end of its last frame; `None` = the end of the journal."""
+        index = self.index()
+        row = None if index is None else index.find(window)
+        if row is not None and index is not None and self.continue_at(row.begin, index):
+            return row.end
+        if row is None and index is not None:
+            begun = index.builder.open.get(window)
+            self.continue_at(index.end[1] if begun is None else begun.begin, index)
+        return None
 
     def items(
         self, window: int | None = None, wanted: Callable[[fmt.EventsHeader], bool] | None = None
@@ -148,7 +175,7 @@ class JournalReader:
 
         Args:
             window: skip events, begins and ends of other windows. At the beginning of a journal with an index, only the frames of
-                the window, the last metadata and the last accounts are read.
+                the window, the last metadata and accounts, and what follows the last index frame are read.
             wanted: called with the header of each events frame. If it returns false, the frame is skipped without reading it.
         """
 
@@ -160,8 +187,7 @@ class JournalReader:
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
         at_beginning = self._frames.position == (0, fmt.FILE_HEADER.size)
-        index = self.index() if window is not None and at_beginning else None
-        stop = None if window is None or index is None else self._seek(window, index)
+        stop = None if window is None or not at_beginning else self._go_to_window(window)
         passed = None if window is None and wanted is None else skipped
         while stop is None or self._frames.position[1] < stop:
             frame = self._frames.next(passed)
@@ -182,6 +208,8 @@ class JournalReader:
             except FormatError:
                 self._frames.count_undecodable()
             return None
+        if kind == fmt.FrameType.OUTLINE:
+            return None  # its events are in other frames
         if not records.is_known(kind):
             self.unknown_frames += 1
             return None

@@ -179,15 +179,40 @@ def window_record(window: Window) -> WindowRecord:
     )
 
 
-class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions of the frames of each window."""
+class WindowSoFar(msgspec.Struct, frozen=True, array_like=True):
+    """A window that was open when an index was written: its frames so far."""
 
+    window: Int64
+    begin: Int64
+    """Position of the first of them."""
+    first_ns: Int64
+    """Begin of the first event."""
+    last_ns: Int64
+    """End of the last event."""
+    events: dict[str, Int64]
+    """Number of events, with gaps, by source."""
+
+
+class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions of the frames of each window. Each index adds to the one before."""
+
+    before: Int64 = 0
+    """Position of the previous index; 0 = none."""
+    outlines: Int64 = 0
+    """Position of the first of the outlines, which end where this frame begins."""
+    at_ns: Int64 = 0
+    """When it was written (CLOCK_MONOTONIC): all frames before it were written earlier."""
     rows: bytes = b""
-    """Closed windows, in their order: see `index.py`."""
+    """Windows that were closed since the previous index, in their order: see `index.py`."""
+    open: list[WindowSoFar] = []
     metadata: Int64 = 0
     """Position of the last frame with the run's metadata; 0 = none."""
     ledger: Int64 = 0
     """Position of the frame with the accounts of the run; 0 = none."""
+    recovered: Int64 = 0
+    """Position of the frame with which recovery began to append; 0 = none."""
+    dropped: bool = False
+    """Whether the journal had dropped events: its queue was full, or it had reached its size limit."""
 
 
 encode_record = msgpack_bytes

@@ -154,7 +154,9 @@ class JournalWriter:
             if self._compression == "columns":  # frames that can be read alone
                 self._index = IndexBuilder()
 
-    def append_to(self, sync: bytes, number: int, size: int, *, events: int, windows: int) -> None:
+    def append_to(
+        self, sync: bytes, number: int, size: int, *, events: int, windows: int, index: IndexBuilder | None
+    ) -> None:
         """Opens the journal of a killed process, cuts it after its last complete frame, and marks the begin of recovery.
 
         Args:
@@ -163,11 +165,13 @@ class JournalWriter:
             size: size of its complete frames, including the file header, which is rewritten.
             events: number of events in these frames.
             windows: number of closed windows in these frames.
+            index: continues the index of these frames.
 
         Raises:
             OutputError: if that fails.
         """
         with self._lock:
+            self._index = index
             self._file = AppendFile(self.path, truncate_to=size)
             self._file.write_header(fmt.encode_file_header(sync))
             self._sync, self._number = sync, number
@@ -181,6 +185,8 @@ class JournalWriter:
             OutputError: if the file cannot be written.
         """
         with self._lock:
+            if self._index is not None:
+                self._index.recovered = self._open_file().size
             self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
@@ -199,6 +205,7 @@ class JournalWriter:
                 self._mark_cap()
                 return
             if self._compression == "columns" and self._write_columns(batch):
+                self._write_index_if_due()
                 return
             has_tables = self._compression == "columns"  # those frames contain their names and tracks
             for count, flags, parts, cut in fmt.encode_events(batch, self._compression, max_bytes=self._max_frame):
@@ -216,7 +223,7 @@ class JournalWriter:
                     self.dropped += count
                     self._mark_cap()
                     continue
-                self._note_events(batch.window, count)
+                self._index = None  # without columns, or not whole
                 self._commit(self._fsync == "always")
                 self._tables.mark_written()
                 has_tables = True
@@ -230,6 +237,7 @@ class JournalWriter:
         events = np.ascontiguousarray(batch.events)
         if opened:
             self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, survey(events).first_ns))
+        begin = self._open_file().size
         number = (self._number + self._pending_frames) & 0xFFFFFFFF
         frames, count, cut = _core.encode_frames(
             events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
@@ -239,8 +247,9 @@ class JournalWriter:
         if not self._has_room(self._reserve):
             self._discard()
             return False
-        self._note_events(batch.window, len(batch))
         self._commit(self._fsync == "always")
+        if self._index is not None:
+            self._index.add_batch(batch, begin)
         self._open_windows.add(batch.window)
         self.written += len(batch)
         self.arguments_cut += cut
@@ -272,9 +281,10 @@ class JournalWriter:
                     self._skipped_records += 1
                     self._index = None
             if self._index is not None:
-                self._index.close_window(record, begin, self._open_file().size)
+                self._index.close_window(window, begin, self._open_file().size)
             self._open_windows.discard(window.index)
             self._windows += 1
+            self._write_index_if_due()
 
     def write_metadata(self, values: Mapping[str, Any]) -> None:
         """Appends the metadata of the run if they have changed.
@@ -378,7 +388,7 @@ class JournalWriter:
                     self.dropped,
                     self.arguments_cut,
                     self._skipped_records,
-                    self._write_index(),
+                    self._write_index(_END_BYTES),
                 )
                 self._control(fmt.FrameType.END, end)
                 self._commit(self._fsync != "never")
@@ -406,18 +416,35 @@ class JournalWriter:
         self._commit(sync or self._fsync == "always")
         return True
 
-    def _note_events(self, window: int, count: int) -> None:
-        if self._index is not None:
-            self._index.add_events(window, self._open_file().size, count)
+    def _write_index_if_due(self) -> None:
+        if self._index is not None and self._index.is_due(self._open_file().size):
+            self._write_index(self._reserve)
 
-    def _write_index(self) -> int:
-        """Appends the index. Returns its position; 0 if there is no index."""
-        index = None if self._index is None or self._skipped_records else self._index.record()
-        begin = self._open_file().size
-        return begin if index is not None and self._record(fmt.FrameType.INDEX, index) else 0
+    def _write_index(self, reserve: int) -> int:
+        """Appends an index, unless there would not be this space left. Returns the position of the last one; 0 = there is none."""
+        index = self._index
+        if index is None or self._skipped_records:
+            return 0
+        outlines = self._open_file().size
+        for batch in index.outlines():
+            for _, flags, parts, _ in fmt.encode_events(batch, "columns", max_bytes=self._max_frame):
+                self._frame(fmt.FrameType.OUTLINE, parts, flags)
+        position = outlines + sum(map(len, self._pending))
+        payload = records.encode_record(index.record(outlines))
+        if len(payload) <= self._max_frame:
+            self._frame(fmt.FrameType.INDEX, [payload])
+        if len(payload) > self._max_frame or not self._has_room(reserve):
+            self._discard()
+            self._index = None
+            return 0
+        self._commit(self._fsync == "always")
+        index.begin_next(position, self._open_file().size)
+        return position
 
     def _mark_cap(self, exactly: bool = False) -> None:
         """Appends the number of dropped events: at the limit, each time it has doubled, and exactly with each window."""
+        if self._index is not None:
+            self._index.dropped |= bool(self.dropped)
         outdated = self.dropped > (self._marked if exactly else self._marked * 2)
         if outdated and self._record(fmt.FrameType.CAP, records.CapRecord(self._max_bytes, self.dropped)):
             self._marked = self.dropped

@@ -20,11 +20,12 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import temporary_name
-from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader
+from stepscope.runtime.journal.format import FILE_HEADER
 from stepscope.runtime.journal.frames import Damage
 from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import CapRecord, RecoveredRecord
+from stepscope.runtime.journal.records import IndexRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
@@ -35,10 +36,9 @@ from stepscope.runtime.recovery.target import being_written, choose
 from stepscope.runtime.recovery.unsaved_events import UnfinishedWindow, UnsavedEvents
 from stepscope.runtime.session.file_lock import lock
 from stepscope.runtime.session.job import this_host
-from stepscope.runtime.session.note import JOURNAL, SessionNote, replace_note
+from stepscope.runtime.session.note import SessionNote, replace_note
 from stepscope.runtime.session.system import is_running
 from stepscope.runtime.windows.router import divide
-from stepscope.runtime.windows.window import Window
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +251,9 @@ def _writer(
                 shutil.copyfile(reader.path, path)
                 os.chmod(path, 0o600)
             number, size = reader.end_position
-            writer.append_to(reader.sync_word, number, size, events=work.events, windows=work.windows)
+            writer.append_to(
+                reader.sync_word, number, size, events=work.events, windows=work.windows, index=work.index_builder
+            )
         else:
             writer.open(run)
             writer.mark_recovered()
@@ -346,6 +348,7 @@ class _Recovering:
         self._open: dict[int, UnfinishedWindow] = {}
         self._last_index = -1
         self._last_end = 0
+        self._index: JournalIndex | None = None
         self.keep_last = 0
         """Steps that the run retained, as a flight recorder; 0 = it was none."""
 
@@ -355,45 +358,62 @@ class _Recovering:
         self._last_index = next_index - 1
 
     @property
+    def index_builder(self) -> IndexBuilder | None:
+        """Continues the index of the run's own frames, if they can be read alone."""
+        return None if self._index is None or not self._index.builder.alone else self._index.builder
+
+    @property
     def whole(self) -> bool:
         """Whether every window so far has an end."""
         return not self._open
 
     def find_unfinished(self, reader: JournalReader) -> None:
-        """Finds the windows without an end, among the run's own frames. Reads only the headers of events frames."""
-
-        def wanted(header: EventsHeader) -> bool:
-            self.events += header.count
-            self._last_index = max(self._last_index, header.window)
-            self._open.setdefault(header.window, UnfinishedWindow(header.window))
-            return False
-
-        for item in reader.items(wanted=wanted):
-            if isinstance(item, Window):
-                self.windows += 1
-                account = item.ledger.outputs.get(JOURNAL)
-                self.journal_dropped = self.journal_dropped or (account is not None and bool(account.dropped))
-                self._open.pop(item.index, None)
-                self._last_index = max(self._last_index, item.index)
-                self._last_end = max(self._last_end, item.end_ns)
-            elif isinstance(item, CapRecord):
-                self.journal_dropped = True
-            elif isinstance(item, RecoveredRecord):
+        """Finds the windows without an end, among the run's own frames. Reads the index, and the headers of the frames after it."""
+        self._index = index = reader.own_index()
+        rows = list(index.windows())
+        self.windows = len(rows)
+        self.events = sum(row.events for row in rows) + sum(of.events.total() for of in index.builder.open.values())
+        self.journal_dropped = index.builder.dropped
+        self._open = {number: UnfinishedWindow(number) for number in index.builder.open}
+        self._last_index = max([self._last_index, *(row.window for row in rows), *self._open])
+        self._last_end = max([self._last_end, *(row.end_ns for row in rows)])
+        # Its end, and damage after the index.
+        reader.continue_at(index.begin, index)
+        for item in reader.items(wanted=lambda _: False):
+            if isinstance(item, RecoveredRecord):
                 break
 
     def read_unfinished(self, reader: JournalReader, unsaved: UnsavedEvents) -> None:
-        """Reads the events of windows without an end."""
+        """Reads the events of windows without an end: step marks and gaps up to an index, and all events after it."""
+        index = self._index
+        assert index is not None
         with JournalReader(reader.path, self._ids) as again:
+            past = _indexes_before(index, unsaved)
+            for window in past[-1][1].open if past else ():
+                unsaved.saved_until_ns = max(unsaved.saved_until_ns, window.last_ns)
+                if (unfinished := self._open.get(window.window)) is not None:
+                    unfinished.add_counts(window)
+            for position, record in past:
+                for batch in again.outlines(record, position) if self._open else ():
+                    self._add_outline(batch, unsaved)
+            if past:
+                again.continue_at(past[-1][0], index)
             # Late frames are read, too: the rings may report the same losses as their gaps.
             for item in again.items(wanted=lambda of: of.window in self._open or of.last_ns >= unsaved.first_ns):
                 if isinstance(item, RecoveredRecord):
                     break
                 if not isinstance(item, EventBatch):
                     continue
-                unsaved.note_gaps(item.events)
-                if (window := self._open.get(item.window)) is not None:
-                    window.add(item, unsaved)
-                    self._profiler = self._profiler or window.profiler
+                if (unfinished := self._open.get(item.window)) is not None:
+                    unfinished.count(item)
+                self._add_outline(item, unsaved)
+
+    def _add_outline(self, batch: EventBatch, unsaved: UnsavedEvents) -> None:
+        """Registers the step marks, gaps and spans of steps of a batch, and its events that are in the rings, too."""
+        unsaved.note_gaps(batch.events)
+        if (window := self._open.get(batch.window)) is not None:
+            window.add(batch, unsaved)
+            self._profiler = self._profiler or window.profiler
 
     def add(self, writer: JournalWriter, unsaved: UnsavedEvents) -> None:
         """Adds the events of the rings to the open windows, or to a new one, and closes these."""
@@ -447,6 +467,18 @@ class _Recovering:
         )
         self.windows += 1
         self.unfinished += 1
+
+
+def _indexes_before(index: JournalIndex, unsaved: UnsavedEvents) -> list[tuple[int, IndexRecord]]:
+    """The index frames, with their positions, up to the last one before which no event is in the rings that was not drained.
+
+    Drained events are in the journal, unless it lacks events: then all of it is read. With two open windows, an event that crosses
+    their border may be in the journal in part.
+    """
+    found = [] if unsaved.released else list(index.records)
+    while found and not (found[-1][1].at_ns < unsaved.first_ns and len(found[-1][1].open) <= 1):
+        found.pop()
+    return found
 
 
 def _run(place: Path, reader: JournalReader | None, note: SessionNote | None) -> Run:

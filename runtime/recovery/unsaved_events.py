@@ -15,6 +15,7 @@ from stepscope.runtime.events.intervals import FOREVER, Mask, ends
 from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.events.survey import survey
 from stepscope.runtime.journal.ids import IdMap
+from stepscope.runtime.journal.records import WindowSoFar
 from stepscope.runtime.recovery.flight_files import retained_blocks
 from stepscope.runtime.recovery.session_files import MAX_RINGS, SessionFiles
 from stepscope.runtime.windows.open_window import RECORDER, STEPS, OpenWindow
@@ -43,7 +44,7 @@ class UnsavedEvents:
         """
         self._parts = parts
         self._profiler = profiler
-        self._released = released
+        self.released = released
         self._counted: list[dict[int, int]] = [{} for _ in parts]
         """By part and ring, the serial number below which gaps of the journal, or of a flight recorder, count lost events."""
         self._part_of = {_pid_of(files): number for number, (files, _) in enumerate(parts) if number}
@@ -51,6 +52,8 @@ class UnsavedEvents:
         """Latest time in the rings and stacks."""
         self.first_ns = int(FOREVER)
         """End of the first event that was not drained. The journal reports losses before that."""
+        self.saved_until_ns = 0
+        """Drained events that ended by this time are in the journal, in frames that recovery does not read."""
         keys: list[Keys] = []
         ended: list[Keys] = []
         begins: list[NDArray[np.int64]] = []
@@ -107,8 +110,10 @@ class UnsavedEvents:
         The last value says whether the events had been drained from a ring.
         """
         for events, args, gaps, source, drained in self._rings():
-            foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
-            yield events[~foreign], args, source, drained
+            wanted = (events["kind"] != int(Kind.STEP)) | (events["id"] == profiler)
+            if drained:
+                wanted &= ends(events) > self.saved_until_ns
+            yield events[wanted], args, source, drained
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
             yield gaps, b"", RECORDER, False
 
@@ -133,7 +138,7 @@ class UnsavedEvents:
                     found.append(keys_of(piece.events))
                     yield piece.events, bytes(piece.args), piece.gaps, piece.source, False
                 known = np.sort(np.concatenate(found))
-            for ring in files.rings(self._counted[number], released=self._released):
+            for ring in files.rings(self._counted[number], released=self.released):
                 ids.localise(ring.events, ring.args)
                 ids.localise(ring.gaps, bytearray())
                 ring.gaps["name"] = strings.intern("dropped")
@@ -174,13 +179,22 @@ class UnfinishedWindow:
         assert self._window is not None
         return self._window
 
+    def add_counts(self, window: WindowSoFar) -> None:
+        """Adds the counts and times of its frames before an index."""
+        self.start, self.last = min(self.start, window.first_ns), max(self.last, window.last_ns)
+        self._counts.update(window.events)
+
+    def count(self, batch: EventBatch) -> None:
+        """Adds the counts and times of a batch of the journal."""
+        self.start = min(self.start, int(batch.events["ts"].min(initial=FOREVER)))
+        self.last = max(self.last, int(ends(batch.events).max(initial=0)))
+        self._counts[batch.source] += len(batch)
+
     def add(self, batch: EventBatch, unsaved: UnsavedEvents) -> None:
-        """Registers a batch of the journal."""
+        """Registers the step marks, gaps and spans of steps of a batch, and its events that are in the rings, too."""
         events = batch.events
-        self.start = min(self.start, int(events["ts"].min(initial=FOREVER)))
-        self.last = max(self.last, int(ends(events).max(initial=0)))
         gaps = events["kind"] == int(Kind.GAP)
-        self._counts[batch.source] += len(events) - int(gaps.sum())
+        self._counts[batch.source] -= int(gaps.sum())
         self._dropped.setdefault(batch.source, Counter()).update(losses(events))
         marks = events[events["kind"] == int(Kind.STEP)]
         if len(marks):

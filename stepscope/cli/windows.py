@@ -71,7 +71,7 @@ def windows(arguments: argparse.Namespace) -> int:
     recording = load(arguments.path, only=())
     lines: list[Line] = []
     for rank in recording.ranks:
-        counts = Counter[int]()
+        counts = Counter(rank.counts)
         for batch in rank.batches() if rank.foreign else ():  # only the events of such a trace say when it was
             counts[batch.window] += len(batch)
         rows = [row for index in rank.indexes if index is not None for row in index.windows()]

@@ -38,9 +38,12 @@ def crash(tmp_path: Path) -> Crash:
 
 @pytest.mark.parametrize("between", ["pass", "number % 10 == 5 and profiler.flush()"])
 @pytest.mark.parametrize("drain_interval", [0.001, 1000.0])
-def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float) -> None:
-    """Whether events were drained, journaled, or neither: each is recovered once, with its arguments and step."""
-    recovery = crash.of(BODY.format(between=between), drain_interval=drain_interval).recover()
+@pytest.mark.parametrize("interval_ns", [-1, 60_000_000_000])
+def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
+    """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step."""
+    program = f"import stepscope.runtime.journal.index as index\nindex.INTERVAL_NS = {interval_ns}\n"
+    program += textwrap.dedent(BODY.format(between=between))
+    recovery = crash.of(program, drain_interval=drain_interval).recover()
     steps = {f"ProfilerStep#{number}": 1 for number in range(41)}
     assert names(recovery.journal) == {"forward": 40, "inner": 40, "outer": 1, "done": 1, "innermost": 1, **steps}
     assert names(recovery.journal, Kind.INSTANT) == {"instant": 40}
