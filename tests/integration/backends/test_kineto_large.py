@@ -14,7 +14,9 @@ from tests.support.operators import torch
 ADDS = 30_000
 
 
-def record(directory: Path, windows: int, keeper: Keeper | None = None, **options: Any) -> tuple[sc.Profiler, Any]:
+def record(
+    directory: Path, windows: int, keeper: Keeper | None = None, *, adds: int = ADDS, **options: Any
+) -> tuple[sc.Profiler, Any]:
     """Records windows of many operators, and closes at once."""
     memory = sc.exporters.MemoryExporter()
     ones = torch.ones(2)
@@ -26,7 +28,7 @@ def record(directory: Path, windows: int, keeper: Keeper | None = None, **option
         options=sc.Options(journal=False, **options),
     ) as profiler:
         for _ in range(windows):
-            for _ in range(ADDS):
+            for _ in range(adds):
                 torch.add(ones, ones)
             profiler.step()
     return profiler, memory
@@ -53,8 +55,8 @@ def test_what_is_not_converted_in_time_is_missing(tmp_path: Path) -> None:
 
 def test_a_window_waits_while_the_work_advances(tmp_path: Path) -> None:
     """Converting takes longer than a window lingers: it is whole all the same."""
-    profiler, memory = record(tmp_path, 1, linger=0.2, close_timeout=60.0)
+    profiler, memory = record(tmp_path, 1, adds=4 * ADDS, linger=0.6, close_timeout=60.0)
     (window,) = memory.windows
     assert window.complete, window.diagnostics
-    assert window.ledger.sources["torch"].accepted >= ADDS
+    assert window.ledger.sources["torch"].accepted >= 4 * ADDS
     assert "dropped   nothing\n" in str(profiler.report())
