@@ -77,7 +77,7 @@ def clip(events: Block, intervals: list[Interval]) -> Block:
 def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
     """The parts of spans and gaps that cross borders."""
     rest, counts = events["self_dur"].copy(), events["id"].copy()
-    spans_of_all = events["kind"] == Kind.SPAN
+    spans_of_all = events["kind"] == int(Kind.SPAN)
     first, last = int(events["ts"].min()), int(ends(events).max())
     for start, end in intervals:
         if end <= first or start >= last:
@@ -90,7 +90,7 @@ def _cut(events: Block, intervals: list[Interval]) -> Iterator[Block]:
         rest[mask] -= own
         cut = dur < part["dur"]
         part["ts"], part["dur"] = ts, dur
-        spans = part["kind"] == Kind.SPAN
+        spans = part["kind"] == int(Kind.SPAN)
         part["self_dur"][spans] = own[spans]
         part["id"] = counts[mask]
         counts[mask & ~spans_of_all] = 0

@@ -485,7 +485,7 @@ class ExporterWorker:
 
     def _with_own(self, window: Window) -> Ledger:
         outputs = self._outputs(window.index)
-        if self.has_window(window.index):
+        if self.name not in outputs and self.has_window(window.index):
             outputs = {**outputs, self.name: self.ledger(window.index)}
         return msgspec.structs.replace(window.ledger, outputs=outputs)
 

@@ -348,13 +348,13 @@ class FlightWindows(WindowRouter):
         inside = touching_any(events, window.recorded)
         if not inside.any():
             return []
-        gaps = inside & (events["kind"] == Kind.GAP)
+        gaps = inside & (events["kind"] == int(Kind.GAP))
         if gaps.any():
             if block.counted is not None:
                 events = events.copy()
                 events["id"][gaps & block.counted] = 0
             block.counted = gaps if block.counted is None else block.counted | gaps
-        inside &= events["kind"] != Kind.GAP
+        inside &= events["kind"] != int(Kind.GAP)
         new = inside if block.taken is None else inside & ~block.taken
         block.taken = inside if block.taken is None else block.taken | inside
         self._accepted[block.source] += int(new.sum())
@@ -384,7 +384,7 @@ class FlightWindows(WindowRouter):
         if read is None:
             self._outside[block.source] += block.count - int(taken.sum())
             return
-        rest = read[0]["kind"] != Kind.GAP
+        rest = read[0]["kind"] != int(Kind.GAP)
         self._count_by_outcome(block.source, read[0][rest & ~taken] if len(taken) else read[0][rest])
 
 

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, Literal
 
@@ -220,6 +221,7 @@ def encode_events(
             cut = 0
 
 
+@lru_cache(64)
 def source_bytes(source: str) -> bytes:
     """The name of a source in frames."""
     text: str = plain(source)

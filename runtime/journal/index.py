@@ -17,8 +17,8 @@ import numpy as np
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.events.clock import now
 from stepscope.runtime.events.intervals import FOREVER
-from stepscope.runtime.events.record import EventBatch, Kind, join_blocks
-from stepscope.runtime.events.survey import survey
+from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
+from stepscope.runtime.events.survey import Survey, of_kind
 from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
 from stepscope.runtime.journal.frames import Damage, FrameReader
 from stepscope.runtime.journal.records import (
@@ -78,8 +78,8 @@ class _Open:
         self.first_ns = int(FOREVER)
         self.last_ns = 0
         self.events: Counter[str] = Counter()
-        self.outline: list[EventBatch] = []
-        """Step marks, gaps and spans of steps since the last index."""
+        self.outline: dict[str, list[Block]] = {}
+        """Step marks, gaps and spans of steps since the last index, by source."""
 
     @staticmethod
     def of(record: WindowSoFar) -> _Open:
@@ -113,7 +113,7 @@ class IndexBuilder:
         """Positions of scanned frames that open windows, before the first events of these."""
         self._events = 0
         self._last = (now(), 0)
-        """When the last index was written, and where it ends."""
+        """When an index was due, and how large the journal was then."""
 
     @staticmethod
     def after(position: int, record: IndexRecord) -> IndexBuilder:
@@ -133,17 +133,20 @@ class IndexBuilder:
             window.last_ns = max(window.last_ns, header.last_ns)
         window.events[header.source] += header.count
 
-    def add_batch(self, batch: EventBatch, begin: int) -> None:
+    def add_batch(self, batch: EventBatch, counts: Survey, begin: int) -> None:
         """Adds a batch that was written; its first frame has this position."""
-        window, counts = self._of(batch.window, begin), survey(batch.events)
+        window = self._of(batch.window, begin)
         window.first_ns = min(window.first_ns, counts.first_ns)
         window.last_ns = max(window.last_ns, counts.end_ns)
         window.events[batch.source] += counts.events
         self._events += counts.events
         if counts.steps or counts.gaps or batch.source == STEPS:
-            kinds = batch.events["kind"]
-            of_steps = (kinds == Kind.STEP) | (kinds == Kind.GAP) | ((kinds == Kind.SPAN) & (batch.source == STEPS))
-            window.outline.append(EventBatch(batch.source, batch.window, batch.events[of_steps], b""))
+            kinds = (
+                [Kind.STEP] * bool(counts.steps)
+                + [Kind.GAP] * bool(counts.gaps)
+                + [Kind.SPAN] * (batch.source == STEPS)
+            )
+            window.outline.setdefault(batch.source, []).extend(of_kind(batch.events, kind) for kind in kinds)
 
     def close_window(self, window: Window, begin: int, end: int) -> None:
         """Adds the end of a window, whose frame has the positions `begin` to `end`."""
@@ -191,16 +194,18 @@ class IndexBuilder:
         return self.open[window]
 
     def is_due(self, size: int) -> bool:
-        """Whether an index is due in a journal of so many bytes."""
-        at_ns, end = self._last
-        return now() - at_ns > INTERVAL_NS or self._events > MAX_EVENTS or size - end > MAX_BYTES
+        """Whether an index is due in a journal of so many bytes. If so, the next one is due an interval later."""
+        at_ns, last_size = self._last
+        due = now() - at_ns > INTERVAL_NS or self._events > MAX_EVENTS or size - last_size > MAX_BYTES
+        if due:
+            self._last, self._events = (now(), size), 0
+        return due
 
     def outlines(self) -> Iterator[EventBatch]:
         """What recovery needs of the events of open windows since the last index: step marks, gaps and spans of steps."""
         for number, window in self.open.items():
-            for source in {batch.source: None for batch in window.outline}:
-                events = join_blocks(batch.events for batch in window.outline if batch.source == source)
-                yield EventBatch(source, number, events, b"")
+            for source, blocks in window.outline.items():
+                yield EventBatch(source, number, join_blocks(blocks), b"")
 
     def record(self, outlines: int) -> IndexRecord:
         """The index. Its outlines begin at this position."""
@@ -220,9 +225,9 @@ class IndexBuilder:
             dropped=self.dropped,
         )
 
-    def begin_next(self, position: int, end: int) -> None:
-        """The index was written, from `position` to `end`."""
-        self.before, self._last, self._events = position, (now(), end), 0
+    def begin_next(self, position: int) -> None:
+        """The index was written at this position."""
+        self.before = position
         self.rows.clear()
         for window in self.open.values():
             window.outline.clear()

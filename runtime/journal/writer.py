@@ -120,7 +120,7 @@ class JournalWriter:
         self._sync = fmt.new_sync_word()
         self._number = 0
         self._pending: list[fmt.Bytes] = []
-        self._pending_frames = 0
+        self._pending_frames = self._pending_bytes = 0
         self._tables = Tables(max_frame)
         self._open_windows: set[int] = set()
         self._windows = 0
@@ -148,7 +148,9 @@ class JournalWriter:
         with self._lock:
             self._file = self._create(self.path)
             self.path = self._file.path
-            self._pending.append(fmt.encode_file_header(self._sync))
+            header = fmt.encode_file_header(self._sync)
+            self._pending.append(header)
+            self._pending_bytes = len(header)
             self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
             self._commit(self._fsync != "never")
             if self._compression == "columns":  # frames that can be read alone
@@ -235,21 +237,23 @@ class JournalWriter:
         """Appends a batch in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
         events = np.ascontiguousarray(batch.events)
+        counts = survey(events)
         if opened:
-            self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, survey(events).first_ns))
+            self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, counts.first_ns))
         begin = self._open_file().size
         number = (self._number + self._pending_frames) & 0xFFFFFFFF
         frames, count, cut = _core.encode_frames(
             events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
         )
         self._pending.append(frames)
+        self._pending_bytes += len(frames)
         self._pending_frames += count
         if not self._has_room(self._reserve):
             self._discard()
             return False
         self._commit(self._fsync == "always")
         if self._index is not None:
-            self._index.add_batch(batch, begin)
+            self._index.add_batch(batch, counts, begin)
         self._open_windows.add(batch.window)
         self.written += len(batch)
         self.arguments_cut += cut
@@ -269,7 +273,7 @@ class JournalWriter:
             anchored = 0
             if anchor is not None:
                 self._control(fmt.FrameType.CLOCK, anchor)
-                anchored = sum(map(len, self._pending))
+                anchored = self._pending_bytes
             begin = self._open_file().size + anchored
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
                 self._skipped_records += anchor is not None
@@ -429,7 +433,7 @@ class JournalWriter:
         for batch in index.outlines():
             for _, flags, parts, _ in fmt.encode_events(batch, "columns", max_bytes=self._max_frame):
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
-        position = outlines + sum(map(len, self._pending))
+        position = outlines + self._pending_bytes
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= self._max_frame:
             self._frame(fmt.FrameType.INDEX, [payload])
@@ -438,7 +442,7 @@ class JournalWriter:
             self._index = None
             return 0
         self._commit(self._fsync == "always")
-        index.begin_next(position, self._open_file().size)
+        index.begin_next(position)
         return position
 
     def _mark_cap(self, exactly: bool = False) -> None:
@@ -453,7 +457,9 @@ class JournalWriter:
         self._frame(kind, [records.encode_record(record)])
 
     def _frame(self, kind: fmt.FrameType, parts: list[fmt.Bytes], flags: int = 0) -> None:
-        self._pending += fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
+        frame = fmt.encode_frame(self._sync, kind, self._number + self._pending_frames, parts, flags)
+        self._pending += frame
+        self._pending_bytes += sum(map(len, frame))
         self._pending_frames += 1
 
     def _is_full(self) -> bool:
@@ -463,11 +469,11 @@ class JournalWriter:
         return self._full
 
     def _has_room(self, reserve: int) -> bool:
-        return self._open_file().size + sum(len(part) for part in self._pending) <= self._max_bytes - reserve
+        return self._open_file().size + self._pending_bytes <= self._max_bytes - reserve
 
     def _discard(self) -> None:
         self._pending.clear()
-        self._pending_frames = 0
+        self._pending_frames = self._pending_bytes = 0
 
     def _open_file(self) -> Target:
         if self._file is None:

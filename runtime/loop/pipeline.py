@@ -395,7 +395,7 @@ class Pipeline:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
             if source == RECORDER:  # retained events cost as much as saved ones
-                self.overhead.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
+                self.overhead.counted.add(events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)])
         if launched_before is None:
             self._emit(self._windows.route(source, events, args))
         else:
@@ -461,7 +461,7 @@ class Pipeline:
             steps=steps,
             complete=window.complete and not window.sources_incomplete,
             diagnostics=tuple(notes),
-            ledger=Ledger(sources, self.fanout.outputs(window.index), _core.counts()),
+            ledger=Ledger(sources, {}, _core.counts()),  # each exporter adds the outputs
             metadata={**self.run_facts.metadata(), **window.facts, **self.overhead.facts(window.interval)},
             wall_start_ns=self.run_facts.wall(start),
             actions=self._actions,

@@ -117,10 +117,10 @@ class DetailFilter:
         mask = np.where(at < 0, EVERYTHING, masks[np.maximum(at, 0), 0])
         operators = are_operators(events)
         what = np.where(operators, OPERATORS, EVENTS)
-        chosen: Mask = ((mask & what) != 0) | (kind == Kind.STEP) | (kind == Kind.GAP)
+        chosen: Mask = ((mask & what) != 0) | (kind == int(Kind.STEP)) | (kind == int(Kind.GAP))
         if ended and masks[:, 1].any():
             shortest = np.where(at < 0, 0, masks[np.maximum(at, 0), 1])
-            chosen &= ~(operators & (kind == Kind.SPAN) & (events["dur"] < shortest))
+            chosen &= ~(operators & (kind == int(Kind.SPAN)) & (events["dur"] < shortest))
         return None if chosen.all() else chosen
 
     def keep(self, events: Block) -> Block:

@@ -148,7 +148,7 @@ class OpenWindow:
             return [batch]
         self._withheld.append(batch)
         events = batch.events
-        waits = ((events["kind"] == Kind.STEP) | (events["ts"] <= self.start) | is_quiet(events)).all()
+        waits = ((events["kind"] == int(Kind.STEP)) | (events["ts"] <= self.start) | is_quiet(events)).all()
         if waits and self.withheld <= MAX_WITHHELD:
             return []
         return self.release_withheld()

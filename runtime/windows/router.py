@@ -465,13 +465,15 @@ def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindo
     long = events[
         has_duration(events) & (np.searchsorted(borders, ts, "right") != np.searchsorted(borders, last, "right"))
     ]
-    counted = long["kind"] != Kind.GAP
+    counted = long["kind"] != int(Kind.GAP)
     for window, first, stop in places(windows, ts):
-        start, end = window.interval
-        reaching = (long["ts"] < start) & (ends(long) > start)
-        before = long[reaching]
-        before["id"][(before["kind"] == Kind.GAP) & counted[reaching]] = 0
-        counted |= reaching | ((long["ts"] >= start) & (long["ts"] < end))
-        part = join_blocks([before, events[first:stop]]) if len(before) else events[first:stop]
+        part = events[first:stop]
+        if len(long):
+            start, end = window.interval
+            reaching = (long["ts"] < start) & (ends(long) > start)
+            before = long[reaching]
+            before["id"][(before["kind"] == int(Kind.GAP)) & counted[reaching]] = 0
+            counted |= reaching | ((long["ts"] >= start) & (long["ts"] < end))
+            part = join_blocks([before, part]) if len(before) else part
         if len(part):
             yield window, part
