@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import sys
 from collections.abc import Callable
 from ctypes import c_bool, c_int, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
@@ -22,7 +23,6 @@ from stepscope.runtime.threads import locks
 _PEEK = "_ZN2at15sequence_number4peekEv"
 _GRAD = "_ZN3c108GradMode10is_enabledEv"
 _EXCLUDED = "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"
-_NODE = "_ZN5torch8autograd16get_current_nodeEv"
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
 _DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
@@ -33,15 +33,13 @@ _TRIED = ("2.13.",)
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
+_TLS_MODULE, _TLS_BLOCK = 9, 10
+"""Requests RTLD_DI_TLS_MODID and RTLD_DI_TLS_DATA of dlinfo(3)."""
+_PT_TLS = 7
+
 _lock = locks.reentrant()
 _numbers: str | None = None
 """Why there are no sequence numbers; empty when there are; None before it was tried."""
-
-
-class _Returned(ctypes.Structure):
-    """Room for the smart pointer that a function returns in memory; larger than any, so that C returns it so too."""
-
-    _fields_ = [("object", c_void_p), ("control", c_void_p), ("pad", c_void_p * 2)]
 
 
 class _String(ctypes.Structure):
@@ -145,7 +143,6 @@ def _enable_numbers(torch: Any) -> None:
     peek = _function("libtorch_cpu.so", _PEEK, c_uint64)
     grad = _function("libc10.so", _GRAD, c_bool)
     excluded = _function("libc10.so", _EXCLUDED, c_bool, c_uint16)
-    node = _function("libtorch_cpu.so", _NODE, _Returned)
     key = int(torch._C.DispatchKey.AutogradFunctionality)
     with torch.inference_mode(False), torch.enable_grad():
         _agree("the next sequence number", peek(), torch._C._autograd._get_sequence_nr())
@@ -155,11 +152,12 @@ def _enable_numbers(torch: Any) -> None:
         _agree("being below autograd", excluded(key), False)
         with torch._C._AutoDispatchBelowAutograd():
             _agree("being below autograd", excluded(key), True)
-        layout = _node_layout(torch, node)
+        module, offset, number_at = _current_node(torch)
     set_numbers = ctypes.CDLL(library()).stepscope_itt_numbers
-    set_numbers.argtypes = [c_void_p] * 4 + [c_uint32] * 4
+    set_numbers.argtypes = [*[c_void_p] * 3, *[c_uint64] * 2, *[c_uint32] * 2]
     set_numbers.restype = None
-    set_numbers(*(ctypes.cast(f, c_void_p) for f in (peek, grad, excluded, node)), key, *layout)
+    functions = (ctypes.cast(function, c_void_p) for function in (peek, grad, excluded))
+    set_numbers(*functions, module, offset, key, number_at)
 
 
 def _agree(what: str, read: object, said: object) -> None:
@@ -167,16 +165,18 @@ def _agree(what: str, read: object, said: object) -> None:
         raise BackendError(f"torch {what} reads {read!r} in memory where torch says {said!r}")
 
 
-def _node_layout(torch: Any, current_node: Callable[[], _Returned]) -> tuple[int, int, int]:
-    """Finds where nodes keep their number, and where the references to them are counted.
+def _current_node(torch: Any) -> tuple[int, int, int]:
+    """Finds the variable of each thread in which autograd's engine has the node that it runs, and a node's number in it.
 
-    Each node of a small graph is looked at while it runs. Unused nodes in between make the numbers grow unevenly, so
-    that no other field, such as the depth in the graph, grows alike.
+    While each node of a small graph runs, the variables of this thread are searched for its address, and the node for
+    its number. Unused nodes in between make the numbers grow unevenly, so that no other field, such as the depth in the
+    graph, grows alike. Memory is read only.
 
     Returns:
-        Offset of the number; whether references are counted in a control block (`shared_ptr`, torch before 2.12)
-        rather than in the node; offset of the count.
+        Number of the library, as the system counts those with variables of threads; offset of the variable among these;
+        offset of the number in a node.
     """
+    module, variables = _thread_variables("libtorch_cpu.so")
     x = torch.ones(1, device="cpu", requires_grad=True)
     value: Any = x
     nodes: list[Any] = []
@@ -185,55 +185,65 @@ def _node_layout(torch: Any, current_node: Callable[[], _Returned]) -> tuple[int
         nodes.append(value.grad_fn)
         for _number in range(unused + 3):
             _ = x * 3.0
-    places: set[int] = set(range(8, _COMPARED, 8))
-    counts: set[tuple[int, int]] = set()
-    problems: list[BaseException] = []
+    offsets, places = set(range(0, len(variables) * 8, 8)), set(range(8, _COMPARED, 8))
 
-    def look(number: int) -> None:
-        first = current_node()
-        address = first.object
-        if not address:
-            raise BackendError("no node runs inside a node's hook")
-        places.intersection_update(
-            at for at in range(8, _COMPARED, 8) if c_uint64.from_address(address + at).value == number
-        )
-        counts.add(_count_references(current_node, first))
+    def hook(node: Any) -> Callable[[Any], None]:
+        # A node in Python is its header and a smart pointer to the one in C++.
+        address = c_uint64.from_address(id(node) + object.__basicsize__).value
+        number = node._sequence_nr()
 
-    def hook(number: int) -> Callable[[Any], None]:
-        def run(_: Any) -> None:
-            try:
-                look(number)
-            except Exception as error:
-                problems.append(error)
+        def look(_: Any) -> None:
+            if address < 4096 or address % 8:
+                places.clear()
+                return
+            offsets.intersection_update(at for at in range(0, len(variables) * 8, 8) if variables[at // 8] == address)
+            places.intersection_update(
+                at for at in range(8, _COMPARED, 8) if c_uint64.from_address(address + at).value == number
+            )
 
-        return run
+        return look
 
     for node in nodes:
-        node.register_prehook(hook(node._sequence_nr()))
+        node.register_prehook(hook(node))
     value.backward()
-    if problems:
-        raise BackendError(f"a node could not be read: {problems[0]}") from problems[0]
-    if len(places) != 1 or len(counts) != 1:
-        raise BackendError(f"nodes do not have the expected layout: number at {sorted(places)}, references {counts}")
-    return (places.pop(), *counts.pop())
+    offsets = {at for at in offsets if variables[at // 8] == 0}  # no node runs now
+    if len(places) != 1 or len(offsets) != 1:
+        raise BackendError(
+            f"nodes are not as expected: the running one at {sorted(offsets)}, its number at {sorted(places)}"
+        )
+    return module, offsets.pop(), places.pop()
 
 
-def _count_references(current_node: Callable[[], _Returned], first: _Returned) -> tuple[int, int]:
-    """Sees which counter each further reference raises, and gives all references back, `first` included."""
-    inside = [(first.object, at) for at in range(8, 32, 4)]
-    before = [c_int.from_address(base + at).value for base, at in inside]
-    current_node()
-    changed = [i for i, (base, at) in enumerate(inside) if c_int.from_address(base + at).value != before[i]]
-    if changed:
-        in_control, (base, at), held = 0, inside[changed[0]], before[changed[0]]
-    else:
-        # shared_ptr: a node is `enable_shared_from_this`, so it holds its control block's address itself.
-        _agree("control block of a node", first.control, c_void_p.from_address(first.object + 16).value)
-        in_control, base, at = 1, first.control, 8
-        held = c_int.from_address(base + at).value - 1
-    count = c_int.from_address(base + at)
-    current_node()
-    if len(changed) > 1 or count.value != held + 2 or not 3 <= held < 1 << 20:
-        raise BackendError(f"references to a node are not counted as expected: {held} became {count.value}")
-    count.value -= 3
-    return in_control, at
+def _thread_variables(library: str) -> tuple[int, Any]:
+    """Number of one of torch's libraries among those with variables of threads, and those of this thread as 64-bit words.
+
+    Raises:
+        OSError: if the library is not loaded, or its file cannot be read.
+        BackendError: if it has no such variables.
+    """
+    torch: Any = import_module("torch")
+    path = Path(torch.__file__).parent / "lib" / library
+    handle = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)._handle
+    ask = ctypes.CDLL(None).dlinfo
+    ask.argtypes = [c_void_p, c_int, c_void_p]
+    module, block = c_size_t(), c_void_p()
+    failed = ask(handle, _TLS_MODULE, ctypes.byref(module)) or ask(handle, _TLS_BLOCK, ctypes.byref(block))
+    nbytes = _thread_variables_nbytes(path)
+    if failed or not block.value or not nbytes:
+        raise BackendError(f"the variables of threads of {library} are not known")
+    return module.value, (c_uint64 * (nbytes // 8)).from_address(block.value)
+
+
+def _thread_variables_nbytes(path: Path) -> int:
+    """Size of the segment PT_TLS of a 64-bit ELF file."""
+    with path.open("rb") as file:
+        head = file.read(64)
+        (at,) = struct.unpack_from("<Q", head, 32)
+        size, count = struct.unpack_from("<HH", head, 54)
+        file.seek(at)
+        segments = file.read(size * count)
+    for number in range(count):
+        kind, *_, nbytes, _align = struct.unpack_from("<II6Q", segments, number * size)
+        if kind == _PT_TLS:
+            return int(nbytes)
+    return 0

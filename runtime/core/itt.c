@@ -149,26 +149,25 @@ static uint32_t depth_of(Scratch *s) {
 
 /* Sequence numbers, which tie a backward operator to its forward one, are not in what torch sends. They are read from
  * torch's own counters; backends/torch_symbols.py finds these and checks each against torch's Python interface. */
-typedef struct { char *node, *control, *pad[2]; } Returned; /* a smart pointer, padded so that C returns it as C++ does */
+typedef struct { size_t module, offset; } ThreadLocal; /* as __tls_get_addr wants it */
+void *__tls_get_addr(ThreadLocal *variable);
 static struct {
     uint64_t (*next_number)(void);
     bool (*grad_enabled)(void), (*key_excluded)(uint16_t);
-    Returned (*current_node)(void);
+    ThreadLocal current_node;
     uint16_t autograd_key;
-    uint32_t number_at, counted_in_control, count_at;
+    uint32_t number_at;
 } torch;
 static atomic_bool numbered;
 
-EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *key_excluded, void *current_node,
-                                  uint32_t autograd_key, uint32_t number_at, uint32_t counted_in_control, uint32_t count_at) {
+EXPORT void stepscope_itt_numbers(void *next_number, void *grad_enabled, void *key_excluded, uint64_t module, uint64_t offset,
+                                  uint32_t autograd_key, uint32_t number_at) {
     torch.next_number = (uint64_t (*)(void))next_number;
     torch.grad_enabled = (bool (*)(void))grad_enabled;
     torch.key_excluded = (bool (*)(uint16_t))key_excluded;
-    torch.current_node = (Returned (*)(void))current_node;
+    torch.current_node = (ThreadLocal){module, offset};
     torch.autograd_key = (uint16_t)autograd_key;
     torch.number_at = number_at;
-    torch.counted_in_control = counted_in_control;
-    torch.count_at = count_at;
     atomic_store_explicit(&numbered, true, memory_order_release);
 }
 
@@ -178,13 +177,13 @@ static uint64_t forward_number(void) {
     return torch.grad_enabled() && !torch.key_excluded(torch.autograd_key) ? torch.next_number() : NONE;
 }
 
+/* The number of the node that the engine runs on this thread. It holds the node meanwhile, so the pointer is valid. */
 static uint64_t node_number(void) {
-    Returned now = torch.current_node();
+    const char *node;
     uint64_t number;
-    if (!now.node) return NONE;
-    memcpy(&number, now.node + torch.number_at, sizeof number);
-    /* The engine holds the node while it runs, so ours is never the last reference. */
-    __atomic_fetch_sub((int *)((torch.counted_in_control ? now.control : now.node) + torch.count_at), 1, __ATOMIC_ACQ_REL);
+    memcpy(&node, __tls_get_addr(&torch.current_node), sizeof node);
+    if (!node) return NONE;
+    memcpy(&number, node + torch.number_at, sizeof number);
     return number;
 }
 
