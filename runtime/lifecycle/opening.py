@@ -1,0 +1,120 @@
+"""Opens a run: session and recorder, drain loop, pipeline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import msgspec
+
+from stepscope.runtime.events import clock
+from stepscope.runtime.export.metadata import Metadata
+from stepscope.runtime.export.run import Run
+from stepscope.runtime.inbox.inbox import Inbox
+from stepscope.runtime.inbox.messages import Message
+from stepscope.runtime.lifecycle.output_directory import Output
+from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.loop.pipeline import Pipeline, RunParts, Steps
+from stepscope.runtime.recording.recorder import Recorder, recorder
+from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
+from stepscope.runtime.requests.command import Answer, Command
+
+log = logging.getLogger("stepscope")
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose run it is, and where it is written."""
+
+    name: str
+    rank: int | None
+    world_size: int | None
+    metadata: Metadata
+    output: Output
+
+
+class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
+    """What `start()` has opened."""
+
+    hub: drain_loop.DrainLoop
+    pipeline: Pipeline
+    recorder: Recorder
+    accounts: RecorderAccounts
+    anchor: clock.ClockAnchor
+    """Read when the run was opened."""
+    without_effect: str
+    """A note on options of rings that have no effect, as the rings exist already."""
+
+
+def open_run(
+    facts: RunFacts, parts: RunParts, steps: Steps, control: Callable[[Command], Future[Answer]] | None
+) -> OpenRun:
+    """Opens a run.
+
+    Args:
+        facts: its name, rank and output.
+        parts: what it consists of.
+        steps: the side of the threads that step.
+        control: handles commands that exporters receive; `None` if the profiler accepts none.
+
+    Raises:
+        OutputError: if the directory that the user named cannot be used.
+        StepscopeError, OSError, MemoryError, RuntimeError: if the system does not give what it needs, such as a directory, a
+            thread or memory.
+    """
+    output = facts.output
+    output.make()
+    source = recorder(parts.options, output, output.path, output.path if output.made else None)
+    try:
+        return _open_with(source, facts, parts, steps, control)
+    except BaseException:
+        source.delivered(output)
+        raise
+
+
+def _open_with(
+    source: Recorder,
+    facts: RunFacts,
+    parts: RunParts,
+    steps: Steps,
+    control: Callable[[Command], Future[Answer]] | None,
+) -> OpenRun:
+    without_effect = source.without_effect(parts.options)
+    if without_effect:
+        log.warning("profiler %r: %s", facts.name, without_effect)
+    output, anchor = facts.output, clock.ClockAnchor.read()
+    clock.wall_clock.look(anchor)
+    run = Run.here(
+        name=facts.name,
+        output_dir=output.path,
+        rank=facts.rank,
+        world_size=facts.world_size,
+        anchor=anchor,
+        metadata=facts.metadata.snapshot,
+        note_output=output.note_output,
+        control=control,
+    )
+    output.announce(source.directory, steps.serial, run, 0 if parts.keep_last is None else parts.keep_last.steps)
+    hub = drain_loop.acquire(source)
+    accounts: list[RecorderAccounts] = []
+
+    def make() -> Pipeline:
+        accounts.append(RecorderAccounts(source))
+        inbox: Inbox[Message] = Inbox(parts.options.inbox_bytes, hub.wake, hub.wake_later)
+        return Pipeline(run, parts, inbox, steps, actions=output, session=source.directory)
+
+    try:
+        output.pipeline = pipeline = hub.add(make)
+    except BaseException:
+        drain_loop.release()
+        raise
+    if not output.announced:
+        source.undelivered[output] = None
+    return OpenRun(
+        hub=hub,
+        pipeline=pipeline,
+        recorder=source,
+        accounts=accounts[0],
+        anchor=anchor,
+        without_effect=without_effect,
+    )
