@@ -171,6 +171,7 @@ class Lifecycle:
         Raises:
             OutputError: if the directory that the user named cannot be used.
         """
+        self.facts.output.make()
         handle = None if self.control is None else self.control.from_collector
         try:
             self.opened = opened = open_run(self.facts, self.parts, self.steps, handle)
@@ -206,9 +207,7 @@ class Lifecycle:
         """Ends the open window, and flushes."""
         steps = self.steps
         if steps.state == "new":
-            raise ProfilerStateError(
-                f"stop() of profiler {self.facts.name!r}: it was not started; call start() first"
-            )
+            raise ProfilerStateError(f"stop() of profiler {self.facts.name!r}: it was not started; call start() first")
         if steps.state in ("starting", "running"):
             until = clock.now() + self._timeout_ns
             steps.call(self._stop, patience=self._patience(until))
@@ -355,7 +354,9 @@ class Lifecycle:
 
         Should it return, it finds a closed profiler.
         """
-        log.error("profiler %r is closed while another thread is inside of its schedule, or of a backend", self.facts.name)
+        log.error(
+            "profiler %r is closed while another thread is inside of its schedule, or of a backend", self.facts.name
+        )
         self.steps.live = False
         self._begin_closing()
         self.steps.abandon()

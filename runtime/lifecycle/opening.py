@@ -52,18 +52,16 @@ def open_run(
     """Opens a run.
 
     Args:
-        facts: its name, rank and output.
+        facts: its name, rank and output, which was made.
         parts: what it consists of.
         steps: the side of the threads that step.
         control: handles commands that exporters receive; `None` if the profiler accepts none.
 
     Raises:
-        OutputError: if the directory that the user named cannot be used.
-        StepscopeError, OSError, MemoryError, RuntimeError: if the system does not give what it needs, such as a directory, a
-            thread or memory.
+        OutputError: if the session directory cannot be made.
+        OSError, MemoryError, RuntimeError: if the system gives no files, memory or thread.
     """
     output = facts.output
-    output.make()
     source = recorder(parts.options, output, output.path, output.path if output.made else None)
     try:
         return _open_with(source, facts, parts, steps, control)
