@@ -15,7 +15,7 @@ from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 from stepscope.runtime.lifecycle.opening import RunFacts
 from stepscope.runtime.lifecycle.output_directory import Output
-from stepscope.runtime.loop.pipeline import RunParts
+from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.report.notebook import progress
@@ -69,16 +69,16 @@ class Profiler:
         self._metadata = metadata
         self._start_on_enter = start
         facts = RunFacts(name=name, rank=rank, world_size=world_size, metadata=metadata, output=output)
-        parts = RunParts(
+        setup = RunSetup(
             options=options, backends=list(backends), exporters=list(exporters), keep_last=keep_last, budget=budget
         )
-        self._steps = StepController(name, schedule, parts.backends)
-        vars(self)["step"] = self._steps.step  # a call of it, which every step of training pays for, is all native
+        self._steps = StepController(name, schedule, setup.backends)
+        vars(self)["step"] = self._steps.step  # the native method itself: each step of training pays for its call
         refusal = why_no_arming(keep_last)
-        self._arming = Arming(self._steps.windows, parts.backends, metadata, rank=rank, refusal=refusal)
+        self._arming = Arming(self._steps.windows, setup.backends, metadata, rank=rank, refusal=refusal)
         self._saving = Saving(keep_last, self._steps)
         controller = None if control is None else _controller(control, self._arming, rank, world_size)
-        self._life = Lifecycle(facts, parts, self._steps, self._saving, controller)
+        self._life = Lifecycle(facts, setup, self._steps, self._saving, controller)
         self._reporting = Reporting(self._life, self._arming)
 
     # life
@@ -187,7 +187,7 @@ class Profiler:
 
     @property
     def schedule(self) -> ScheduleFunction:
-        """The schedule; `replace_schedule` has another one asked at once."""
+        """The schedule. `replace_schedule` also forgets the error of the one before."""
         return self._steps.schedule
 
     @schedule.setter
@@ -365,7 +365,7 @@ class Profiler:
 
     def aggregates(self) -> Summary:
         """Returns the same as data."""
-        return self._reporting.aggregates()
+        return self.output.total()
 
     def progress(self) -> AbstractContextManager[None]:
         """In a notebook, shows the progress in the cell during a `with` block: steps, their rate, and dropped events.

@@ -25,7 +25,7 @@ from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
 from stepscope.runtime.lifecycle.starting import wait_for_start
 from stepscope.runtime.loop import drain_loop
-from stepscope.runtime.loop.pipeline import RunParts
+from stepscope.runtime.loop.pipeline import RunSetup
 from stepscope.runtime.observers import observing
 from stepscope.runtime.recording.recorder import close_recorder, closed_for_good
 from stepscope.runtime.recovery.sweep import end_sweep
@@ -62,11 +62,17 @@ class Lifecycle:
     """Begins and ends the run of one profiler. `Profiler` documents the methods of the same names."""
 
     def __init__(
-        self, facts: RunFacts, parts: RunParts, steps: StepController, saving: Saving, control: Controller | None
+        self, facts: RunFacts, setup: RunSetup, steps: StepController, saving: Saving, control: Controller | None
     ) -> None:
-        """Args: name, rank and output; what the run consists of; the side of the threads that step; the calls of the flight recorder;
-        what takes requests from outside."""
-        self.facts, self.parts, self.steps, self.control = facts, parts, steps, control
+        """
+        Args:
+            facts: name, rank and output.
+            setup: backends, exporters and settings.
+            steps: the side of the threads that step.
+            saving: gets what ends the run.
+            control: takes requests from outside, from the first start on.
+        """
+        self.facts, self.setup, self.steps, self.control = facts, setup, steps, control
         self._saving = saving
         self.opened: OpenRun | None = None
         """What the first start has opened; `None` before, and in a process in which the profiler is inert."""
@@ -88,7 +94,7 @@ class Lifecycle:
 
     def _become_inert(self, reason: str) -> None:
         self.steps.become_inert(reason)
-        retain_untouched(self.opened, self.parts)
+        retain_untouched(self.opened, self.setup)
         self.steps.close_readings()
         self.opened = self.ending = self.control = None
         self.facts.output.pipeline = None
@@ -116,7 +122,7 @@ class Lifecycle:
 
     def _start(self) -> None:
         self._check_start()
-        steps, options = self.steps, self.parts.options
+        steps, options = self.steps, self.setup.options
         if self.opened is None and not leave():
             log.warning("profiler %r is inert: %s", self.facts.name, _JOINED)
             self._become_inert(_JOINED)
@@ -157,7 +163,7 @@ class Lifecycle:
         """Waits for the opening, which a start that was given up may have begun; returns what that does."""
         opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
         try:
-            return wait_for_start(opening.start(), self.facts.name, self.parts.options.start_timeout)
+            return wait_for_start(opening.start(), self.facts.name, self.setup.options.start_timeout)
         finally:
             if opening.finished:
                 self._opening = None
@@ -174,11 +180,11 @@ class Lifecycle:
         self.facts.output.make()
         handle = None if self.control is None else self.control.from_collector
         try:
-            self.opened = opened = open_run(self.facts, self.parts, self.steps, handle)
-        except StepscopeError as error:
-            if not isinstance(error, OutputError):
-                raise
+            self.opened = opened = open_run(self.facts, self.setup, self.steps, handle)
+        except OutputError as error:
             return str(error)
+        except StepscopeError:
+            raise
         except (OSError, MemoryError, RuntimeError) as error:
             return error_text(error)
         self.steps.open(opened.pipeline, opened.recorder)
@@ -190,7 +196,7 @@ class Lifecycle:
 
     def _open_sources(self) -> None:
         assert self.opened is not None
-        elsewhere, seconds = self.steps.steps_elsewhere, self.parts.options.start_timeout
+        elsewhere, seconds = self.steps.steps_elsewhere, self.setup.options.start_timeout
         for source in self.opened.pipeline.sources:
             if source.open:
                 continue
@@ -228,7 +234,7 @@ class Lifecycle:
         opened = self.opened
         if opened is None or self.steps.state in ("closed", "inert") or not self._may_wait():
             return False
-        seconds = self.parts.options.close_timeout if timeout is None else timeout
+        seconds = self.setup.options.close_timeout if timeout is None else timeout
         done: OneShot[bool] = OneShot()
         try:
             opened.pipeline.inbox.put(Flush(clock.now(), done))
@@ -321,7 +327,7 @@ class Lifecycle:
         """Says what it means that closing has not ended by the deadline."""
         where = "the session directory" if self.opened is None else str(self.opened.recorder.directory)
         return (
-            f"did not close within Options.close_timeout={self.parts.options.close_timeout:g} s, and closes in the background. "
+            f"did not close within Options.close_timeout={self.setup.options.close_timeout:g} s, and closes in the background. "
             f"What is not written when the process ends stays in {where}: "
             f"`{shlex.join(['stepscope', 'recover', str(self.facts.output.path)])}` brings it back. Raise close_timeout to have "
             "it written"
@@ -329,11 +335,11 @@ class Lifecycle:
 
     @property
     def _timeout_ns(self) -> int:
-        return round(self.parts.options.close_timeout * 1e9)
+        return round(self.setup.options.close_timeout * 1e9)
 
     def _patience(self, until: int, *, half: bool = False) -> float:
         """Seconds to wait for other calls, where something is to be done at a time in ns; half of them are left for it."""
-        seconds = (until - clock.now()) / 1e9 - (self.parts.options.close_timeout / 2 if half else 0.0)
+        seconds = (until - clock.now()) / 1e9 - (self.setup.options.close_timeout / 2 if half else 0.0)
         return max(seconds, 0.0) if self._may_wait() else 0.0
 
     def _close_from_now(self) -> None:
@@ -373,7 +379,7 @@ class Lifecycle:
             with self._begins_closing:
                 if self._closing is None:
                     opened.pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
-                    self.ending = CloseProcedure(facts.name, opened, facts.output, self.parts.options.close_timeout)
+                    self.ending = CloseProcedure(facts.name, opened, facts.output, self.setup.options.close_timeout)
                     self._closing = BackgroundCall(self._finish, self.ending, name="stepscope closing")
             self._closing.start()
         if self.control is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 import msgspec
 
@@ -15,7 +16,7 @@ from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
-from stepscope.runtime.loop.pipeline import Pipeline, RunParts, Steps
+from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
 from stepscope.runtime.recording.recorder import Recorder, recorder
 from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.requests.command import Answer, Command
@@ -47,13 +48,13 @@ class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_run(
-    facts: RunFacts, parts: RunParts, steps: Steps, control: Callable[[Command], Future[Answer]] | None
+    facts: RunFacts, setup: RunSetup, steps: PipelineSteps, control: Callable[[Command], Future[Answer]] | None
 ) -> OpenRun:
     """Opens a run.
 
     Args:
         facts: its name, rank and output, which was made.
-        parts: what it consists of.
+        setup: its backends, exporters and settings.
         steps: the side of the threads that step.
         control: handles commands that exporters receive; `None` if the profiler accepts none.
 
@@ -61,51 +62,37 @@ def open_run(
         OutputError: if the session directory cannot be made.
         OSError, MemoryError, RuntimeError: if the system gives no files, memory or thread.
     """
-    output = facts.output
-    source = recorder(parts.options, output, output.path, output.path if output.made else None)
-    try:
-        return _open_with(source, facts, parts, steps, control)
-    except BaseException:
-        source.delivered(output)
-        raise
-
-
-def _open_with(
-    source: Recorder,
-    facts: RunFacts,
-    parts: RunParts,
-    steps: Steps,
-    control: Callable[[Command], Future[Answer]] | None,
-) -> OpenRun:
-    without_effect = source.without_effect(parts.options)
-    if without_effect:
-        log.warning("profiler %r: %s", facts.name, without_effect)
-    output, anchor = facts.output, clock.ClockAnchor.read()
-    clock.wall_clock.look(anchor)
-    run = Run.here(
-        name=facts.name,
-        output_dir=output.path,
-        rank=facts.rank,
-        world_size=facts.world_size,
-        anchor=anchor,
-        metadata=facts.metadata.snapshot,
-        note_output=output.note_output,
-        control=control,
-    )
-    output.announce(source.directory, steps.serial, run, 0 if parts.keep_last is None else parts.keep_last.steps)
-    hub = drain_loop.acquire(source)
+    output, options, keep_last = facts.output, setup.options, setup.keep_last
+    source = recorder(options, output, output.path, output.path if output.made else None)
     accounts: list[RecorderAccounts] = []
+    with ExitStack() as undo:
+        undo.callback(source.delivered, output)
+        without_effect = source.without_effect(options)
+        if without_effect:
+            log.warning("profiler %r: %s", facts.name, without_effect)
+        anchor = clock.ClockAnchor.read()
+        clock.wall_clock.look(anchor)
+        run = Run.here(
+            name=facts.name,
+            output_dir=output.path,
+            rank=facts.rank,
+            world_size=facts.world_size,
+            anchor=anchor,
+            metadata=facts.metadata.snapshot,
+            note_output=output.note_output,
+            control=control,
+        )
+        output.announce(source.directory, steps.serial, run, 0 if keep_last is None else keep_last.steps)
+        hub = drain_loop.acquire(source)
+        undo.callback(drain_loop.release)
 
-    def make() -> Pipeline:
-        accounts.append(RecorderAccounts(source))
-        inbox: Inbox[Message] = Inbox(parts.options.inbox_bytes, hub.wake, hub.wake_later)
-        return Pipeline(run, parts, inbox, steps, actions=output, session=source.directory)
+        def make() -> Pipeline:
+            accounts.append(RecorderAccounts(source))
+            inbox: Inbox[Message] = Inbox(options.inbox_bytes, hub.wake, hub.wake_later)
+            return Pipeline(run, setup, inbox, steps, actions=output, session=source.directory)
 
-    try:
         output.pipeline = pipeline = hub.add(make)
-    except BaseException:
-        drain_loop.release()
-        raise
+        undo.pop_all()
     if not output.announced:
         source.undelivered[output] = None
     return OpenRun(

@@ -71,8 +71,8 @@ LOOP_BLOCKED_NS = 1_000_000_000
 """A longer time between two checks of windows does not count as waiting for sources, as the loop was blocked."""
 
 
-class RunParts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run consists of, as `trace()` got it."""
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Backends, exporters and settings of a run, as `trace()` got them."""
 
     options: Options
     backends: Sequence[Producer]
@@ -83,7 +83,7 @@ class RunParts(msgspec.Struct, frozen=True, kw_only=True):
     """Allowed cost of recording."""
 
 
-class Steps(Protocol):
+class PipelineSteps(Protocol):
     """The side of the threads that step, as the pipeline needs it."""
 
     serial: int
@@ -107,9 +107,9 @@ class Pipeline:
     def __init__(
         self,
         run: Run,
-        parts: RunParts,
+        setup: RunSetup,
         inbox: Inbox[Message],
-        steps: Steps,
+        steps: PipelineSteps,
         *,
         actions: WindowActions,
         session: Path,
@@ -117,7 +117,7 @@ class Pipeline:
         """
         Args:
             run: its facts for the exporters, without accounts, which this adds.
-            parts: what it consists of.
+            setup: its backends, exporters and settings.
             inbox: from which this takes messages and deliveries.
             steps: the side of the threads that step.
             actions: what can be asked of a window later.
@@ -125,26 +125,26 @@ class Pipeline:
         """
         self.run_facts = run = msgspec.structs.replace(run, ledger=self.ledger)
         self.faults = InternalErrors(f"profiler {run.name!r}")
-        self.options = options = parts.options
+        self.options = options = setup.options
         self.inbox = inbox
         self.delivered = PendingDeliveries(inbox)
         enter = partial(deliver_for, self)
-        self.sources = [source_of(backend, inbox, options, enter) for backend in parts.backends]
-        self.fanout = Fanout(parts.exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
+        self.sources = [source_of(backend, inbox, options, enter) for backend in setup.backends]
+        self.fanout = Fanout(setup.exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
         self.derived = 0
         """Calls of `derive` that have returned."""
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
         facts = steps.serial, round(options.linger * 1e9), self._track
         self.flight = None
-        if parts.keep_last is not None:
-            self.flight = Flight(parts.keep_last, *facts, session, self.fanout.unwritten)
+        if setup.keep_last is not None:
+            self.flight = Flight(setup.keep_last, *facts, session, self.fanout.unwritten)
         self._windows = WindowRouter(*facts) if self.flight is None else self.flight.windows
         self._windows.opened = self.tables.begin
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
-        self.overhead = OverheadController(parts.budget, self._windows.detail, transitions=lambda: steps.cost_ns)
+        self.overhead = OverheadController(setup.budget, self._windows.detail, transitions=lambda: steps.cost_ns)
         self._coverage = ThreadCoverage(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
         self._steps = steps

@@ -26,7 +26,6 @@ from stepscope.runtime.report.audit import audit
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
 from stepscope.runtime.report.run_report import RunReport
 from stepscope.runtime.steps.arming import Arming
-from stepscope.runtime.windows.summary import Summary
 
 if TYPE_CHECKING:
     from stepscope.runtime.analysed import Answer
@@ -46,13 +45,9 @@ class Reporting:
 
     def summary(self, sort_by: str, top: int | None, format: Literal["table", "markdown", "json"]) -> str:
         """The table of all windows as text."""
-        table = self.aggregates()
+        table = self._facts.output.total()
         text = table.render(sort_by, top, format)
         return text if format != "table" else ShownText(text, lambda: table.cut(sort_by, top))
-
-    def aggregates(self) -> Summary:
-        """The table of all windows."""
-        return self._facts.output.total()
 
     def statistics(self) -> ProfilerStatistics:
         """A snapshot of every stage."""
@@ -82,7 +77,7 @@ class Reporting:
             notes += steps.why_less()
         if life.opened is not None and life.opened.without_effect:
             notes += (life.opened.without_effect,)
-        notes += observing.notes(life.parts.options.signals)
+        notes += observing.notes(life.setup.options.signals)
         if self._pipeline is not None:
             notes += life.replaced_notes()
             notes += tuple(self._pipeline.notes)
@@ -102,7 +97,7 @@ class Reporting:
         return notes
 
     def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
-        keep_last = self._life.parts.keep_last
+        keep_last = self._life.setup.keep_last
         if keep_last is None or pipeline.flight is None:
             return ()
         notes = tuple(pipeline.flight.statistics().notes(keep_last))
@@ -158,7 +153,7 @@ class Reporting:
         if path is None or not path.exists():
             why = (
                 self.diagnostics()
-                if self._life.parts.keep_last is None
+                if self._life.setup.keep_last is None
                 else ("profiler.save() keeps the last steps, as triggers do",)
             )
             return analysed.by.refused(output.path, "; ".join(("Nothing was written", *why)) + ".")

@@ -19,7 +19,7 @@ MAX_ENDED = 64
 """Ended armed windows that `armed()` still returns."""
 
 
-class Steps(Protocol):
+class ArmableSteps(Protocol):
     """The steps of a loop, as armed windows need them."""
 
     number: int
@@ -40,7 +40,7 @@ class ArmedWindows:
     gates and backends are called without it, as they may be slow.
     """
 
-    def __init__(self, name: str, steps: Steps) -> None:
+    def __init__(self, name: str, steps: ArmableSteps) -> None:
         """Args: name of the profiler; its steps."""
         self.name = name
         self.steps = steps
