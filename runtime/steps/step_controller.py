@@ -294,7 +294,7 @@ class StepController(_core.StepCounter):
             whole = self.action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
             self._hold()
             self._change(
-                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=not alone
+                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=self.stepped
             )
             self._want(False)
         finally:
