@@ -152,6 +152,7 @@ class Pipeline:
         """All events of the recorder that began by this time, in ns, were routed, and the triggers have seen them."""
         self._change_unnoted = False
         self._actions = actions
+        self._serial = steps.serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._waiting_work: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Work that waits for the task group."""
@@ -422,7 +423,7 @@ class Pipeline:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
             if source == RECORDER:  # retained events cost as much as saved ones
-                self.overhead.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._steps.serial)])
+                self.overhead.counted.add(events[(events["kind"] != Kind.STEP) | (events["id"] == self._serial)])
         if launched_before is None:
             self._emit(self._windows.route(source, events, args))
         else:
