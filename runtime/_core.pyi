@@ -350,32 +350,32 @@ def die_of_signal(number: int, /) -> None:
     """Has the system do what it does without a handler; it returns if that spares the process."""
 
 class StepCounter:
-    """Base of Profiler: counts steps, writes step marks (`id` = `_serial`), calls `_transition(step, ts)` when
-    `_next_change` is reached, `_asked` is set or the time `_look_at` (ns, 0: never) is over, between `_hold()` and `_let_go()`; calls `_step_ignored()` while not
-    `_live`.
-    With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
+    """Counts steps, and writes step marks (`id` = `serial`). While `live`, it calls `_transition(step, ts)` when `next_change` is
+    reached, `_asked` is set or the time `_look_at` (ns, 0: never) is over, between `_hold()` and `_let_go()`; else
+    `_step_ignored()`. With `_every` above 1 it wants what `_kept` says in one step of so many, and nothing in the others."""
 
-    _step: int
-    _next_change: int
-    _live: bool
+    number: int
+    """Of the current step."""
+    next_change: int
+    live: bool
+    serial: int
+    stepper: int
+    """Identity of the thread that called `step()` last; 0 before."""
+    reads: bool
+    """Whether a step's begin reads what the system says of the thread and the process."""
     _asked: bool
     _every: int
     _look_at: int
     _kept: int
-    _serial: int
-    _stepper: int
-    """Identity of the thread that called `step()` last; 0 before."""
-    _reads: bool
-    """Whether a step's begin reads what the system says of the thread and the process."""
     @property
-    def _marker(self) -> int:
+    def marker(self) -> int:
         """Identity of the thread that made the last mark; 0 before."""
 
     @property
-    def _track(self) -> int:
+    def track(self) -> int:
         """The track of that mark."""
 
-    def _close_readings(self) -> None:
+    def close_readings(self) -> None:
         """Closes the files of /proc that are read; they are opened again when needed."""
 
     def step(self) -> None: ...
@@ -386,7 +386,7 @@ class StepCounter:
         """Takes that back, if it has."""
 
     def _mark(self, at: int, /) -> tuple[int, int, int]:
-        """Marks the begin of step `_step` at a time in ns, 0 for now: (time in ns, track, open span)."""
+        """Marks the begin of step `number` at a time in ns, 0 for now: (time in ns, track, open span)."""
 
 # consumers
 class Aggregates:

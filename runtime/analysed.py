@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from stepscope.analysis.findings import Answer
+    from stepscope.analysis.findings import Answer as Answer
 
 
 class Analysis(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stepscope.analysis.page.render import tables_html
 from stepscope.runtime.display.text_table import Column, human_time
+from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
-from stepscope.runtime.report.reporting import Reporting
 from stepscope.runtime.windows.summary import Summary
 
 MOST_ROWS = 10
@@ -19,7 +19,7 @@ _HEAD = (
 
 def html_of(shown: object) -> str:
     """A part of a page."""
-    if isinstance(shown, Reporting):
+    if isinstance(shown, Profiler):
         notes = [*shown.diagnostics(), "profiler.explain() says what is slow, profiler.report() what was dropped."]
         facts = [*_facts(shown.statistics()).items(), ("directory", shown.output.path)]
         return tables_html(f"Profiler {shown.name}", facts, _tables(shown.aggregates(), MOST_ROWS), notes)

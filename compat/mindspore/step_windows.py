@@ -11,12 +11,15 @@ from collections.abc import Callable
 import msgspec
 
 from stepscope.compat.mindspore.asked_steps import Asked, Ended, Key, Late, Planned
+from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.requests.armed import Armed, ArmedStatus
 from stepscope.runtime.requests.armed_window import ArmedWindow, Gate
 from stepscope.runtime.requests.end_change import EndChange
 from stepscope.runtime.requests.window_request import MAX_RUN_ID, WindowRequest
 from stepscope.runtime.schedule.action import ProfilerAction
-from stepscope.runtime.schedule.schedule import NEVER, never
+from stepscope.runtime.schedule.schedule import NEVER, ScheduleFunction, never
+from stepscope.runtime.steps.armed_schedule import ArmedSchedule
+from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.arming import Arming
 
 
@@ -38,14 +41,17 @@ class StepWindows(Arming):
     """
 
     def __init__(self, late: Late = "refuse", granularity: int = 1, *, rank: int = 0, agreed: bool = False) -> None:
-        super().__init__("dynamic profiler", never)
+        self.number, self.next_change, self.live = 0, NEVER, agreed
+        self.state = "running"
+        self.schedule: ScheduleFunction = never
+        windows = ArmedWindows("dynamic profiler", self)
+        super().__init__(windows, (), Metadata(), rank=rank, first_free=lambda step: self._up(step - 1) + 1)
+        self._armed = ArmedSchedule(windows, ())
         self.running: Planned | None = None
         self.configuration: Callable[[], object] = lambda: None
         """Asked for what the file says when a window is armed."""
         self._late: Late = late
         self._group = granularity
-        self._rank, self._live = rank, agreed
-        self._next_change = NEVER
         self._seen: Asked | None = None
         self._handled: Key | None = None
         self._waiting: Key | None = None
@@ -104,24 +110,26 @@ class StepWindows(Arming):
         Returns:
             The window that has to begin with it, if one has.
         """
-        self._step = step
-        if asked is self._seen and step < self._next_change and not (self._postponed and self.running is None):
+        self.number = step
+        if asked is self._seen and step < self.next_change and not (self._postponed and self.running is None):
             return None
-        with self._arming:
+        windows = self._windows
+        with windows.lock:
             if asked is not None:
                 self._seen = asked
                 self._follow_file(asked, step)
-            running = self._armed_running
-            waiting = {window: window.first for window in self._armed if window is not running}
-            self._ask(step)
+            running = windows.running
+            waiting = {window: window.first for window in windows.waiting}
+            self.next_change = NEVER
+            self._armed.end_before(step, self._current)
+            self._armed.action(step, ProfilerAction.NONE, self._current)
             for each, first in waiting.items():
                 if each.state == "missed":
                     self._handled, self._placed = self._placed or self._handled, None
                     self.complain(f"{_late(first, step)}: nothing is recorded{self._nearest(step)}")
-            window = self._armed_running
+            window = windows.running
             if window is None or window is running:
                 return None
-            self._action = ProfilerAction.RECORD
             if window.first > waiting[window]:
                 self.complain(f"{_late(waiting[window], step)}: steps {window.first} to {window.last} are recorded")
             if asked is None:
@@ -137,30 +145,28 @@ class StepWindows(Arming):
         Returns:
             The window that has to end with it, if one has.
         """
-        window = self._armed_running
+        window = self._windows.running
         if window is None:
             return None
-        self._step = step
-        with self._arming:
+        self.number = step
+        with self._windows.lock:
             if asked is not None and asked.command:
                 self._obey(asked, window, step)
-            self._decide_ends(step + 1)
-            self._end_armed(step + 1)
-            if self._armed_running is window:
+            self._armed.end_before(step + 1, ProfilerAction.RECORD)
+            if self._windows.running is window:
                 return None
-            self.running = self._armed_ended = None
-            self._action = ProfilerAction.NONE
+            self.running = None
             return Ended(window.first, window.last, (window.abort_reason or "") if window.state == "aborted" else "")
 
     def end(self, step: int, reason: str = "") -> Ended | None:
         """Ends the window that runs, whatever was asked for; `step` is the last one that was recorded."""
-        with self._arming:
-            window, self._armed_running, self.running = self._armed_running, None, None
+        windows = self._windows
+        with windows.lock:
+            window, windows.running, self.running = windows.running, None, None
             if window is None:
                 return None
             window.last = max(step, window.first)
-            self._drop(window, "cut" if reason else "recorded", reason)
-            self._action = ProfilerAction.NONE
+            windows.drop(window, "cut" if reason else "recorded", reason)
             return Ended(window.first, window.last, reason)
 
     # what the file says
@@ -169,7 +175,7 @@ class StepWindows(Arming):
         self._postponed = False
         if asked.command:
             self._withdraw_placed()
-            if self._armed_running is None and asked.key not in (self._handled, self._waiting):
+            if self._windows.running is None and asked.key not in (self._handled, self._waiting):
                 self._waiting = asked.key
                 self.complain(f"command {asked.command!r} changes nothing: no window runs")
             return
@@ -178,12 +184,13 @@ class StepWindows(Arming):
         self._withdraw_placed()
         if asked.is_nothing or asked.key == self._handled:
             return
-        if self._armed_running is not None:
+        running = self._windows.running
+        if running is not None:
             self._postponed = True
             if self._waiting != asked.key:
                 self._waiting = asked.key
                 self.complain(
-                    f"{asked.text()} wait: a window runs until step {self._armed_running.last} "
+                    f"{asked.text()} wait: a window runs until step {running.last} "
                     '("command": "extend" or "abort" changes that)'
                 )
             return
@@ -215,8 +222,8 @@ class StepWindows(Arming):
     def _withdraw_placed(self) -> None:
         """The window that has yet to begin is not asked for any more."""
         self._placed = None
-        for window in [window for window in self._armed if window is not self._armed_running]:
-            self._drop(window, "withdrawn", "the file asks for something else")
+        for window in self._windows.waiting:
+            self._windows.drop(window, "withdrawn", "the file asks for something else")
 
     def _obey(self, asked: Asked, window: ArmedWindow, step: int) -> None:
         if asked.command == "abort":
@@ -238,7 +245,7 @@ class StepWindows(Arming):
     # whole groups of steps, of which the first begins with step 1
 
     def arm(self, request: WindowRequest, *, trigger: str = "call", gate: Gate | None = None) -> Armed:
-        """Has a window recorded; see `Arming.arm`. Its steps are rounded up to whole groups: the same on all ranks."""
+        """Has a window recorded; see `Profiler.arm`. Its steps are rounded up to whole groups: the same on all ranks."""
         if request.start_step != "next" and request.stop_step is not None and self._group > 1:
             first, last = self._first_free(request.start_step), self._up(request.stop_step)
             if first > last:
@@ -248,8 +255,8 @@ class StepWindows(Arming):
             request = msgspec.structs.replace(request, start_step=first, stop_step=last)
         configuration = self.configuration()
         armed = super().arm(request, trigger=trigger, gate=gate)
-        with self._arming:
-            for window in self._armed:
+        with self._windows.lock:
+            for window in self._windows.open:
                 if window.request is request:
                     self._configurations[window] = configuration
         if armed:
@@ -258,11 +265,11 @@ class StepWindows(Arming):
         return msgspec.structs.replace(armed, reason=armed.reason.partition("; ask with overlap")[0])
 
     def change_end(self, change: EndChange, *, gate: Gate | None = None) -> Armed:
-        """Has windows end with another step, the last of a group; see `Arming.change_end`."""
+        """Has windows end with another step, the last of a group; see `Profiler.change_end`."""
         return super().change_end(msgspec.structs.replace(change, last=self._up(change.last)), gate=gate)
 
     def armed(self) -> tuple[ArmedStatus, ...]:
-        """The windows that were armed; see `Arming.armed`."""
+        """The windows that were armed; see `Profiler.armed`."""
         found = super().armed()
         if self._group == 1:
             return found
@@ -278,8 +285,9 @@ class StepWindows(Arming):
                     return each
         return None
 
-    def _first_free(self, step: int) -> int:
-        return self._up(step - 1) + 1
+    @property
+    def _current(self) -> ProfilerAction:
+        return ProfilerAction.NONE if self._windows.running is None else ProfilerAction.RECORD
 
     def _nearest(self, step: int) -> str:
         return f"; the nearest start_step that can be followed is {self._up(step) + 1}"

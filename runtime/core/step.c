@@ -1,4 +1,4 @@
-/* The base type of Profiler: counts steps and writes step marks, in C because every step of training pays for it. */
+/* The base type of StepController: counts steps and writes step marks, in C because every step of training pays for it. */
 #include "readings.h"
 #include <structmember.h>
 
@@ -115,7 +115,7 @@ static void step_dealloc(StepCounter *self) {
 }
 
 static PyMethodDef methods[] = {
-    {"_close_readings", (PyCFunction)step_close_readings, METH_NOARGS, NULL},
+    {"close_readings", (PyCFunction)step_close_readings, METH_NOARGS, NULL},
     {"_hold", (PyCFunction)step_hold, METH_NOARGS, NULL},
     {"_let_go", (PyCFunction)step_let_go, METH_NOARGS, NULL},
     {"_mark", (PyCFunction)step_mark, METH_O, NULL},
@@ -126,18 +126,18 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
-    {"_step", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
-    {"_next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
+    {"number", T_LONGLONG, offsetof(StepCounter, step), 0, NULL},
+    {"next_change", T_LONGLONG, offsetof(StepCounter, next_change), 0, NULL},
     {"_look_at", T_LONGLONG, offsetof(StepCounter, look_at), 0, NULL},
-    {"_serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
+    {"serial", T_UINT, offsetof(StepCounter, serial), 0, NULL},
     {"_every", T_UINT, offsetof(StepCounter, every), 0, NULL},
     {"_kept", T_UINT, offsetof(StepCounter, kept), 0, NULL},
-    {"_stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
-    {"_live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
+    {"stepper", T_ULONG, offsetof(StepCounter, stepper), 0, NULL},
+    {"live", T_BOOL, offsetof(StepCounter, live), 0, NULL},
     {"_asked", T_BOOL, offsetof(StepCounter, asked), 0, NULL},
-    {"_reads", T_BOOL, offsetof(StepCounter, reads), 0, NULL},
-    {"_marker", T_ULONG, offsetof(StepCounter, marker), READONLY, NULL},
-    {"_track", T_UINT, offsetof(StepCounter, track), READONLY, NULL},
+    {"reads", T_BOOL, offsetof(StepCounter, reads), 0, NULL},
+    {"marker", T_ULONG, offsetof(StepCounter, marker), READONLY, NULL},
+    {"track", T_UINT, offsetof(StepCounter, track), READONLY, NULL},
     {NULL},
 };
 

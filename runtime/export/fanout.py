@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -24,7 +24,7 @@ QUIET_S = 1.0
 class Fanout:
     """The exporter workers of one pipeline. Used on the pipeline's loop; any thread may read accounts."""
 
-    def __init__(self, exporters: list[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
+    def __init__(self, exporters: Sequence[Exporter], run: Run, max_bytes: int, drop_oldest: bool) -> None:
         """Args: the exporters; the run; limit of each queue in bytes; whether a full queue drops the oldest batches."""
         self.workers = [
             ExporterWorker(exporter, run, max_bytes, clock.now, self.outputs, drop_oldest) for exporter in exporters

@@ -52,10 +52,6 @@ class Metadata:
         with self._lock:
             self._values[readable(key)] = value
 
-    def copy(self) -> Metadata:
-        """A copy with its own lock, as a thread of the parent may hold this lock in a forked child."""
-        return Metadata(self._values)
-
     def snapshot(self) -> dict[str, Any]:
         """The current values."""
         with self._lock:

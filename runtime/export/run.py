@@ -69,7 +69,6 @@ class Run(Documented, frozen=True, kw_only=True):
         world_size: int | None,
         anchor: ClockAnchor,
         metadata: Callable[[], Mapping[str, Any]],
-        ledger: Callable[[], Ledger],
         note_output: NoteOutput,
         control: Callable[[Command], Future[Answer]] | None = None,
     ) -> Run:
@@ -83,7 +82,6 @@ class Run(Documented, frozen=True, kw_only=True):
             world_size=world_size,
             anchor=anchor,
             metadata=metadata,
-            ledger=ledger,
             note_output=note_output,
             job=job_from_environment(),
             clock=identity(),

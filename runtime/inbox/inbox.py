@@ -46,7 +46,7 @@ class Inbox(Generic[T]):
             wake_later: wakes the consumer soon, together with further messages.
         """
         self._max = max_bytes
-        self._wake, self._wake_later = wake, wake_later
+        self.wake, self._wake_later = wake, wake_later
         self._items: deque[tuple[T, int]] = deque()
         self._lock = locks.reentrant()
         self._closed = False
@@ -84,7 +84,7 @@ class Inbox(Generic[T]):
         if later:
             self._wake_later()
         else:
-            self._wake()
+            self.wake()
         return True
 
     @property

@@ -12,12 +12,9 @@ import anyio.lowlevel
 
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock
+from stepscope.runtime.lifecycle.opening import OpenRun
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
-from stepscope.runtime.loop.pipeline import Pipeline
-from stepscope.runtime.options import Options
-from stepscope.runtime.recording.recorder import Recorder
-from stepscope.runtime.recording.recorder_accounts import RecorderAccounts
 from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.threads.background_call import BackgroundCall
 from stepscope.runtime.threads.one_shot import OneShot
@@ -46,27 +43,16 @@ class CloseProcedure:
     then stay for `stepscope recover`. If the loop finishes later, closing is completed.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: Options,
-        hub_: drain_loop.DrainLoop,
-        pipeline: Pipeline,
-        recorder: Recorder,
-        accounts: RecorderAccounts | None,
-        output: Output,
-    ) -> None:
+    def __init__(self, name: str, opened: OpenRun, output: Output, timeout: float) -> None:
+        """Args: name of the profiler; what it has opened; its output; `Options.close_timeout`."""
         self.given_up = False
         """Whether the loop missed the deadline, so that recorded events may not have been delivered."""
         self.note = ""
         """A note on that for diagnostics."""
         self._name = name
-        self._options = options
-        self._hub = hub_
-        self._pipeline = pipeline
-        self._recorder = recorder
-        self._accounts = accounts
+        self._opened, self._hub, self._pipeline = opened, opened.hub, opened.pipeline
         self._output = output
+        self._timeout = timeout
 
     def run(self, bound: Sequence[BoundSource], closes_by: Callable[[], int]) -> None:
         """Closes the profiler.
@@ -79,7 +65,7 @@ class CloseProcedure:
         deadline = closes_by()
         closed = self._pipeline.statistics().windows.closed
         for source in bound:
-            source.wait_for_thread((deadline - clock.now()) / 1e9 - self._options.close_timeout / 2)
+            source.wait_for_thread((deadline - clock.now()) / 1e9 - self._timeout / 2)
             note = source.abandon_changes()
             if note:
                 self._pipeline.notes.append(note)
@@ -132,15 +118,14 @@ class CloseProcedure:
             log.warning(
                 "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
                 "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
-                *(self._name, (clock.now() - deadline) / 1e9, self._options.close_timeout),
+                *(self._name, (clock.now() - deadline) / 1e9, self._timeout),
             )
 
     def _end(self, removal: OneShot[None]) -> None:
         """Waits until the pipeline was closed or has failed."""
         try:
             removal.result()
-            if self._accounts is not None:
-                self._hub.do(self._accounts.close)
+            self._hub.do(self._opened.accounts.close)
             self._output.finish()
             self.given_up = False
         except BaseException as error:  # an internal error, or the end of the loop
@@ -149,7 +134,7 @@ class CloseProcedure:
         try:
             drain_loop.release()
             if not self.given_up:
-                self._recorder.delivered(self._output)  # after the loop, which drains it
+                self._opened.recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:
             log.error("the runtime's loop could not be ended", exc_info=error)
         finally:
@@ -158,7 +143,7 @@ class CloseProcedure:
     def _give_up(self, why: str) -> None:
         self.given_up = True
         self.note = (
-            f"not delivered: closing was given up, because {why}; the rest is left in {self._recorder.directory}: when this "
+            f"not delivered: closing was given up, because {why}; the rest is left in {self._opened.recorder.directory}: when this "
             f"process has ended, `{shlex.join(['stepscope', 'recover', str(self._output.path)])}` brings it back"
         )
         log.error("profiler %r: %s", self._name, self.note)

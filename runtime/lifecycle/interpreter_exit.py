@@ -12,21 +12,24 @@ import concurrent.futures.thread as _workers  # registers its own exit hook: our
 import logging
 import threading
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from stepscope.runtime.lifecycle.closing import wait_for_late_closings
 from stepscope.runtime.lifecycle.shutdown_hooks import call_after_exit, call_before_close
 from stepscope.runtime.recording.recorder import close_recorder
-from stepscope.runtime.steps.step_controller import StepController
 from stepscope.runtime.threads import signals
 from stepscope.runtime.threads.background_call import call_before_threads_end, start, start_also_at_exit
 from stepscope.runtime.threads.native_threads import Event, Thread, get_ident
+
+if TYPE_CHECKING:
+    from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 
 log = logging.getLogger("stepscope")
 
 LOOK = 0.05
 """Seconds between two checks whether the interpreter still waits."""
 
-_open: Collection[StepController] = ()
+_open: Collection[Lifecycle] = ()
 """Profilers that are to be closed."""
 _close_all: Callable[[], None] = call_before_close
 _last: Thread | None = None
@@ -34,7 +37,7 @@ _last: Thread | None = None
 _at_once = Event()
 
 
-def close_at_exit(profilers: Collection[StepController], close_all: Callable[[], None]) -> None:
+def close_at_exit(profilers: Collection[Lifecycle], close_all: Callable[[], None]) -> None:
     """Has profilers closed when the interpreter exits; what does that was registered when this module was imported.
 
     Args:
@@ -75,11 +78,7 @@ def _close() -> None:
 
 def _used_here() -> bool:
     """Whether this thread steps an open profiler, or must stop a backend of one."""
-    return any(
-        each._stepper == get_ident()  # pyright: ignore[reportPrivateUsage]
-        or any(source.open and source.here for source in each._bound())  # pyright: ignore[reportPrivateUsage]
-        for each in list(_open)
-    )
+    return any(each.steps.stepper == get_ident() or each.has_backend_here() for each in list(_open))
 
 
 def _at_work() -> list[threading.Thread]:

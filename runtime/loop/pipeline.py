@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import msgspec
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import InternalErrors, contained
@@ -70,61 +71,88 @@ LOOP_BLOCKED_NS = 1_000_000_000
 """A longer time between two checks of windows does not count as waiting for sources, as the loop was blocked."""
 
 
+class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """Backends, exporters and settings of a run, as `trace()` got them."""
+
+    options: Options
+    backends: Sequence[Producer]
+    exporters: Sequence[Exporter]
+    keep_last: FlightRecorder | None
+    """Settings of the flight recorder."""
+    budget: OverheadBudget | None
+    """Allowed cost of recording."""
+
+
+class PipelineSteps(Protocol):
+    """The side of the threads that step, as the pipeline needs it."""
+
+    serial: int
+    """Number of the profiler in its session."""
+    skipped_windows: int
+    """Windows that were skipped because the pipeline was `crowded`."""
+
+    @property
+    def cost_ns(self) -> int:
+        """Time that changes of the action have cost the program's threads, in ns."""
+        ...
+
+    def ask_detail(self, detail: Detail) -> None:
+        """Changes the level of detail at the next step."""
+        ...
+
+
 class Pipeline:
     """Routes drained events and deliveries of backends into windows, and passes them to the exporters."""
 
     def __init__(
         self,
         run: Run,
-        serial: int,
-        options: Options,
-        exporters: list[Exporter],
-        backends: list[Producer],
+        setup: RunSetup,
+        inbox: Inbox[Message],
+        steps: PipelineSteps,
+        *,
         actions: WindowActions,
-        wake: Callable[[], object],
-        wake_later: Callable[[], object],
-        keep_last: FlightRecorder | None = None,
-        session: Path | None = None,
-        budget: OverheadBudget | None = None,
-        transitions: Callable[[], int] = lambda: 0,
-        skipped: Callable[[], int] = lambda: 0,
-        ask: Callable[[Detail], None] = lambda _: None,
+        session: Path,
     ) -> None:
         """
         Args:
-            budget: allowed cost of recording.
-            transitions: returns the time that changes of the action have cost the program's threads, in ns.
-            skipped: returns the number of windows that were skipped because this was `crowded`.
-            ask: changes the level of detail at the next step.
+            run: its facts for the exporters, without accounts, which this adds.
+            setup: its backends, exporters and settings.
+            inbox: from which this takes messages and deliveries.
+            steps: the side of the threads that step.
+            actions: what can be asked of a window later.
+            session: the session directory, for the files of the flight recorder.
         """
-        self.run_facts = run
+        self.run_facts = run = msgspec.structs.replace(run, ledger=self.ledger)
         self.faults = InternalErrors(f"profiler {run.name!r}")
-        self.options = options
-        self.inbox: Inbox[Message] = Inbox(options.inbox_bytes, wake, wake_later)
-        self.delivered = PendingDeliveries(self.inbox)
+        self.options = options = setup.options
+        self.inbox = inbox
+        self.delivered = PendingDeliveries(inbox)
         enter = partial(deliver_for, self)
-        self.sources = [source_of(backend, self.inbox, options, enter) for backend in backends]
-        self.fanout = Fanout(exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
+        self.sources = [source_of(backend, inbox, options, enter) for backend in setup.backends]
+        self.fanout = Fanout(setup.exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
         self.derived = 0
         """Calls of `derive` that have returned."""
         self.tables = WindowTables()
         self._track = tracks.borrow(run.pid, tracks.STEPS_TID, "steps")
-        facts = serial, round(options.linger * 1e9), self._track
-        self.flight = None if keep_last is None else Flight(keep_last, *facts, session, self.fanout.unwritten)
+        facts = steps.serial, round(options.linger * 1e9), self._track
+        self.flight = None
+        if setup.keep_last is not None:
+            self.flight = Flight(setup.keep_last, *facts, session, self.fanout.unwritten)
         self._windows = WindowRouter(*facts) if self.flight is None else self.flight.windows
         self._windows.opened = self.tables.begin
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
-        self.overhead = OverheadController(budget, self._windows.detail, transitions=transitions)
+        self.overhead = OverheadController(setup.budget, self._windows.detail, transitions=lambda: steps.cost_ns)
         self._coverage = ThreadCoverage(self.sources, run.pid)
         self._bound = {source.name: source.backend.thread_bound for source in self.sources}
-        self._wake, self._ask, self._skipped = wake, ask, skipped
+        self._steps = steps
         self.routed_to = 0
         """All events of the recorder that began by this time, in ns, were routed, and the triggers have seen them."""
         self._change_unnoted = False
         self._actions = actions
-        self._serial = serial
+        self._serial = steps.serial
         self._tasks: anyio.abc.TaskGroup | None = None
         self._waiting_work: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """Work that waits for the task group."""
@@ -383,10 +411,10 @@ class Pipeline:
         while not self._closing.is_set():
             with anyio.move_on_after(interval):
                 await self._closing.wait()
-            self._wake()  # without recording, nothing else wakes the loop
+            self.inbox.wake()  # without recording, nothing else wakes the loop
             detail, cost = self.overhead.look(self.routed_to)
             if detail is not None:
-                self._ask(detail)
+                self._steps.ask_detail(detail)
             begun = self._windows.open_since
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")
@@ -565,7 +593,7 @@ class Pipeline:
     def ledger(self) -> Ledger:
         """Accounts of the run so far."""
         outputs = {worker.name: worker.statistics().ledger for worker in self.workers}
-        return Ledger(self._windows.ledger(), outputs, _core.counts(), self._skipped())
+        return Ledger(self._windows.ledger(), outputs, _core.counts(), self._steps.skipped_windows)
 
     def statistics(self) -> PipelineStatistics:
         """Accounts so far."""

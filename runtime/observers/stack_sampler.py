@@ -159,13 +159,13 @@ def _active() -> dict[int, threading.Thread]:
     return vars(threading)["_active"]  # type: ignore[no-any-return]
 
 
-def _target(profiler: StepController) -> Target | None:
+def _target(steps: StepController) -> Target | None:
     """The thread to sample while a profiler records: the stepping thread; before the first step, the thread of a running event
     loop, or else the one that began the window."""
-    if not profiler.recording_now:
+    if not steps.recording_now:
         return None
-    loop = asyncio_tasks.running_loop() if profiler._stepper == 0 else None  # pyright: ignore[reportPrivateUsage]
-    ident, track = loop or (profiler._marker, profiler._track)  # pyright: ignore[reportPrivateUsage]
+    loop = asyncio_tasks.running_loop() if steps.stepper == 0 else None
+    ident, track = loop or (steps.marker, steps.track)
     row = tracks.get(track)
     if row is not None and row.kind is TrackKind.TASK:
         row = tracks.get(row.parent)

@@ -1,4 +1,4 @@
-"""Saving: the methods of a profiler that save the last steps of the flight recorder."""
+"""Saving: the calls that have the flight recorder save the last steps."""
 
 from __future__ import annotations
 
@@ -11,91 +11,61 @@ from stepscope.runtime.flight.trigger_watch import Fired
 from stepscope.runtime.flight.triggers.raised import Raised
 from stepscope.runtime.flight.triggers.terminated import Terminated
 from stepscope.runtime.flight.triggers.trigger import Finding, copied_finding
-from stepscope.runtime.loop.drain_loop import DrainLoop
-from stepscope.runtime.loop.pipeline import Pipeline
-from stepscope.runtime.schedule.schedule import ScheduleFunction
-from stepscope.runtime.steps.arming import Arming
+from stepscope.runtime.steps.step_controller import StepController
 
 MAX_REASON = 200
 """Characters of the reason of a save; the rest is cut."""
 
 
-class Saving(Arming):
-    """The part of a profiler with the calls of the flight recorder. Without a flight recorder they have no effect."""
+class Saving:
+    """Fires the flight recorder of a profiler, from any thread. Without a flight recorder it has no effect."""
 
-    def __init__(self, name: str, schedule: ScheduleFunction, keep_last: FlightRecorder | None) -> None:
-        super().__init__(name, schedule)
-        self.keep_last = keep_last
-        self._hub: DrainLoop | None = None
+    def __init__(self, settings: FlightRecorder | None, steps: StepController) -> None:
+        """Args: `trace(keep_last=...)`; the steps, whose pipeline has the flight recorder once the run is open."""
+        self._steps = steps
+        self._triggers = () if settings is None else settings.triggers
+        self._after = 0 if settings is None else settings.after
 
-    def save(self, reason: str = "call") -> bool:
-        """Saves the last steps, up to now: `trace(keep_last=...)`. Any thread and signal handlers may call.
-
-        The background loop does the saving later. With `FlightRecorder.after` it includes so many further steps. The same
-        reason does not save again within the cool-down.
-
-        Args:
-            reason: a word or two, for the file name, counts and reports.
-
-        Returns:
-            False if nothing will be saved: the profiler retains no steps, does not run, or too many calls wait already.
-        """
+    def save(self, reason: str) -> bool:
+        """Saves the last steps; false if nothing will be saved."""
         finding = Finding(at=clock.now(), text="save() was called", at_once=not self._after)
         return self._fire(plain(str(reason)[:MAX_REASON]) or "call", finding)
 
-    def _never_arms(self) -> str:
-        if self.keep_last is None:
-            return ""
-        return (
-            f"the profiler keeps the last {human_count(self.keep_last.steps, 'step')} (keep_last) and records at all times; "
-            "profiler.save() writes them, and a second profiler, trace(control=...) without keep_last, records windows"
-        )
-
-    def caught(self, error: BaseException) -> bool:
-        """Reports an exception that the program handled. It saves as if the exception had left the `with` block.
-
-        Returns:
-            False if nothing will be saved: no `Raised` trigger is for such an exception, or as for `save`.
-        """
-        return self._report_exception(error)
-
-    def _report_exception(self, error: BaseException, always: bool = False) -> bool:
-        for trigger in () if self.keep_last is None else self.keep_last.triggers:
+    def caught(self, error: BaseException, *, always: bool = False) -> bool:
+        """Saves if a trigger is for such an exception; `always`: also within the cool-down."""
+        for trigger in self._triggers:
             if isinstance(trigger, Raised) and isinstance(error, trigger.only):
                 kind, text = type(error).__name__, error_text(error)
                 at_once = always or not self._after
                 return self._fire(trigger.name, Finding(at=clock.now(), value=kind, text=text, at_once=at_once), always)
         return False
 
-    def _report_end(self, cause: BaseException | str | None) -> None:
-        """Reports what ends the run to the flight recorder: an exception, or the name of a signal."""
-        if isinstance(cause, BaseException) and self._report_exception(cause, always=True):
+    def ended_by(self, cause: BaseException | str | None) -> None:
+        """Saves if a trigger is for what ends the run: an exception, or the name of a signal."""
+        if isinstance(cause, BaseException) and self.caught(cause, always=True):
             return
         by = "KeyboardInterrupt" if isinstance(cause, KeyboardInterrupt) else cause
-        triggers = () if self.keep_last is None else self.keep_last.triggers
-        if isinstance(by, str) and any(isinstance(trigger, Terminated) for trigger in triggers):
+        if isinstance(by, str) and any(isinstance(trigger, Terminated) for trigger in self._triggers):
             self._fire(f"terminated by {by}", Finding(at=clock.now(), value=by, at_once=True), always=True)
 
-    @property
-    def _after(self) -> int:
-        return 0 if self.keep_last is None else self.keep_last.after
-
     def _fire(self, reason: str, finding: Finding, always: bool = False) -> bool:
-        flight = None if self._pipeline is None else self._pipeline.flight
-        if flight is None or self._hub is None or not self._live:
+        pipeline = self._steps.pipeline
+        if pipeline is None or pipeline.flight is None or not self._steps.live:
             return False
+        watch = pipeline.flight.watch
         # One wake-up is enough for all queued calls; the next drain would find them, too.
-        first = not flight.watch.waiting
-        accepted = flight.watch.call(Fired(reason, copied_finding(finding), always))
+        first = not watch.waiting
+        accepted = watch.call(Fired(reason, copied_finding(finding), always))
         if first:
-            self._hub.wake()
+            pipeline.inbox.wake()
         return accepted
 
-    def _flight_notes(self, pipeline: Pipeline) -> tuple[str, ...]:
-        if self.keep_last is None or pipeline.flight is None:
-            return ()
-        notes = tuple(pipeline.flight.statistics().notes(self.keep_last))
-        stepped = self._step > self._first_step
-        if self._state in ("stopped", "closed") and not stepped:
-            notes += ("never stepped: step() was never called, so what is kept is bounded by bytes only",)
-        return notes
+
+def why_no_arming(settings: FlightRecorder | None) -> str:
+    """Why a profiler with a flight recorder refuses requests for windows; empty without one."""
+    if settings is None:
+        return ""
+    return (
+        f"the profiler keeps the last {human_count(settings.steps, 'step')} (keep_last) and records at all times; "
+        "profiler.save() writes them, and a second profiler, trace(control=...) without keep_last, records windows"
+    )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import operator
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import error_text
@@ -16,13 +16,17 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.inbox.messages import ActionChanged, DetailChanged, Paused, Resumed
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.recording.recorder import Recorder
-from stepscope.runtime.requests.window_detail import WindowDetail
 from stepscope.runtime.schedule.action import ProfilerAction, checked_action
 from stepscope.runtime.schedule.detail import FULL, Detail
+from stepscope.runtime.schedule.diagnostics import explain
 from stepscope.runtime.schedule.schedule import NEVER, Always, Never, PlannedSchedule, Schedule, ScheduleFunction
+from stepscope.runtime.sources.source import Producer
 from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.steps.armed_schedule import ArmedSchedule
+from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
 from stepscope.runtime.steps.transitions import Transitions
+from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.step_marks import StepMark
@@ -64,90 +68,101 @@ class StepController(_core.StepCounter):
     for the next `step()` of their thread.
     """
 
-    def __init__(self, name: str, schedule: ScheduleFunction) -> None:
+    def __init__(self, name: str, schedule: ScheduleFunction, backends: Sequence[Producer]) -> None:
+        """Args: name of the profiler; its schedule; its backends, which may refuse the detail of an armed window."""
         self.name = name
         self.schedule: ScheduleFunction = schedule
         self.schedule_error: BaseException | None = None
         """The first error of the schedule. Nothing is recorded after it."""
-        self._serial = next(_serials)
-        self._step = 0
-        self._next_change = 0
-        self._live = False
-        self._calls = CallSerializer()
-        self._state = "new"
+        self.windows = ArmedWindows(name, self)
+        self._armed = ArmedSchedule(self.windows, backends)
+        self.serial = next(_serials)
+        self.calls = CallSerializer()
+        self.state = "new"
+        """As in `ProfilerStatistics`."""
         self._detail: Detail = FULL
         """The current detail: the level of the overhead budget, or less if the window was requested with less."""
         self._level: Detail = FULL
         self._level_wanted: Detail = FULL
-        self._chosen: WindowDetail | None = None
-        """The requested detail of the window that runs, or for which backends warm up."""
-        self._action = self._planned = ProfilerAction.NONE
+        self.action = self._planned = ProfilerAction.NONE
         self._skips = False
         """Whether the current window of the schedule is skipped."""
         self._first_step = self._steps_before = 0
         self._window_first: int | None = None
-        self._pauses = self._pauses_not_drawn = 0
+        self._pauses = self.pauses_not_drawn = 0
         self._paused = False
         """Whether the recorder is paused."""
         self._pause_sent = False
         """Whether the loop has a message of the pause."""
-        self._skipped_windows = self._skipped_sent = 0
-        self._ignored = self._windows = self._recorded_steps = self._open_steps = 0
-        self._inert_because = ""
-        self._transitions = Transitions()
+        self.skipped_windows = self._skipped_sent = 0
+        self.ignored = self.windows_begun = self._recorded_steps = self._open_steps = 0
+        self.inert_because = ""
+        self.transitions = Transitions()
         self._look_every = 0
         """ns between two readings of the cost in `step()`; 0: none."""
         self._budget_at = 0
         """When the next of these readings is due, in ns; 0: never."""
-        self._pipeline: Pipeline | None = None
-        self._recorder: Recorder | None = None
-
-    @property
-    def current_action(self) -> ProfilerAction:
-        """The action of the current step."""
-        return self._action
+        self.pipeline: Pipeline | None = None
+        self.recorder: Recorder | None = None
 
     @property
     def recording_now(self) -> bool:
         """Whether the current step is recorded, and not paused."""
-        return self._live and self._action.records and not self._pauses
+        return self.live and self.action.records and not self._pauses
 
     @property
-    def step_num(self) -> int:
-        """Number of the current step, from 0. Set it on resume, to continue the numbers of an earlier run.
+    def stepped(self) -> bool:
+        """Whether `step()` was called since the last start."""
+        return self.number > self._first_step
 
-        While the profiler runs, the next `step()` asks the schedule with the new number plus 1, as in torch. The action of the
-        current step does not change. An invalid value is logged then, and ignored.
+    @property
+    def steps_begun(self) -> int:
+        """Steps of all starts."""
+        return self._steps_before + (self.number - self._first_step if self.live else 0)
 
-        Raises:
-            ValueError: if it is no whole number from 0, and the profiler does not run.
-        """
-        return self._step
+    @property
+    def steps_elsewhere(self) -> bool:
+        """Whether another thread steps, or may do so before anything is recorded."""
+        if self.stepper == 0 and isinstance(self.schedule, PlannedSchedule):
+            return self._scheduled(self.number)[0] is ProfilerAction.NONE
+        others = (thread.ident for thread in threading.enumerate())
+        return self.stepper not in (0, get_ident()) and self.stepper in others
 
-    @step_num.setter
-    def step_num(self, step: int) -> None:
+    @property
+    def cost_ns(self) -> int:
+        """Time that changes of the action have cost the program's threads, in ns."""
+        return self.transitions.recording_ns
+
+    def set_number(self, step: int) -> None:
+        """Continues with this step; see `Profiler.step_num`."""
         number = step_number(step)
         if number is None:
             wrong = f"step_num must be a whole number from 0, got {step!r}"
-            if not self._live:
+            if not self.live:
                 raise ValueError(wrong)
-            log.error("profiler %r goes on from step %d: %s", self.name, self._step, wrong)
+            log.error("profiler %r goes on from step %d: %s", self.name, self.number, wrong)
             return
-        by = number - self._step
-        self._step = number
-        if self._live:
+        by = number - self.number
+        self.number = number
+        if self.live:
             self._first_step += by
             if self._window_first is not None:
                 self._window_first += by
             self._ask_next_step()
-        self._step_was_set(by)
+        with self.windows.lock:
+            self.windows.step_was_set(by)
 
-    def _step_was_set(self, by: int) -> None:
-        """The program has changed the step number by this difference."""
+    def why_less(self) -> tuple[str, ...]:
+        """Returns reasons why an ended run recorded less than the schedule wanted."""
+        open_steps = self._open_steps
+        if self.pipeline is not None:
+            open_steps = open_steps or self.pipeline.ending.cut_steps
+        steps, first = self.number - self._first_step, max(self._first_step, 0)
+        return explain(self.schedule, steps, recorded=self._recorded_steps, open_steps=open_steps, first=first)
 
     def _ask_next_step(self) -> None:
         """Makes the next `step()` ask the schedule."""
-        self._next_change = self._step
+        self.next_change = self.number
 
     def replace_schedule(self, schedule: ScheduleFunction) -> None:
         """Replaces the schedule from the next step on."""
@@ -155,34 +170,34 @@ class StepController(_core.StepCounter):
         self._ask_next_step()
 
     def pause(self) -> None:
-        """Pauses recording until `resume()`. Pauses nest. The pause is a gap event, and spans across it are cut."""
-        self._call(self._pause)
+        """Pauses recording until `resume()`."""
+        self.call(self._pause)
 
     def resume(self) -> None:
-        """Ends the latest `pause()`; without one it has no effect."""
-        self._call(self._resume)
+        """Ends the latest `pause()`."""
+        self.call(self._resume)
 
-    def _call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
+    def call(self, call: Callable[[], None], *, patience: float = PATIENCE) -> bool:
         """Runs a call that must not interleave with others, see `CallSerializer.run`.
 
         If the profiler was closed during the call, its messages are not needed any more.
         """
         try:
-            return self._calls.run(call, patience=patience)
+            return self.calls.run(call, patience=patience)
         except ClosedError:
-            if self._state != "closed":
+            if self.state != "closed":
                 raise
             return True
 
     def _pause(self) -> None:
-        if self._live and self._pipeline is not None:
+        if self.live and self.pipeline is not None:
             self._set_pauses(self._pauses + 1)
-            self._carry_out()
+            self.carry_out()
 
     def _resume(self) -> None:
-        if self._live and self._pipeline is not None and self._pauses:
+        if self.live and self.pipeline is not None and self._pauses:
             self._set_pauses(self._pauses - 1)
-            self._carry_out()
+            self.carry_out()
 
     def _set_pauses(self, pauses: int) -> None:
         """Sets the number of pauses, and pauses or resumes recorder and loop. If a signal handler interrupts that, it is done again:
@@ -204,9 +219,9 @@ class StepController(_core.StepCounter):
                 self._want(False)
                 self._send_pause(clock.now())
             else:
-                if self._pause_sent and self._pipeline is not None:
-                    self._pipeline.inbox.put(Resumed(clock.now()), later=True)
-                self._want(self._action.records)
+                if self._pause_sent and self.pipeline is not None:
+                    self.pipeline.inbox.put(Resumed(clock.now()), later=True)
+                self._want(self.action.records)
                 self._pause_sent = False
             self._paused = paused
         finally:
@@ -214,41 +229,46 @@ class StepController(_core.StepCounter):
 
     def _send_pause(self, at: int) -> None:
         """Sends the pause to the loop. If the loop is too far behind, the pause is counted, and not drawn."""
-        assert self._pipeline is not None
-        self._pause_sent = self._pause_sent or not self._pipeline.crowded
+        assert self.pipeline is not None
+        self._pause_sent = self._pause_sent or not self.pipeline.crowded
         if self._pause_sent:
-            self._pipeline.inbox.put(Paused(at), later=True)
+            self.pipeline.inbox.put(Paused(at), later=True)
         else:
-            self._pauses_not_drawn += 1
+            self.pauses_not_drawn += 1
 
-    def _become_inert(self, reason: str) -> None:
+    def become_inert(self, reason: str) -> None:
         """Makes every further call return at once without effect.
 
         Its objects are neither touched nor freed: in a forked child, threads of the parent may hold its locks, and its files
         belong to the parent.
         """
-        self._live = False
-        self._calls = CallSerializer()
-        self._state = "inert"
-        self._inert_because = reason
-        retain_untouched(self._pipeline, self._recorder)
-        self._pipeline = self._recorder = None
+        self.live = False
+        self.calls = CallSerializer()
+        self.state, self.inert_because = "inert", reason
+        self.windows.become_inert()
+        retain_untouched(self.pipeline, self.recorder)
+        self.pipeline = self.recorder = None
 
-    def _begin_steps(self) -> None:
-        self._state = "running"
-        self._first_step = self._step
-        self._live = True
+    def open(self, pipeline: Pipeline, recorder: Recorder) -> None:
+        """The run was opened: `begin` may follow."""
+        self.pipeline, self.recorder = pipeline, recorder
+
+    def begin(self) -> None:
+        """Follows the schedule from the current step on."""
+        self.state = "running"
+        self._first_step = self.number
+        self.live = True
         try:
             self._hold()
             self._planned = ProfilerAction.NONE
-            self._look_every = self._pipeline.look_every if self._pipeline is not None else 0
+            self._look_every = self.pipeline.look_every if self.pipeline is not None else 0
             self._budget_at = clock.now() + self._look_every if self._look_every else 0
-            self._set_look()
             self._want(False)
-            planned, at = self._plan(self._step), clock.now()
-            if self._live:
-                self._apply_detail(self._step, at)
+            planned, at = self._plan(self.number), clock.now()
+            if self.live:
+                self._apply_detail(self.number, at)
                 self._change(planned, at)
+            self._set_look()
         except BaseException:
             self._retry()
             raise
@@ -257,147 +277,162 @@ class StepController(_core.StepCounter):
 
     def _retry(self) -> None:
         """A signal handler raised: the next step repeats the change of this one."""
-        self._asked, self._next_change = True, self._step
+        self._asked, self.next_change = True, self.number
 
-    def _end_steps(self, reason: str) -> None:
-        """Ends the open window."""
+    def end(self, reason: str) -> None:
+        """Ends the open window, and with it the armed one."""
+        alone, recorded = not self.stepped, self.action is ProfilerAction.RECORD
+        if self._armed.cut(self.number, reason, alone=alone, recorded=recorded):
+            self._was_last(clock.now())
         try:
             self._set_pauses(0)
-            if self._live:
-                self._live = False
-                self._steps_before += self._step - self._first_step
-            if self._window_first is not None and self._action is ProfilerAction.RECORD:
-                self._open_steps = self._step - self._window_first
-            whole = self._action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
-            stepped = self._step > self._first_step
+            if self.live:
+                self.live = False
+                self._steps_before += self.number - self._first_step
+            if self._window_first is not None and self.action is ProfilerAction.RECORD:
+                self._open_steps = self.number - self._window_first
+            whole = self.action is ProfilerAction.RECORD_AND_SAVE or isinstance(self.schedule, Always)
             self._hold()
             self._change(
-                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=stepped
+                ProfilerAction.NONE, clock.now(), complete=whole, reason="" if whole else reason, cut_short=self.stepped
             )
             self._want(False)
         finally:
-            self._live = False
+            self.live = False
             self._let_go()
-            if self._state != "closed":
-                self._state = "stopped"
+            if self.state != "closed":
+                self.state = "stopped"
+
+    def abandon(self) -> None:
+        """Stops recording while another thread is inside of a call that does not return."""
+        self._want(False)
+        self._let_go()
 
     def _transition(self, step: int, at: int) -> None:
         """Called by `step()` at a change, at every step if the schedule does not know the next change, and on request."""
-        self._call(lambda: self._follow(step, at))
+        self.call(lambda: self._follow(step, at))
 
     def _follow(self, step: int, at: int) -> None:
         try:
             self._decide(step, at)
-            self._carry_out(stepping=True)
+            self.carry_out(stepping=True)
         except BaseException:
             self._retry()
             raise
-        self._transitions.changed(clock.now() - at)
+        self.transitions.changed(clock.now() - at)
 
     def _decide(self, step: int, at: int) -> None:
         self._asked = False
-        if self._live:
+        if self.live:
             self._look_ahead(at)
-            if step >= self._next_change or self._is_due(at):
+            if step >= self.next_change or self._armed.is_due(at):
                 planned = self._plan(step)
-                if self._live:  # else the schedule has closed it
+                if self.live:  # else the schedule has closed it
                     self._apply_detail(step, at)
                     self._change(planned, at)
             else:
                 self._apply_detail(step, at)
+            self._set_look()
         self._let_go()
 
     def _step_ignored(self) -> None:
         """`step()` while not running: it is counted, and logged once. Training continues."""
-        self._ignored += 1
+        self.ignored += 1
         if self._asked:
             self._step_asked()
-        if self._ignored == 1:
-            because = f" ({self._inert_because})" if self._inert_because else ""
-            if self._state == "new":
+        if self.ignored == 1:
+            because = f" ({self.inert_because})" if self.inert_because else ""
+            if self.state == "new":
                 when, hint = "before start()", "; use `with trace() as profiler`, or call profiler.start()"
             else:
-                when, hint = f"while it is {self._state}{because}", ""
+                when, hint = f"while it is {self.state}{because}", ""
             log.warning("step() of profiler %r %s: ignored, and counted%s", self.name, when, hint)
 
     def _step_asked(self) -> None:
-        self._call(lambda: self._carry_out(stepping=True))
+        self.call(lambda: self.carry_out(stepping=True))
 
-    def _carry_out(self, *, stepping: bool = False) -> None:
+    def carry_out(self, *, stepping: bool = False) -> None:
         """Makes the changes of backends that are bound to this thread. `step()` calls again while others wait."""
         waiting = False
-        for source in self._bound():
-            source.carry_out(self._action, clock.now(), stepping=stepping and self._live)
+        for source in self.bound():
+            source.carry_out(self.action, clock.now(), stepping=stepping and self.live)
             waiting |= source.pending
         self._asked = waiting or self._level is not self._level_wanted
 
-    def _bound(self) -> list[BoundSource]:
-        sources = self._pipeline.sources if self._pipeline is not None else []
+    def bound(self) -> list[BoundSource]:
+        """The sources of thread-bound backends."""
+        sources = self.pipeline.sources if self.pipeline is not None else []
         return [source for source in sources if isinstance(source, BoundSource)]
 
     # level of detail
 
-    def _ask_detail(self, detail: Detail) -> None:
+    def ask_detail(self, detail: Detail) -> None:
         """Sets the detail level from the next step on. Called on the loop; never waits."""
         self._level_wanted = detail
         self._asked = True
 
     def _look_ahead(self, at: int) -> None:
         """Once in an interval of the budget: a load that holds the interpreter keeps the loop from looking itself."""
-        if self._budget_at and at >= self._budget_at and self._pipeline is not None:
+        if self._budget_at and at >= self._budget_at and self.pipeline is not None:
             self._budget_at = at + self._look_every
-            self._set_look()
-            self._level_wanted = self._pipeline.look_ahead(at) or self._level_wanted
+            self._level_wanted = self.pipeline.look_ahead(at) or self._level_wanted
 
     def _set_look(self) -> None:
-        """Has the counter look at the clock in the steps from `_look_at` on."""
-        self._look_at = self._budget_at
-
-    def _is_due(self, at: int) -> bool:
-        """Whether a change is due by time, not by step number."""
-        return False
+        """Has the counter read the clock in each step, where the overhead budget or the end of the running window needs it."""
+        self._look_at = min((at for at in (self._budget_at, self.windows.deadline) if at), default=0)
 
     def _apply_detail(self, step: int, at: int) -> None:
         """Applies the requested level, and the detail of the window that begins or ends, at the begin of a step. The loop waits for
         the message."""
-        level = self._level_wanted
-        detail = level if self._chosen is None else self._chosen.within(level)
-        if (level is self._level and detail == self._detail) or self._pipeline is None:
+        level, chosen = self._level_wanted, self._armed.detail
+        detail = level if chosen is None else chosen.within(level)
+        if (level is self._level and detail == self._detail) or self.pipeline is None:
             return
         self._level, self._detail = level, detail
-        self._pipeline.inbox.put(DetailChanged(at, step, detail, level))
-        for source in self._bound():
+        self.pipeline.inbox.put(DetailChanged(at, step, detail, level))
+        for source in self.bound():
             source.set_detail(detail)
-        self._want(self._action.records and not self._pauses)
+        self._want(self.action.records and not self._pauses)
 
     def _want(self, on: bool) -> None:
         """Switches recording. If only some steps are recorded, the native `step()` switches between them."""
-        if self._recorder is None:
+        if self.recorder is None:
             return
-        on = on and self._state != "closed"
+        on = on and self.state != "closed"
         self._every = 0
-        self._recorder.want(self._serial, on, self._detail.wanted(self._step), waits=self._live)
+        self.recorder.want(self.serial, on, self._detail.wanted(self.number), waits=self.live)
         if on and self._detail.every > 1:
             self._kept, self._every = self._detail.kept, self._detail.every
 
     def _plan(self, step: int) -> ProfilerAction:
-        """The action from this step on: that of the schedule, but no window begins while the loop is too far behind.
+        """The action from this step on: that of schedule and armed windows, but no window begins while the loop is too far behind.
 
         A window that cannot begin is skipped as a whole, and counted. So memory is bounded even if windows begin faster than they
         are written.
         """
-        assert self._pipeline is not None
-        before, self._planned = self._planned, self._ask(step)
+        assert self.pipeline is not None
+        scheduled, self.next_change = self._scheduled(step)
+        ended = self._armed.end_before(step, self.action)
+        if ended is not None:
+            self._planned = ProfilerAction.RECORD_AND_SAVE
+            if ended.state != "missed":
+                self._was_last(clock.now())
+        before, self._planned = self._planned, self._armed.action(step, scheduled, self.action)
         begins = self._planned.records and before is not ProfilerAction.RECORD
         if begins or not self._planned.records:
-            self._skips = self._pipeline.crowded
-        self._skipped_windows += begins and self._skips
+            self._skips = self.pipeline.crowded
+        self.skipped_windows += begins and self._skips
         return ProfilerAction.NONE if self._skips else self._planned
 
-    def _ask(self, step: int) -> ProfilerAction:
-        """The action of a step. Sets the step of the next change."""
-        action, self._next_change = self._scheduled(step)
-        return action
+    def _was_last(self, at: int) -> None:
+        """Reports to backends that the step that ends now was the last of an armed window."""
+        if self.pipeline is None:
+            return
+        before, last = ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE
+        for source in self.bound():
+            source.transition(before, last, at)
+        self.pipeline.inbox.put(ActionChanged(before, last, at))
+        self.action = last
 
     def _scheduled(self, step: int) -> tuple[ProfilerAction, int]:
         """The schedule's action, and the step of the next change. A schedule that raises is not asked again; its error is stored."""
@@ -425,7 +460,7 @@ class StepController(_core.StepCounter):
         Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal handler
         interrupts that, it is done again before its exception propagates: a second message has no effect.
         """
-        before, self._action = self._action, after
+        before, self.action = self.action, after
         send = partial(self._send_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
         try:
             send()
@@ -436,7 +471,7 @@ class StepController(_core.StepCounter):
     def _send_change(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
-        pipeline = self._pipeline
+        pipeline = self.pipeline
         assert pipeline is not None
         saved = before is ProfilerAction.RECORD_AND_SAVE
         ends = before.records and (saved or not after.records)
@@ -453,19 +488,19 @@ class StepController(_core.StepCounter):
         for source in pipeline.sources:
             if source.backend.thread_bound:
                 source.transition(before, after, at)
-        if begins and self._state != "closed":
+        if begins and self.state != "closed":
             try:
                 self._hold()
                 self._want(not self._pauses)  # before the mark, so that open spans reach back to the window's begin
                 at, track, parent = self._mark(at if follows else 0)
-                skipped = self._skipped_windows - self._skipped_sent
-                mark = StepMark(at, self._step, track, parent)
-                pipeline.inbox.put(WindowBegins(mark, skipped, self._window_begins()), later=True)
-                self._skipped_sent = self._skipped_windows
+                skipped = self.skipped_windows - self._skipped_sent
+                mark = StepMark(at, self.number, track, parent)
+                pipeline.inbox.put(WindowBegins(mark, skipped, self._armed.facts_of_begin()), later=True)
+                self._skipped_sent = self.skipped_windows
                 if self._pauses and not self._pause_sent:
                     self._send_pause(at)
-                self._windows += 1
-                self._window_first = self._step
+                self.windows_begun += 1
+                self._window_first = self.number
             finally:
                 self._let_go()
         if pipeline.sources:
@@ -475,21 +510,13 @@ class StepController(_core.StepCounter):
     def _end_window(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
-        assert self._pipeline is not None
-        if before is not ProfilerAction.RECORD_AND_SAVE and complete and self._live:
+        assert self.pipeline is not None
+        if before is not ProfilerAction.RECORD_AND_SAVE and complete and self.live:
             complete, reason = False, f"the schedule went from RECORD to {after.name} without RECORD_AND_SAVE"
         self._want(after.records and not self._pauses)
         needs_last = before is ProfilerAction.RECORD_AND_SAVE and not isinstance(self.schedule, Always)
         ended = WindowEnds(at, complete, reason, cut_short, needs_last)
-        self._pipeline.inbox.put(self._window_ends(ended), later=True)
+        self.pipeline.inbox.put(self._armed.completed(ended), later=True)
         if self._window_first is not None:
-            self._recorded_steps += self._step - self._window_first
+            self._recorded_steps += self.number - self._window_first
             self._window_first = None
-
-    def _window_begins(self) -> dict[str, Any] | None:
-        """Description of the request for the window that begins; `None` if the schedule begins it."""
-        return None
-
-    def _window_ends(self, end: WindowEnds) -> WindowEnds:
-        """Completes the message of the window's end."""
-        return end

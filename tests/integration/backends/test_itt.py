@@ -104,7 +104,7 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
         for number, action in enumerate(actions):
             if action in ("on", "off"):
                 recording = action == "on"
-                _core.want(profiler._serial, EVERYTHING, EVERYTHING if recording else 0)
+                _core.want(profiler._steps.serial, EVERYTHING, EVERYTHING if recording else 0)  # pyright: ignore[reportPrivateUsage]
             elif action == "push":
                 push(f"range {number}")
                 if recording or open_:
@@ -114,7 +114,7 @@ def test_any_order_of_begins_ends_and_switches_is_survived(tmp_path: Path, actio
                 name = open_.pop() if open_ else None
                 if name:
                     expected.append(name)
-        _core.want(profiler._serial, EVERYTHING, EVERYTHING)
+        _core.want(profiler._steps.serial, EVERYTHING, EVERYTHING)  # pyright: ignore[reportPrivateUsage]
         for name in reversed(open_):
             pop()
             expected.extend([name] if name else [])

@@ -62,7 +62,7 @@ def test_many_children_at_once(family: Family) -> None:
     if __name__ == "__main__":
         with trace() as profiler:
             reap(*[in_child(lambda: spans(f"child {n}", 10)) for n in range(40)])
-        left = profiler._recorder.directory
+        left = profiler._life.opened.recorder.directory
         assert len(profiler.statistics().recorder.workers) == 40
     """,
         STEPSCOPE_JOIN="1",

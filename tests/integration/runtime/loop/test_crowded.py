@@ -11,6 +11,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.backends.scripted import ScriptedBackend
+from stepscope.control import WindowRequest
 from stepscope.runtime.loop.pipeline import CROWDED
 from tests.support.blocking import BlockingBackend
 
@@ -50,6 +51,36 @@ def test_windows_are_left_out_whole_and_counted(output_dir: Path) -> None:
     assert said == [f"{left_out:,} windows before it were left out: windows began faster than they could be sorted"]
     assert f"{left_out:,} windows: windows began faster" in str(profiler.report())
     assert exporter.run is not None and exporter.run.ledger().windows_left_out == left_out
+    assert profiler.audit() == ()
+
+
+def test_a_requested_window_behind_one_that_was_left_out(output_dir: Path) -> None:
+    """It begins if the loop has caught up by then, and both say what became of them."""
+    backend, exporter = BlockingBackend(), sc.exporters.MemoryExporter()
+    profiler = sc.trace(
+        schedule=sc.schedule(wait=1, warmup=0, active=1, repeat=1), backends=[backend], exporters=[exporter],
+        output_dir=output_dir, options=sc.Options(journal=False),
+    )  # fmt: skip
+    with profiler:
+        profiler.step()
+        backend.block()
+        for _ in range(CROWDED):
+            profiler.pause()
+            profiler.resume()
+        profiler.step()
+        assert profiler.arm(WindowRequest(start_step=3, stop_step=4))
+        assert profiler.arm(WindowRequest(start_step=5, stop_step=6))
+        profiler.step()
+        profiler.step()
+        backend.free.set()
+        assert profiler.flush(30)
+        for _ in range(3):
+            profiler.step()
+    profiler.raise_errors()
+    assert [status.state for status in profiler.armed()] == ["missed", "recorded"]
+    assert "too far behind" in profiler.armed()[0].reason
+    assert [[step.number for step in window.steps] for window in exporter.windows] == [[1], [5, 6]]
+    assert profiler.statistics().windows_left_out == 1
     assert profiler.audit() == ()
 
 

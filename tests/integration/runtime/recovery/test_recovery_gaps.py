@@ -68,7 +68,7 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
                             ring_bytes=1 << 20, worker_ring_bytes=4096, drain_interval=1000.0))
         profiler.start()
         profiler.flush()
-        profiler._recorder.workers.drain, drain = lambda: [], profiler._recorder.workers.drain
+        profiler._life.opened.recorder.workers.drain, drain = lambda: [], profiler._life.opened.recorder.workers.drain
         pid = os.fork()
         if pid == 0:
             sc.join("worker")
@@ -79,7 +79,7 @@ def test_a_joined_process_that_is_one_drain_behind(crash: Crash) -> None:
         os.waitpid(pid, 0)
         for ring in Path(sys.argv[2]).glob("*/*-*/ring-*"):
             Path(sys.argv[1], "before-" + ring.name).write_bytes(ring.read_bytes()[:4096])
-        profiler._recorder.workers.drain = drain
+        profiler._life.opened.recorder.workers.drain = drain
         profiler.flush(), die()
         """,
         drain_interval=1000.0,

@@ -122,7 +122,7 @@ def test_a_profiler_before_anything_is_recorded(family: Family) -> None:
     def work():
         with sc.trace(output_dir=sys.argv[1] + "-child") as profiler:
             spans("child's", 5)
-            assert os.environ["STEPSCOPE_SESSION"] == str(profiler.statistics() and profiler._recorder.directory)
+            assert os.environ["STEPSCOPE_SESSION"] == str(profiler.statistics() and profiler._life.opened.recorder.directory)
         assert "child's" in profiler.summary()
     if __name__ == "__main__":
         with trace() as profiler:
@@ -179,8 +179,8 @@ def test_every_call_of_an_inert_profiler_returns(family: Family) -> None:
             unstarted = sc.trace(output_dir=sys.argv[1] + "-child")
             held, forked = threading.Event(), threading.Event()
             def hold():
-                locks = [each._calls._lock for each in (profiler, unstarted)]
-                locks += [each._metadata._lock for each in (profiler, unstarted)] + [profiler._pipeline.inbox._lock]
+                locks = [each._steps.calls._lock for each in (profiler, unstarted)]
+                locks += [each._metadata._lock for each in (profiler, unstarted)] + [profiler._steps.pipeline.inbox._lock]
                 for lock in locks:
                     lock.acquire()
                 held.set()

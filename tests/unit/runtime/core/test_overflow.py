@@ -69,7 +69,7 @@ def test_the_oldest_gives_way_to_the_newest() -> None:
     ((counts, steps, missing, threads),) = run_program(
         """
         counter = _core.StepCounter()
-        counter._next_change, counter._live = 1 << 60, True
+        counter.next_change, counter.live = 1 << 60, True
         for number in range(30):
             counter.step()
             burst(f"span {number // 10}", "user_annotation", 3)
@@ -89,7 +89,7 @@ def test_step_marks_have_room_when_nothing_else_has(policy: str) -> None:
     ((counts, steps, missing),) = run_program(
         """
         counter = _core.StepCounter()
-        counter._next_change, counter._live = 1 << 60, True
+        counter.next_change, counter.live = 1 << 60, True
         for _ in range(60):
             burst("mine", "user_annotation", 10)
             counter.step()

@@ -186,7 +186,7 @@ def test_steps_survive_in_a_full_ring() -> None:
         """
         from tests.support.native import Native
         counter = _core.StepCounter()
-        counter._next_change, counter._live = 1 << 60, True
+        counter.next_change, counter.live = 1 << 60, True
         Native().run(0, 100)
         for _ in range(100):
             with span("user"):

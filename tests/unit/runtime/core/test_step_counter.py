@@ -19,13 +19,13 @@ class Steps(StepCounter):
     """Notes what it is told, and changes when it is said."""
 
     def __init__(self, next_change: int = NEVER, serial: int = 7) -> None:
-        self._next_change, self._serial, self._live = next_change, serial, True
+        self.next_change, self.serial, self.live = next_change, serial, True
         self.changes: list[tuple[int, int]] = []
         self.ignored = 0
 
     def _transition(self, step: int, at: int) -> None:
         self.changes.append((step, at))
-        self._next_change = step + 2
+        self.next_change = step + 2
         assert _core.changing(0) == 1
         self._let_go()
         self._let_go()
@@ -33,11 +33,6 @@ class Steps(StepCounter):
 
     def _step_ignored(self) -> None:
         self.ignored += 1
-
-    @property
-    def number(self) -> int:
-        """The current step."""
-        return self._step
 
 
 def test_steps_are_counted_and_marked() -> None:
@@ -103,13 +98,13 @@ def test_what_was_asked_is_told_at_the_next_step() -> None:
         steps._asked = True  # pyright: ignore[reportPrivateUsage]
         steps.step()
     assert [step for step, _ in steps.changes] == [2]
-    assert steps._stepper == threading.get_ident()  # pyright: ignore[reportPrivateUsage]
+    assert steps.stepper == threading.get_ident()
 
 
 def test_steps_outside_a_run_are_ignored() -> None:
     """Nothing is counted or marked; the profiler is told."""
     steps = Steps()
-    steps._live = False  # pyright: ignore[reportPrivateUsage]
+    steps.live = False
     with recording() as log:
         steps.step()
     assert (steps.ignored, steps.number, log.rows) == (1, 0, [])
@@ -138,7 +133,7 @@ def test_steps_of_several_profilers_and_threads() -> None:
 def test_large_step_numbers() -> None:
     """A run that is resumed may be far along."""
     steps = Steps()
-    steps._step = (1 << 31) - 3  # pyright: ignore[reportPrivateUsage]
+    steps.number = (1 << 31) - 3
     with recording() as log:
         steps.step()
         steps.step()
@@ -153,10 +148,10 @@ def test_without_a_session() -> None:
         if pid:
             sys.exit(os.waitpid(pid, 0)[1])
         steps = _core.StepCounter()
-        steps._next_change, steps._live = 1 << 60, True
+        steps.next_change, steps.live = 1 << 60, True
         for _ in range(5):
             steps.step()
-        tell([steps._step, steps._mark(0)[1:], _core.drain(1024)[0].hex()])
+        tell([steps.number, steps._mark(0)[1:], _core.drain(1024)[0].hex()])
         os._exit(0)
         """
     )

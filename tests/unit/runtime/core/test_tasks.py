@@ -123,7 +123,7 @@ def test_tasks_of_a_loop_hang_on_the_span_around_it() -> None:
 async def test_every_kind_of_event_lies_on_the_track_of_its_task() -> None:
     """Instants, counters, flows and step marks as well."""
     steps = _core.StepCounter()
-    steps._next_change, steps._live = 1 << 60, True  # pyright: ignore[reportPrivateUsage]
+    steps.next_change, steps.live = 1 << 60, True
 
     async def child() -> None:
         with span("span"):

@@ -1,0 +1,468 @@
+"""Start, stop, flush and close of a profiler, and of all when the process ends or forks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import anyio
+
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.annotations import tasks
+from stepscope.runtime.errors import ClosedError, OutputError, ProfilerStateError, StepscopeError
+from stepscope.runtime.events import clock
+from stepscope.runtime.inbox.messages import Flush
+from stepscope.runtime.lifecycle.closing import CloseProcedure
+from stepscope.runtime.lifecycle.interpreter_exit import close_at_exit
+from stepscope.runtime.lifecycle.join import leave
+from stepscope.runtime.lifecycle.opening import OpenRun, RunFacts, open_run
+from stepscope.runtime.lifecycle.shutdown_hooks import call_after_signal, call_before_close
+from stepscope.runtime.lifecycle.starting import wait_for_start
+from stepscope.runtime.loop import drain_loop
+from stepscope.runtime.loop.pipeline import RunSetup
+from stepscope.runtime.observers import observing
+from stepscope.runtime.recording.recorder import close_recorder, closed_for_good
+from stepscope.runtime.recovery.sweep import end_sweep
+from stepscope.runtime.sources.thread_bound import BoundSource
+from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
+from stepscope.runtime.steps.saving import Saving
+from stepscope.runtime.steps.step_controller import StepController, retain_untouched
+from stepscope.runtime.threads import locks, signals
+from stepscope.runtime.threads.background_call import BackgroundCall
+from stepscope.runtime.threads.greenlets import (
+    refusal,
+    replaced_note,
+    threads_replaced_before_import,
+    threads_replaced_by,
+)
+from stepscope.runtime.threads.one_shot import OneShot
+from stepscope.runtime.threads.user_code import delivering
+from stepscope.runtime.windows.borders import WindowEnds
+from stepscope.runtime.windows.router import INTERRUPTED
+
+if TYPE_CHECKING:
+    from stepscope.runtime.control.controller import Controller
+
+log = logging.getLogger("stepscope")
+
+LATEST = 0.48
+"""Seconds beyond `Options.close_timeout` after which `close` returns, whatever is not done."""
+CLOSED_LOOK_S = 0.002
+"""Seconds between two looks of `async with` at whether the profiler is closed."""
+_CLOSED_INSIDE = "the profiler was closed inside the window"
+
+
+class Lifecycle:
+    """Begins and ends the run of one profiler. `Profiler` documents the methods of the same names."""
+
+    def __init__(
+        self, facts: RunFacts, setup: RunSetup, steps: StepController, saving: Saving, control: Controller | None
+    ) -> None:
+        """
+        Args:
+            facts: name, rank and output.
+            setup: backends, exporters and settings.
+            steps: the side of the threads that step.
+            saving: gets what ends the run.
+            control: takes requests from outside, from the first start on.
+        """
+        self.facts, self.setup, self.steps, self.control = facts, setup, steps, control
+        self._saving = saving
+        self.opened: OpenRun | None = None
+        """What the first start has opened; `None` before, and in a process in which the profiler is inert."""
+        self.ending: CloseProcedure | None = None
+        """The closing, once it has begun."""
+        self._closing: BackgroundCall[None] | None = None
+        self._opening: BackgroundCall[str] | None = None
+        self._closes_by = 0
+        """When closing is to be done, in ns; 0 before it was asked for."""
+        self._begins_closing = locks.reentrant()
+        _every.add(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: becomes inert if it was started, or was being started by another thread."""
+        if self.opened is not None or self._opening is not None or self.steps.state == "starting":
+            self._become_inert(_FORKED)
+        else:
+            self.steps.calls = CallSerializer()
+
+    def _become_inert(self, reason: str) -> None:
+        self.steps.become_inert(reason)
+        retain_untouched(self.opened, self.setup)
+        self.steps.close_readings()
+        self.opened = self.ending = self.control = None
+        self.facts.output.pipeline = None
+
+    # start
+
+    def start(self) -> None:
+        """Begins at the current step."""
+        if self.steps.state != "inert":
+            self._check_start()
+            self.steps.calls.run(self._start)
+
+    def _check_start(self) -> None:
+        name, state = self.facts.name, self.steps.state
+        if state in ("starting", "running", "closed"):
+            raise ProfilerStateError(f"start() of profiler {name!r}: it is {state} already")
+        if closed_for_good():
+            raise ProfilerStateError(
+                f"start() of profiler {name!r}: the process is ending, and can record nothing any more. Functions of atexit "
+                "are called in reverse order: register the one that starts a profiler after `import stepscope`"
+            )
+        library = threads_replaced_before_import()
+        if library:
+            raise ProfilerStateError(f"start() of profiler {name!r}: {refusal(library)}")
+
+    def _start(self) -> None:
+        self._check_start()
+        steps, options = self.steps, self.setup.options
+        if self.opened is None and not leave():
+            log.warning("profiler %r is inert: %s", self.facts.name, _JOINED)
+            self._become_inert(_JOINED)
+            return
+        before = steps.state
+        began, opening = clock.now(), 0
+        try:
+            steps.state = "starting"
+            if self.opened is None:
+                # Whatever interrupts the caller, this is done as a whole.
+                lacks = self._open() if drain_loop.on_loop() else self._have_opened()
+                if lacks:
+                    reason = f"nothing can be recorded: {lacks}"
+                    log.error("profiler %r is inert: %s. The program goes on", self.facts.name, reason)
+                    self._become_inert(reason)
+                    return
+                opening = clock.now() - began
+            if options.handle_sigterm:
+                signals.watch(_end_all, _stop_here, options.close_timeout + LATEST)
+            tasks.watch()
+            steps.reads = "steps" in options.signals
+            observing.begin(steps, options.signals)
+            self._open_sources()
+            if steps.state != "starting":
+                observing.end(steps)
+                return  # it was closed meanwhile
+            if self.control is not None and self.opened is not None:
+                self.control.start(self.opened.recorder.directory)
+            steps.begin()
+        except BaseException:
+            if steps.state == "starting":
+                steps.state = before
+            raise
+        steps.carry_out()
+        steps.transitions.started(clock.now() - began, opening)
+
+    def _have_opened(self) -> str:
+        """Waits for the opening, which a start that was given up may have begun; returns what that does."""
+        opening = self._opening = self._opening or BackgroundCall(self._open, name="stepscope opening")
+        try:
+            return wait_for_start(opening.start(), self.facts.name, self.setup.options.start_timeout)
+        finally:
+            if opening.finished:
+                self._opening = None
+
+    def _open(self) -> str:
+        """Opens the run.
+
+        Returns:
+            What the system does not give, such as a directory, a thread or memory; empty if all is well.
+
+        Raises:
+            OutputError: if the directory that the user named cannot be used.
+        """
+        self.facts.output.make()
+        handle = None if self.control is None else self.control.from_collector
+        try:
+            self.opened = opened = open_run(self.facts, self.setup, self.steps, handle)
+        except OutputError as error:
+            return str(error)
+        except StepscopeError:
+            raise
+        except (OSError, MemoryError, RuntimeError) as error:
+            return error_text(error)
+        self.steps.open(opened.pipeline, opened.recorder)
+        _alive.add(self)
+        if self.steps.state == "closed":  # start() gave this up, and nobody waits any more
+            self._close_from_now()
+            self._begin_closing()
+        return ""
+
+    def _open_sources(self) -> None:
+        assert self.opened is not None
+        elsewhere, seconds = self.steps.steps_elsewhere, self.setup.options.start_timeout
+        for source in self.opened.pipeline.sources:
+            if source.open:
+                continue
+            if not isinstance(source, BoundSource):
+                wait_for_start(self.opened.hub.open(source), self.facts.name, seconds, source.name)
+            elif elsewhere:
+                source.wanted = True
+            else:
+                source.start()
+
+    # stop and flush
+
+    def stop(self) -> None:
+        """Ends the open window, and flushes."""
+        steps = self.steps
+        if steps.state == "new":
+            raise ProfilerStateError(f"stop() of profiler {self.facts.name!r}: it was not started; call start() first")
+        if steps.state in ("starting", "running"):
+            until = clock.now() + self._timeout_ns
+            steps.call(self._stop, patience=self._patience(until))
+            began = clock.now()
+            self.flush(max(until - began, 0) / 1e9)
+            steps.transitions.waited(clock.now() - began)
+
+    def _stop(self, reason: str = "the profiler was stopped inside the window") -> None:
+        if self.steps.state != "running":
+            return
+        began = clock.now()
+        self.steps.end(reason)
+        self.steps.carry_out()
+        self.steps.transitions.stopped(clock.now() - began)
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until the exporters have everything recorded so far. Returns whether they have."""
+        opened = self.opened
+        if opened is None or self.steps.state in ("closed", "inert") or not self._may_wait():
+            return False
+        seconds = self.setup.options.close_timeout if timeout is None else timeout
+        done: OneShot[bool] = OneShot()
+        try:
+            opened.pipeline.inbox.put(Flush(clock.now(), done))
+            return done.result(seconds)
+        except TimeoutError:
+            blocked = opened.hub.blocked_in() if seconds > 0 else ""
+            if blocked:
+                log.warning(
+                    "flush() of profiler %r gave up: the runtime's loop is blocked in %s", self.facts.name, blocked
+                )
+            return False
+        except ClosedError:
+            return False
+
+    def _may_wait(self) -> bool:
+        """Whether the caller may wait for this profiler's loop and exporters: it is none of them, nor is it inside of a
+        call that they wait for."""
+        if self.steps.calls.is_own or locks.holds_any_lock():
+            return False
+        return self.opened is None or not (self.opened.hub.on_loop() or delivering() is self.opened.pipeline)
+
+    # close
+
+    def close(self) -> None:
+        """Stops, then closes backends and exporters, within `Options.close_timeout` seconds."""
+        steps = self.steps
+        if steps.state == "inert":
+            return
+        self._close_from_now()
+        may_wait = self._may_wait()
+        if not steps.call(self._shut, patience=self._patience(self._closes_by, half=True)) and may_wait:
+            self._shut_around()
+        closing, began = self._closing, clock.now()
+        if closing is not None and may_wait:
+            try:
+                closing.result(max(self._closes_by - began, 0) / 1e9 + LATEST)
+            except TimeoutError:
+                log.error("profiler %r %s", self.facts.name, self._late_note())
+            steps.transitions.waited(clock.now() - began)
+            for note in self.replaced_notes():
+                log.error("profiler %r: %s", self.facts.name, note)
+        signals.unwatch(_alive)
+
+    async def aclose(self) -> None:
+        """Closes as `close` does, without blocking the event loop of the caller."""
+        self.end_here()
+        # On a thread of ours: one of the program's pool may be busy for long, and would stay, able to take signals.
+        closing = BackgroundCall(self.close, name="stepscope closing").start()
+        with anyio.CancelScope(shield=True):
+            while not closing.finished:  # noqa: ASYNC110 - the loop may be of any kind
+                await anyio.sleep(CLOSED_LOOK_S)
+        closing.result()
+        if self.control is not None:
+            self.control.close()  # what only the main thread can do
+        signals.unwatch(_alive)
+
+    def begin_end(self, cause: BaseException | str | None) -> None:
+        """Reports to the flight recorder what ends the run, and begins to close; `close` waits for the end of that."""
+        self.report_end_once(cause)
+        self.steps.call(self._shut, patience=min(self._patience(self._closes_by, half=True), PATIENCE))
+
+    def report_end_once(self, cause: BaseException | str | None) -> None:
+        """Reports to the flight recorder what ends the run, unless it ends already."""
+        if not self._closes_by:
+            self._saving.ended_by(cause)
+        self._close_from_now()
+
+    def end_here(self) -> None:
+        """Stops on this thread, as backends may be bound to it; the rest of closing is done elsewhere."""
+        self.steps.call(self._stop_and_carry_out)
+
+    def has_backend_here(self) -> bool:
+        """Whether an open backend is bound to this thread."""
+        return any(source.open and source.here for source in self.steps.bound())
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the loop missed the deadline of closing."""
+        return self.ending is not None and self.ending.given_up
+
+    def replaced_notes(self) -> tuple[str, ...]:
+        """If exporters failed and a library has replaced the threads: a note that this may be the reason."""
+        library = threads_replaced_by()
+        if not library or self.opened is None:
+            return ()
+        failed = self.given_up or any(worker.statistics().errors for worker in self.opened.pipeline.workers)
+        return (replaced_note(library),) if failed else ()
+
+    def _late_note(self) -> str:
+        """Says what it means that closing has not ended by the deadline."""
+        where = "the session directory" if self.opened is None else str(self.opened.recorder.directory)
+        return (
+            f"did not close within Options.close_timeout={self.setup.options.close_timeout:g} s, and closes in the background. "
+            f"What is not written when the process ends stays in {where}: "
+            f"`{shlex.join(['stepscope', 'recover', str(self.facts.output.path)])}` brings it back. Raise close_timeout to have "
+            "it written"
+        )
+
+    @property
+    def _timeout_ns(self) -> int:
+        return round(self.setup.options.close_timeout * 1e9)
+
+    def _patience(self, until: int, *, half: bool = False) -> float:
+        """Seconds to wait for other calls, where something is to be done at a time in ns; half of them are left for it."""
+        seconds = (until - clock.now()) / 1e9 - (self.setup.options.close_timeout / 2 if half else 0.0)
+        return max(seconds, 0.0) if self._may_wait() else 0.0
+
+    def _close_from_now(self) -> None:
+        """The time for closing begins with the first who asks for it."""
+        self._closes_by = self._closes_by or clock.now() + self._timeout_ns
+
+    def _shut(self) -> None:
+        if self.steps.state == "inert":
+            return
+        if self.steps.state != "closed":
+            began = clock.now()
+            self._stop(_CLOSED_INSIDE)
+            self._closes_by += clock.now() - began  # what backends need here is not taken from the exporters
+        self._begin_closing()
+
+    def _shut_around(self) -> None:
+        """Closes although another thread is inside of a call that does not return, and ends the window in its stead.
+
+        Should it return, it finds a closed profiler.
+        """
+        log.error(
+            "profiler %r is closed while another thread is inside of its schedule, or of a backend", self.facts.name
+        )
+        self.steps.live = False
+        self._begin_closing()
+        self.steps.abandon()
+
+    def _stop_and_carry_out(self) -> None:
+        self._stop(_CLOSED_INSIDE)
+        self.steps.carry_out()  # also if another thread has stopped it just now
+
+    def _begin_closing(self) -> None:
+        """A second time changes nothing; it goes on where a signal handler interrupted the first."""
+        self.steps.state = "closed"
+        opened, facts = self.opened, self.facts
+        if opened is not None:
+            with self._begins_closing:
+                if self._closing is None:
+                    opened.pipeline.inbox.put(WindowEnds(clock.now(), False, INTERRUPTED))  # changes nothing, usually
+                    self.ending = CloseProcedure(facts.name, opened, facts.output, self.setup.options.close_timeout)
+                    self._closing = BackgroundCall(self._finish, self.ending, name="stepscope closing")
+            self._closing.start()
+        if self.control is not None:
+            self.control.close()
+
+    def _finish(self, ending: CloseProcedure) -> None:
+        """On a thread of its own: so it goes on whatever interrupts the caller."""
+        try:
+            ending.run(self.steps.bound(), lambda: self._closes_by)
+        finally:
+            observing.end(self.steps)
+            self.steps.close_readings()
+            _alive.discard(self)
+            if not _alive:
+                tasks.release()
+                end_sweep()
+
+
+_every: WeakSet[Lifecycle] = WeakSet()
+_alive: set[Lifecycle] = set()
+"""Of profilers that were started and not closed; one that nobody holds any more still delivers what it recorded."""
+
+
+def close_all(cause: BaseException | str | None = None) -> None:
+    """Closes every profiler that is open, within the longest of their deadlines; first what is to be done before that.
+
+    Args:
+        cause: what ends the program, which flight recorders are told: an exception, or a signal by its name. Default: at
+            the interpreter's exit, the exception that ended the program, if one did.
+    """
+    if cause is None and not hasattr(sys, "ps1"):  # in an interactive interpreter it may be of any time
+        cause = getattr(sys, "last_value", None)
+    call_before_close()
+    # Nobody can end a backend that hangs on this thread: those that have none there are on their way by then.
+    profilers = sorted(_alive, key=lambda profiler: bool(profiler.steps.bound()))
+    for profiler in profilers:
+        profiler.begin_end(cause)
+    for profiler in profilers:
+        profiler.close()
+
+
+def _end_all(cause: str) -> None:
+    """Closes everything as a signal ends the process, which calls none of what the interpreter does at its exit."""
+    close_all(cause)
+    call_after_signal(cause)
+    if os.getpid() != 1:  # the system spares the first process of a container, which may trace again
+        close_recorder()
+
+
+def _stop_here(number: int) -> bool:
+    """Stops the profilers that have a backend which is bound to this thread; another thread closes them.
+
+    Args:
+        number: of the signal for which all are closed.
+
+    Returns:
+        Whether that could be done; not inside of a call of one of them, which has to end first.
+    """
+    cause = signal.Signals(number).name
+    for profiler in list(_alive):
+        if profiler.steps.calls.is_own:
+            profiler.steps.calls.afterwards = partial(signals.handle, number)
+            return False
+    for profiler in list(_alive):
+        if profiler.has_backend_here():
+            profiler.report_end_once(cause)
+            profiler.end_here()
+    return True
+
+
+_FORKED = (
+    "it records in the process that started it, from which this one was forked: call stepscope.trace() here for a trace of this "
+    "process, or stepscope.join() to be in the other's"
+)
+_JOINED = "this process has joined the session of another, and what it records is in the traces of that"
+
+
+def _forked() -> None:
+    """In a forked child the parent's profilers are inert: the child neither records nor writes for them."""
+    for profiler in list(_every):
+        profiler.after_fork()
+    _alive.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+close_at_exit(_alive, close_all)
