@@ -31,6 +31,10 @@ OUR_MODULES = ("stepscope.runtime.", "asyncio.", "anyio.")
 JOIN_S = 1.0
 """Seconds to wait for the end of a thread whose work is done."""
 
+for _module in ("anyio._backends._asyncio", "uvloop"):  # now, so that the first start does not wait for it
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_module)
+
 
 def loop_name() -> str:
     """Returns `uvloop` if it can be imported, else `asyncio`."""
