@@ -105,6 +105,7 @@ class ExporterWorker:
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
         self._cap_seen = self._written_before = 0
+        self._is_programs = is_programs(exporter)
         self._counting = exporter if isinstance(exporter, Counting) else None
         self._deferred = exporter if isinstance(exporter, SupportsDeferredAck) else None
         self._unsent = exporter if isinstance(exporter, SupportsUnsentFiles) else None
@@ -371,7 +372,7 @@ class ExporterWorker:
                         self._accounts.lose_all("error")
                     self._unreadable = False
             finally:
-                self._collect_results()
+                self._collect_results(self._cap())
 
     def _next(self) -> Item | None:
         """Removes and returns the next item. A batch becomes the current one."""
@@ -395,7 +396,7 @@ class ExporterWorker:
             if not self._broken:
                 window = msgspec.structs.replace(item.window, ledger=self._with_own(item.window))
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
-                self._collect_results()
+                self._collect_results(self._cap())
             with self._lock:
                 self._accounts.close(item.window.index)
             self._windows_closed += 1
@@ -418,7 +419,7 @@ class ExporterWorker:
 
     def _account(self, batch: EventBatch, lost: str) -> None:
         """Counts the current batch as exported; with a reason in `lost`, the events that were not written as dropped."""
-        cap = getattr(self.exporter, "dropped_cap", 0)
+        cap = self._cap()
         with self._lock:
             if self._current is None:
                 return  # abandoned meanwhile, and counted
@@ -429,17 +430,27 @@ class ExporterWorker:
             rest = len(batch) - refused
             if self._deferred is not None and not self._broken:
                 self._accounts.add_in_flight(batch.window, rest)
+            elif not lost:
+                self._accounts.export(batch.window, rest)
             else:
-                done = min(self._written() - self._written_before, rest) if lost else rest
+                done = min(self._written() - self._written_before, rest)
                 self._accounts.export(batch.window, done)
                 self._accounts.drop(batch.window, lost, rest - done)
-        self._collect_results()
+        self._collect_results(cap)
 
-    def _collect_results(self) -> None:
+    def _cap(self) -> int:
+        """Number of events that the exporter has refused, as it had reached its size limit."""
+        cap: int = getattr(self.exporter, "dropped_cap", 0)
+        return cap
+
+    def _collect_results(self, cap: int) -> None:
+        """Counts what the exporter reports after a call. `cap` is the number of events that it has refused."""
+        if self._deferred is self._unsent is self._counting is None and cap == self._cap_seen:
+            return
         results = [] if self._deferred is None else list(self._deferred.settle())
         kept = None if self._unsent is None else self._unsent.kept
         losses = [] if self._counting is None else list(self._counting.take_lost())
-        cap = 0 if self._deferred is not None else getattr(self.exporter, "dropped_cap", 0)
+        cap = 0 if self._deferred is not None else cap
         with self._lock:
             for result in results:
                 self._accounts.resolve(result)
@@ -456,7 +467,7 @@ class ExporterWorker:
         self._inside = what
         task = asyncio.current_task()
         try:
-            await (run_async(call) if is_programs(self.exporter) else call())
+            await (run_async(call) if self._is_programs else call())
         except BaseException as error:
             if cancels(error, task):
                 raise

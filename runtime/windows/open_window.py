@@ -94,7 +94,7 @@ class OpenWindow:
         return without(self.interval, [(start, FOREVER if end is None else end) for start, end in self.gaps])
 
     def add_marks(self, events: Block) -> None:
-        """Adds step marks. Marks before the latest one and beyond the window's end are ignored."""
+        """Adds step marks, in order. Marks before the latest one and beyond the window's end are ignored."""
         self.marks.add(events, self.interval[1])
 
     def accept(self, source: str, events: Block) -> Block:

@@ -53,10 +53,11 @@ class StepMarks:
         return StepMark(int(mark["ts"]), int(mark["number"]), int(mark["track"]), int(mark["parent"]))
 
     def add(self, events: Block, end: int) -> None:
-        """Adds the marks among STEP events that are later than the last and earlier than `end`."""
-        order = np.argsort(events["ts"], kind="stable")
-        events = events[order]
-        events = events[(events["ts"] > self._marks["ts"][self._count - 1]) & (events["ts"] < end)]
+        """Adds the STEP events that are later than the last mark and earlier than `end`. They are in the order of their times."""
+        latest = self._marks["ts"][self._count - 1]
+        if not len(events) or events["ts"][-1] <= latest:
+            return
+        events = events[(events["ts"] > latest) & (events["ts"] < end)]
         if not len(events):
             return
         self._make_room(len(events))
