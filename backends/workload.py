@@ -28,7 +28,7 @@ KERNELS = (
     "layer_norm_forward_f32",
     "elementwise_add_f16",
     "elementwise_gelu_f16",
-    "reduce_sum_f32",
+    "ncclDevKernel_AllReduce_Sum_f16_RING_LL",
 )
 LAUNCH = "cudaLaunchKernel"
 FLOW = "ac2g"
