@@ -109,6 +109,8 @@ class ExporterWorker:
         self._counting = exporter if isinstance(exporter, Counting) else None
         self._deferred = exporter if isinstance(exporter, SupportsDeferredAck) else None
         self._unsent = exporter if isinstance(exporter, SupportsUnsentFiles) else None
+        self._reports = any(each is not None for each in (self._counting, self._deferred, self._unsent))
+        """Whether the exporter reports results after its calls."""
         self._batches_seen = (0, 0)
         self._windows_queued = self._windows_closed = 0
         self._latest = -1
@@ -445,7 +447,7 @@ class ExporterWorker:
 
     def _collect_results(self, cap: int) -> None:
         """Counts what the exporter reports after a call. `cap` is the number of events that it has refused."""
-        if self._deferred is self._unsent is self._counting is None and cap == self._cap_seen:
+        if cap == self._cap_seen and not self._reports:
             return
         results = [] if self._deferred is None else list(self._deferred.settle())
         kept = None if self._unsent is None else self._unsent.kept
