@@ -101,8 +101,10 @@ def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
-    """The window that was open gets a name of its own and can be read; the last steps come back beside it."""
+@pytest.mark.parametrize("written", [True, False])
+def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
+    """The window that was open gets a name of its own and can be read, if anything was written of it; the last steps come back
+    beside it."""
     flight = Flight(tmp_path).of(
         """
         step(20)
@@ -115,9 +117,11 @@ def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
         """,
         after=1000,
     )
+    if not written:
+        os.truncate(flight.run / "windows" / "000000.journal.part", 0)
     recovered = recover(flight.run)
     part = flight.run / "windows" / "000000-unfinished.journal"
-    assert any(str(part) in note for note in recovered.notes)
+    assert any(str(part) in note for note in recovered.notes) == part.exists() == written
     assert not list((flight.run / "windows").glob("*.part"))
     (window,) = windows(recovered.journal)
     assert window.index == 1 and len(window.steps) == 6
@@ -245,3 +249,42 @@ def test_flags_of_what_was_kept(tmp_path: Path) -> None:
         if event["kind"] == Kind.SPAN and event["dur"] and not event["parent"] and event["flags"] & int(Flag.CLIPPED)
     ]
     assert outer["ts"] == windows(recovered.journal)[0].start_ns
+
+
+KILLED_AT = """
+step(3)
+changes = 0
+def kill(event, arguments):
+    # A change of a file, before it is made.
+    global changes
+    if event in ("os.link", "os.rename", "os.remove") or (event == "open" and arguments[2] & os.O_CREAT):
+        changes += 1
+        if changes == {number}:
+            die()
+sys.addaudithook(kill)
+profiler.save("mine")
+assert profiler.flush(50)
+print("saved")
+die()
+"""
+
+
+def test_killed_at_any_change_of_a_file_while_a_window_is_saved(tmp_path: Path) -> None:
+    """From the first to the last: no file keeps the name that it has while it grows, and each that has its own is whole."""
+    number, saved = 0, False
+    while not saved:
+        number += 1
+        place = tmp_path / str(number)
+        place.mkdir()
+        flight = Flight(place)
+        source = START.replace("SLOTS", "1024").replace("AFTER", "0") + KILLED_AT.format(number=number)
+        result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
+        assert result.returncode == -signal.SIGKILL, result.stderr
+        saved = result.stdout == "saved\n"
+        recovered = recover(flight.run)
+        assert names(recovered.journal)["work"] == 3
+        for path in (flight.run / "windows").glob("*"):
+            assert path.suffix == ".journal", f"change {number}"
+            found = names(path)["work"], len(windows(path))
+            assert found == (3, 1) or "unfinished" in path.name, f"change {number}"
+    assert number > 6
