@@ -35,6 +35,8 @@ class Found:
         """Events that gaps count."""
         self.end_ns = 0
         """When the last window ended."""
+        self.borders: list[tuple[int, int]] = []
+        """When each window began and ended."""
         self.problems: tuple[str, ...] = ()
         self._lanes = {strings.intern(lane_name(lane)): lane for lane in range(LANES)}
         self._ended: list[Any] = []
@@ -50,6 +52,7 @@ class Found:
                     self._add(item)
                 elif isinstance(item, Window):
                     self.end_ns = max(self.end_ns, item.end_ns)
+                    self.borders.append((item.start_ns, item.end_ns))
                     last = max(last, item.index)
                     self.problems += tuple(audit_window(item))
                 elif isinstance(item, Ledger):
@@ -100,6 +103,8 @@ class Found:
         self._rows: Any = np.concatenate([np.empty((0, 4), np.int64), *self._ended])
         opened: Any = np.concatenate([np.empty((0, 3), np.int64), *self._opened])
         parts = np.concatenate([self._rows[:, 2:], opened[:, 1:]])
+        self.parts = len(parts)
+        """Spans in all windows: one that crosses a border is in both."""
         # A span that crosses the border of two windows has a part in each, all with its id.
         twice = len(parts) - len(np.unique(parts, axis=0))
         spans = np.unique(self._rows[:, :3], axis=0)

@@ -1,0 +1,221 @@
+"""Faults by chance: delays, misbehaviour, forks and ends that a plan draws, all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shutil
+import signal
+import subprocess
+import time
+import zlib
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stepscope.cli.traces import rewrite_traces
+from stepscope.runtime.errors import StepscopeError
+from stepscope.runtime.recovery.recover import Recovery, recover
+from stepscope.runtime.session.directory import PREFIX
+from stepscope.runtime.session.note import SESSION_FILE, WINDOWS
+from tests.stress.torture import servers
+from tests.stress.torture.diary import LANES, Diary, lane_name
+from tests.stress.torture.fault import Fault, Outcome
+from tests.stress.torture.faults.killed import bare_ns, started
+from tests.stress.torture.found import Found
+from tests.stress.torture.plan import Ending, Plan, draw
+from tests.stress.torture.planned import Said
+from tests.stress.torture.processes import command
+from tests.stress.torture.settle import settle
+from tests.support import pftrace
+from tests.support.basics import ROOT
+
+LIMIT = 30.0
+"""Seconds after which a program that does not end is called deaf."""
+SHM = Path("/dev/shm")
+KEPT = ROOT / "build" / "chance"
+"""Where what a failed trial has left is, by its number."""
+
+
+def trial(place: Path, number: int) -> Outcome:
+    """A plan is drawn from the number of the trial: parts delay and misbehave, processes are forked and die, and the program ends
+    or is killed, most often while it closes. What a failed trial has left is kept below `build/chance`."""
+    plan = draw(number)
+    outcome = _tried(plan, place)
+    if outcome.problems or outcome.lost:
+        shutil.rmtree(KEPT / str(number), ignore_errors=True)
+        shutil.copytree(place, KEPT / str(number))
+        outcome += Outcome(tried=0, problems=(f"the plan was {msgspec.json.encode(plan).decode()}",))
+    return outcome
+
+
+def _tried(plan: Plan, place: Path) -> Outcome:
+    server = getattr(servers, plan.server)
+    with server() as port, started(place, plan.number, str(port), program="planned") as process:
+        try:
+            ended, took = _struck(process, plan.ending, place)
+        except subprocess.TimeoutExpired:
+            return Outcome(problems=(f"it still runs after {LIMIT:g} s",))
+        finally:
+            sessions = list(SHM.glob(f"{PREFIX}{process.pid}-*"))
+    problems = _workers(place)
+    try:
+        outcome = _left(plan, place)
+        left = [path.name for path in sessions if path.exists()]
+        # What was struck between the last word of the run and the end of its session is freed by a later run.
+        if left and (plan.ending.in_order or (place / "recovered").exists()):
+            problems += [f"/dev/shm still has {', '.join(left)}"]
+    except (StepscopeError, OSError) as error:
+        outcome = Outcome(problems=(f"{type(error).__name__}: {error}",))
+    finally:
+        for path in sessions:
+            shutil.rmtree(path, ignore_errors=True)
+    problems += _ended(plan, ended, took, place)
+    return outcome + Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
+
+
+def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tuple[int, int]:
+    """Sends the signals of the ending; returns the status, and the ns from what began the end."""
+    if ending.own:
+        while process.poll() is None and not (place / "ending").exists():
+            time.sleep(0.001)
+    else:
+        time.sleep(ending.seconds)
+    began = time.monotonic_ns()
+    for later, number in ending.signals:
+        time.sleep(later)
+        process.send_signal(number)
+    return process.wait(LIMIT), time.monotonic_ns() - began
+
+
+def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
+    """What is wrong with the status and the time of the end."""
+    own = {"close": [0], "exit": [0], "raise": [1], "": []}[plan.ending.own]
+    expected = own + [-number for _, number in plan.ending.signals]
+    said = (place / "stderr").read_text(errors="replace")[-500:]
+    problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {said}"]
+    most = int((plan.close_timeout + 0.5 + plan.on_training_thread) * 1e9)
+    if took > most and took > most + (machine := bare_ns()):
+        problems.append(f"the end took {took / 1e9:.2f} s of {most / 1e9:.2f} s; an interpreter {machine / 1e9:.2f} s")
+    if (place / "said").exists():
+        problems += msgspec.json.decode((place / "said").read_bytes(), type=Said).problems
+    return problems
+
+
+def _workers(place: Path) -> list[str]:
+    """Waits for the end of forked processes, which see that their parent has ended; those that do not are problems."""
+    path = place / "workers"
+    waiting = path.read_text().split() if path.exists() else []
+    until = time.monotonic() + 5
+    while waiting and time.monotonic() < until:
+        waiting = [pid for pid in waiting if command(int(pid))]
+        time.sleep(0.005)
+    return [f"process {pid}, which was forked, still runs" for pid in waiting]
+
+
+def _left(plan: Plan, place: Path) -> Outcome:
+    """Accounts of what the program has left; what it could not complete is recovered."""
+    run = place / "run"
+    known = run / SESSION_FILE
+    if not known.exists():
+        journals = sorted((run / WINDOWS).glob("*")) if plan.keep_last else [run / "journal"]
+        outcome = sum((_accounts(plan, place, path, True) for path in journals), Outcome())
+        problems = ["nothing can be recovered of it"] if plan.ending.abrupt else []
+        problems += _files(plan, place, Found(journals[0]) if journals else None)
+        return outcome + Outcome(tried=0, problems=tuple(problems))
+    problems = ["there is something to recover"] if plan.ending.in_order else []
+    result = recover(run, remove_session=True)
+    (place / "recovered").write_text(result.text())
+    risk = [text for text in result.missing if text.startswith("at most")]
+    problems += [f"missing: {text}" for text in result.missing if text not in risk]
+    outcome = _accounts(plan, place, result.journal, not plan.ending.abrupt, recovered=True)
+    if risk and outcome.lost > 0:
+        outcome = msgspec.structs.replace(outcome, dropped=outcome.dropped + outcome.lost)
+    for path in sorted((run / WINDOWS).glob("*")) if plan.keep_last else ():
+        if path.suffix != ".journal":
+            problems.append(f"{path.name} bears the name that it has while it grows")
+        elif "unfinished" not in path.name:
+            outcome += _accounts(plan, place, path, True)
+    if not result.gap:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            complete = rewrite_traces(result, run, set())
+        problems += [] if complete else [f"a trace is not written anew: {said.getvalue()}"]
+        problems += _files(plan, place, Found(result.journal), result)
+    return outcome + Outcome(tried=0, problems=tuple(problems))
+
+
+def _accounts(plan: Plan, place: Path, journal: Path, closed: bool, *, recovered: bool = False) -> Outcome:
+    if plan.exact:
+        return settle(place, journal, closed=closed, recovered=closed and recovered, bare=True)
+    return within(place, journal, recovered)
+
+
+def within(place: Path, journal: Path, recovered: bool) -> Outcome:
+    """Compares a journal with the diary where not all that was recorded is known, nor all that was in windows: every span that began
+    and ended in one window is there, or its loss is among those that are counted.
+
+    Args:
+        recovered: whether a process that was killed has left it: the last moment of a thread may be there that it could not note.
+    """
+    found, diary = Found(journal), Diary(place / "diary")
+    problems = list(found.problems)
+    produced = exported = 0
+    for lane in range(LANES):
+        entered, left = diary.lane(lane)
+        ended = found.ended(lane)
+        if (ended > len(entered)).any():
+            problems.append(f"lane {lane}: a span came back that was not recorded")
+        inside = np.zeros(len(entered), bool)
+        for begin, end in found.borders:
+            inside |= (entered >= begin) & (left > 0) & (left <= end)
+        there = np.zeros(len(entered), bool)
+        there[ended[ended < len(entered)]] = True
+        produced += int(inside.sum())
+        exported += int((inside & there).sum())
+    dropped = min(produced - exported, found.gaps)
+    return Outcome(tried=0, produced=produced, exported=exported, dropped=dropped, problems=tuple(problems))
+
+
+def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | None = None) -> list[str]:
+    """What is wrong with the traces: each is to be complete and readable, and to have what the journal has."""
+    said = place / "said"
+    whole = msgspec.json.decode(said.read_bytes(), type=Said).whole if said.exists() else ()
+    problems: list[str] = []
+    for output in plan.outputs:
+        paths = sorted((place / "run").glob(output.file.replace("{window}", "*")))
+        parts = sorted((place / "run").glob(output.file.replace("{window}", "*") + ".part"))
+        problems += [f"{path.name} is left" for path in parts]
+        spans = 0
+        for path in paths:
+            try:
+                spans += _spans(path)
+            except Exception as error:  # whatever a reader says
+                problems.append(f"{path.name} cannot be read: {error!r}")
+        comparable = recovery is not None or any(output.file in name for name in whole)
+        if comparable and found is not None and spans != found.parts:
+            problems.append(f"{output.file} has {spans} spans, the journal {found.parts}")
+    return problems
+
+
+NAMES = frozenset(map(lane_name, range(LANES)))
+
+
+def _spans(path: Path) -> int:
+    """Spans of the lanes in a trace, and parts of them."""
+    if path.suffix == ".parquet":
+        from pyarrow import parquet
+
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=["kind", "name"]).to_pylist()
+        return sum(row["kind"] == "span" and row["name"] in NAMES for row in rows)
+    if path.suffix == ".pftrace":
+        return sum(each.name in NAMES for each in pftrace.load(path).slices())
+    data = path.read_bytes()
+    events = json.loads(zlib.decompress(data, 31) if path.suffix == ".gz" else data)
+    return sum(event["name"] in NAMES and event["ph"] in "XB" for event in events)
+
+
+FAULTS = (Fault(family="chance", name="everything by chance", trial=trial, trials=100, short=6, alone=True),)
