@@ -76,20 +76,31 @@ def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
     assert names(recovered.journal, Kind.COUNTER) == {"loss": 1}
 
 
-def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
-    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once."""
-    flight = Flight(tmp_path).of(
-        """
-        def flood():
-            for _ in range(20):
-                for _ in range(100): sc.instant("tick")
-                time.sleep(0.002)
-        step(8, flood)
-        assert profiler.flush(50)
+FLOOD = """
+def flood():
+    for _ in range(20):
+        for _ in range(100): sc.instant("tick")
+        time.sleep(0.002)
+step(8, flood)
+assert profiler.flush(50)
+"""
+CLOSING = """
+def hold(event, arguments):
+    # The journal has nothing of the window that is saved, while all others go on to close.
+    if event == "open" and str(arguments[0]).endswith(".journal.part"):
+        time.sleep(1)
         die()
-        """,
-        slots=256,
-    )
+sys.addaudithook(hold)
+profiler.save("last")
+profiler.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["die()", CLOSING], ids=["recording", "closing"])
+def test_what_rings_have_lost_is_kept(tmp_path: Path, end: str) -> None:
+    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once. They stay until the
+    run has closed."""
+    flight = Flight(tmp_path).of(FLOOD + end, slots=256)
     recovered = recover(flight.run)
     found = names(recovered.journal, Kind.INSTANT)
     dropped = sum(
