@@ -26,17 +26,17 @@ class Found:
 
     Args:
         journal: the file; that it is not whole is one of `problems`.
+        whole: whether all that was recorded was in its windows.
     """
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, *, whole: bool = True) -> None:
         self.open: Counter[int] = Counter()
         """Spans of each lane that had not ended when the last window did."""
         self.gaps = 0
         """Events that gaps count."""
         self.end_ns = 0
         """When the last window ended."""
-        self.borders: list[tuple[int, int]] = []
-        """When each window began and ended."""
+        self.windows: list[Window] = []
         self.problems: tuple[str, ...] = ()
         self._lanes = {strings.intern(lane_name(lane)): lane for lane in range(LANES)}
         self._ended: list[Any] = []
@@ -52,7 +52,7 @@ class Found:
                     self._add(item)
                 elif isinstance(item, Window):
                     self.end_ns = max(self.end_ns, item.end_ns)
-                    self.borders.append((item.start_ns, item.end_ns))
+                    self.windows.append(item)
                     last = max(last, item.index)
                     self.problems += tuple(audit_window(item))
                 elif isinstance(item, Ledger):
@@ -64,7 +64,7 @@ class Found:
                 self.problems += (f"the journal is not whole: {reader.damage}",)
         # A gap that goes on in another window is drawn there as well, and counts in the first that was still open.
         self.gaps = sum(self._gaps)
-        if ledger is not None and ledger.dropped() != self.gaps:
+        if whole and ledger is not None and ledger.dropped() != self.gaps:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
         self._settle(last)
 

@@ -151,7 +151,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exact(self) -> bool:
         """Whether the diary knows of every event: no other process, and no backend, records any."""
-        return self.gapless and not self.workers and not any(backend.delivery for backend in self.backends)
+        return self.gapless and not self.workers and not self.delivers
+
+    @property
+    def delivers(self) -> bool:
+        """Whether backends deliver, or lose, events."""
+        return any(backend.delivery for backend in self.backends)
 
     @property
     def on_training_thread(self) -> float:

@@ -57,14 +57,14 @@ def _tried(plan: Plan, place: Path) -> Outcome:
     server = getattr(servers, plan.server)
     with server() as port, started(place, plan.number, str(port), program="planned") as process:
         try:
-            ended, took = _struck(process, plan.ending, place)
+            ended, began, took = _struck(process, plan.ending, place)
         except subprocess.TimeoutExpired:
             return Outcome(problems=(f"it still runs after {LIMIT:g} s",))
         finally:
             sessions = list(SHM.glob(f"{PREFIX}{process.pid}-*"))
     problems = _workers(place)
     try:
-        outcome = _left(plan, place)
+        outcome = _left(plan, place, began)
         left = [path.name for path in sessions if path.exists()]
         # What was struck between the last word of the run and the end of its session is freed by a later run.
         if left and (plan.ending.in_order or (place / "recovered").exists()):
@@ -75,11 +75,12 @@ def _tried(plan: Plan, place: Path) -> Outcome:
         for path in sessions:
             shutil.rmtree(path, ignore_errors=True)
     problems += _ended(plan, ended, took, place)
-    return outcome + Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
+    outcome += Outcome(tried=0, shutdown_ns=took, problems=tuple(problems))
+    return msgspec.structs.replace(outcome, tried=1)
 
 
-def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tuple[int, int]:
-    """Sends the signals of the ending; returns the status, and the ns from what began the end."""
+def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tuple[int, int, int]:
+    """Sends the signals of the ending; returns the status, when the end began, and the ns from there."""
     if ending.own:
         while process.poll() is None and not (place / "ending").exists():
             time.sleep(0.001)
@@ -89,13 +90,15 @@ def _struck(process: subprocess.Popen[bytes], ending: Ending, place: Path) -> tu
     for later, number in ending.signals:
         time.sleep(later)
         process.send_signal(number)
-    return process.wait(LIMIT), time.monotonic_ns() - began
+    return process.wait(LIMIT), began, time.monotonic_ns() - began
 
 
 def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
     """What is wrong with the status and the time of the end."""
     own = {"close": [0], "exit": [0], "raise": [1], "": []}[plan.ending.own]
     expected = own + [-number for _, number in plan.ending.signals]
+    if -signal.SIGINT in expected and any(output.file.endswith(".parquet") for output in plan.outputs):
+        expected.append(1)  # of the import of pandas that was under way, see `ParquetExporter._begin`
     said = (place / "stderr").read_text(errors="replace")[-500:]
     problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {said}"]
     most = int((plan.close_timeout + 0.5 + plan.on_training_thread) * 1e9)
@@ -117,7 +120,7 @@ def _workers(place: Path) -> list[str]:
     return [f"process {pid}, which was forked, still runs" for pid in waiting]
 
 
-def _left(plan: Plan, place: Path) -> Outcome:
+def _left(plan: Plan, place: Path, began: int) -> Outcome:
     """Accounts of what the program has left; what it could not complete is recovered."""
     run = place / "run"
     known = run / SESSION_FILE
@@ -125,14 +128,14 @@ def _left(plan: Plan, place: Path) -> Outcome:
         journals = sorted((run / WINDOWS).glob("*")) if plan.keep_last else [run / "journal"]
         outcome = sum((_accounts(plan, place, path, True) for path in journals), Outcome())
         problems = ["nothing can be recovered of it"] if plan.ending.abrupt else []
-        problems += _files(plan, place, Found(journals[0]) if journals else None)
+        problems += _files(plan, place, None if plan.keep_last else Found(journals[0]))
         return outcome + Outcome(tried=0, problems=tuple(problems))
     problems = ["there is something to recover"] if plan.ending.in_order else []
     result = recover(run, remove_session=True)
     (place / "recovered").write_text(result.text())
     risk = [text for text in result.missing if text.startswith("at most")]
     problems += [f"missing: {text}" for text in result.missing if text not in risk]
-    outcome = _accounts(plan, place, result.journal, not plan.ending.abrupt, recovered=True)
+    outcome = _accounts(plan, place, result.journal, not plan.ending.abrupt, recovered=began)
     if risk and outcome.lost > 0:
         outcome = msgspec.structs.replace(outcome, dropped=outcome.dropped + outcome.lost)
     for path in sorted((run / WINDOWS).glob("*")) if plan.keep_last else ():
@@ -148,20 +151,20 @@ def _left(plan: Plan, place: Path) -> Outcome:
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
 
-def _accounts(plan: Plan, place: Path, journal: Path, closed: bool, *, recovered: bool = False) -> Outcome:
+def _accounts(plan: Plan, place: Path, journal: Path, closed: bool, *, recovered: int = 0) -> Outcome:
+    """Compares a journal with the diary; `recovered` if it was, with the time at which the end began."""
     if plan.exact:
-        return settle(place, journal, closed=closed, recovered=closed and recovered, bare=True)
-    return within(place, journal, recovered)
+        return settle(place, journal, closed=closed, recovered=closed and bool(recovered), bare=True)
+    return within(plan, place, journal, recovered)
 
 
-def within(place: Path, journal: Path, recovered: bool) -> Outcome:
+def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
     """Compares a journal with the diary where not all that was recorded is known, nor all that was in windows: every span that began
     and ended in one window is there, or its loss is among those that are counted.
 
-    Args:
-        recovered: whether a process that was killed has left it: the last moment of a thread may be there that it could not note.
+    Of a window that recovery has ended, nobody knows for how long it recorded after the end had begun, nor whether there were pauses.
     """
-    found, diary = Found(journal), Diary(place / "diary")
+    found, diary = Found(journal, whole=plan.gapless and not plan.delivers), Diary(place / "diary")
     problems = list(found.problems)
     produced = exported = 0
     for lane in range(LANES):
@@ -170,14 +173,19 @@ def within(place: Path, journal: Path, recovered: bool) -> Outcome:
         if (ended > len(entered)).any():
             problems.append(f"lane {lane}: a span came back that was not recorded")
         inside = np.zeros(len(entered), bool)
-        for begin, end in found.borders:
-            inside |= (entered >= begin) & (left > 0) & (left <= end)
+        for window in found.windows:
+            if window.complete or not recovered:
+                inside |= (entered >= window.start_ns) & (left > 0) & (left <= window.end_ns)
+            elif plan.gapless or plan.keep_last:
+                inside |= (entered >= window.start_ns) & (left > 0) & (left <= min(window.end_ns, recovered))
         there = np.zeros(len(entered), bool)
         there[ended[ended < len(entered)]] = True
         produced += int(inside.sum())
         exported += int((inside & there).sum())
     dropped = min(produced - exported, found.gaps)
-    return Outcome(tried=0, produced=produced, exported=exported, dropped=dropped, problems=tuple(problems))
+    return Outcome(
+        produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
+    )
 
 
 def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | None = None) -> list[str]:
@@ -195,7 +203,9 @@ def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | No
                 spans += _spans(path)
             except Exception as error:  # whatever a reader says
                 problems.append(f"{path.name} cannot be read: {error!r}")
-        comparable = recovery is not None or any(output.file in name for name in whole)
+        # Of windows that were not written yet there is no file, and none to be written anew.
+        again = recovery is not None and "{window}" not in output.file
+        comparable = again or any(output.file in name for name in whole)
         if comparable and found is not None and spans != found.parts:
             problems.append(f"{output.file} has {spans} spans, the journal {found.parts}")
     return problems
