@@ -64,6 +64,8 @@ class Found:
                 self.problems += (f"the journal is not whole: {reader.damage}",)
         # A gap that goes on in another window is drawn there as well, and counts in the first that was still open.
         self.gaps = sum(self._gaps)
+        self.counted = 0 if ledger is None else ledger.dropped()
+        """Events that the ledger of the run counts: of a thread that was silent then, the gap may come after the window."""
         if whole and ledger is not None and ledger.dropped() != self.gaps:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
         self._settle(last)

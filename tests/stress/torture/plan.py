@@ -17,6 +17,8 @@ BOUND = 0.05
 """The same on the training thread, which a backend that is bound to it holds up."""
 STILL = 0.2
 """The same of the journal: when it makes no progress for longer, rings may go on without it."""
+ROOM = 1 << 18
+"""Slots of rings in which nothing is dropped."""
 WORKERS = 3
 """Processes that are forked, at most."""
 
@@ -49,7 +51,7 @@ class Lag(msgspec.Struct, frozen=True):
     """Of the calls."""
     longest: float = 0.0
     """Seconds."""
-    total: float = 1.0
+    total: float = 0.5
     """Seconds of all delays together: closing is to be possible in its time."""
 
 
@@ -150,8 +152,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exact(self) -> bool:
-        """Whether the diary knows of every event: no other process, and no backend, records any."""
-        return self.gapless and not self.workers and not self.delivers
+        """Whether the diary knows of every event, and when the last window ends: no other process, and no backend, records any, and
+        rings have room for all. Where the last steps had none, the window ends before them."""
+        return self.gapless and not self.workers and not self.delivers and self.slots * self.rings >= ROOM
 
     @property
     def delivers(self) -> bool:

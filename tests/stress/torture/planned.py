@@ -35,6 +35,8 @@ class Said(msgspec.Struct, frozen=True):
     """Accounts that do not balance, and threads that still run."""
     whole: tuple[str, ...]
     """Outputs that have every event that they were offered."""
+    closing_ns: int
+    """What closing took."""
 
 
 def output(file: str, run: Path) -> Exporter:
@@ -113,7 +115,7 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
             return
 
 
-def told(traced: sc.Profiler) -> Said:
+def told(traced: sc.Profiler, closing_ns: int) -> Said:
     """What is known after closing."""
     pipeline = traced.statistics().pipeline
     assert pipeline is not None
@@ -121,11 +123,9 @@ def told(traced: sc.Profiler) -> Said:
     for each in pipeline.exporters:
         if each.ledger.in_flight:
             problems.append(f"{each.name} still has {each.ledger.in_flight} events in flight")
-    bad = ("bad", "unruly")
-    problems += [f"{name} still runs" for name in our_threads() if name.removeprefix("stepscope ").startswith(bad) is False]
-    return Said(
-        tuple(problems), tuple(each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered)
-    )
+    left = [name for name in our_threads() if not name.startswith(("stepscope bad", "stepscope unruly"))]
+    whole = [each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered]
+    return Said((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
 
 
 def main(place: Path, number: int, port: int) -> None:
@@ -138,11 +138,7 @@ def main(place: Path, number: int, port: int) -> None:
 
     def end() -> None:
         match plan.ending.own:
-            case "close":
-                traced.close()
-                (place / "said").write_bytes(msgspec.json.encode(told(traced)))
-                sys.exit(0)
-            case "exit":
+            case "close" | "exit":
                 sys.exit(0)
             case "raise":
                 raise RuntimeError("the loop failed")
@@ -150,9 +146,14 @@ def main(place: Path, number: int, port: int) -> None:
                 return
 
     (place / "ready").touch()
-    steps(
-        Stepping(plan, traced, diary, place), diary, end if plan.ending.own else None, plan.ending.seconds, place / "ending"
-    )
+    ending = end if plan.ending.own else None
+    try:
+        steps(Stepping(plan, traced, diary, place), diary, ending, plan.ending.seconds, place / "ending")
+    finally:
+        if plan.ending.own == "close":
+            began = time.monotonic_ns()
+            traced.close()
+            (place / "said").write_bytes(msgspec.json.encode(told(traced, time.monotonic_ns() - began)))
 
 
 if __name__ == "__main__":

@@ -48,9 +48,10 @@ def delayed(exporter: Exporter, lag: Lag) -> Exporter:
 
     def slow(call: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         async def called(*arguments: Any) -> None:
-            if seconds := delays.next():
-                await anyio.sleep(seconds)
-            await call(*arguments)
+            try:
+                await anyio.sleep(delays.next())
+            finally:  # one that is cancelled is to close what it can
+                await call(*arguments)
 
         return called
 

@@ -101,11 +101,13 @@ def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
         expected.append(1)  # of the import of pandas that was under way, see `ParquetExporter._begin`
     said = (place / "stderr").read_text(errors="replace")[-500:]
     problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {said}"]
+    if (place / "said").exists():
+        closed = msgspec.json.decode((place / "said").read_bytes(), type=Said)
+        problems += closed.problems
+        took = closed.closing_ns
     most = int((plan.close_timeout + 0.5 + plan.on_training_thread) * 1e9)
     if took > most and took > most + (machine := bare_ns()):
         problems.append(f"the end took {took / 1e9:.2f} s of {most / 1e9:.2f} s; an interpreter {machine / 1e9:.2f} s")
-    if (place / "said").exists():
-        problems += msgspec.json.decode((place / "said").read_bytes(), type=Said).problems
     return problems
 
 
@@ -146,7 +148,9 @@ def _left(plan: Plan, place: Path, began: int) -> Outcome:
     if not result.gap:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             complete = rewrite_traces(result, run, set())
-        problems += [] if complete else [f"a trace is not written anew: {said.getvalue()}"]
+        # Recovery makes one window of those whose ends no journal has yet: files of theirs stay as they are.
+        each = any("{window}" in output.file for output in plan.outputs)
+        problems += [] if complete or each else [f"a trace is not written anew: {said.getvalue()}"]
         problems += _files(plan, place, Found(result.journal), result)
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
@@ -182,7 +186,7 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
         there[ended[ended < len(entered)]] = True
         produced += int(inside.sum())
         exported += int((inside & there).sum())
-    dropped = min(produced - exported, found.gaps)
+    dropped = min(produced - exported, max(found.gaps, found.counted))
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
     )
@@ -196,17 +200,17 @@ def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | No
     for output in plan.outputs:
         paths = sorted((place / "run").glob(output.file.replace("{window}", "*")))
         parts = sorted((place / "run").glob(output.file.replace("{window}", "*") + ".part"))
-        problems += [f"{path.name} is left" for path in parts]
+        problems += [f"{path.name} is left" for path in parts if recovery is None]
+        # Of windows that were not written yet there is no file, and none to be written anew.
+        again = recovery is not None and "{window}" not in output.file
         spans = 0
-        for path in paths:
+        for path in paths if recovery is None or again else ():
             try:
                 spans += _spans(path)
             except Exception as error:  # whatever a reader says
                 problems.append(f"{path.name} cannot be read: {error!r}")
-        # Of windows that were not written yet there is no file, and none to be written anew.
-        again = recovery is not None and "{window}" not in output.file
         comparable = again or any(output.file in name for name in whole)
-        if comparable and found is not None and spans != found.parts:
+        if paths and comparable and found is not None and spans != found.parts:
             problems.append(f"{output.file} has {spans} spans, the journal {found.parts}")
     return problems
 
