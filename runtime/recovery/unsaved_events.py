@@ -110,6 +110,7 @@ class UnsavedEvents:
             foreign = (events["kind"] == int(Kind.STEP)) & (events["id"] != profiler)
             yield events[~foreign], args, source, drained
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
+            gaps["dur"] = np.where(gaps["dur"] < 0, self.last_ns - gaps["ts"], gaps["dur"])
             yield gaps, b"", RECORDER, False
 
     def open_spans(self, until: int) -> Block:

@@ -186,7 +186,7 @@ def draw(number: int) -> Plan:
         inbox_bytes=chance.choice([1 << 14, 256 << 20]),
         drain_interval=chance.choice([0.001, 0.05, 0.5]),
         linger=chance.choice([0.0, 0.1, 5.0]),
-        close_timeout=chance.choice([1.0, 2.0, 5.0]),
+        close_timeout=chance.choice([2.0, 3.0, 5.0]),
         journal=_lag(chance, STILL),
         outputs=tuple(Output(file, _lag(chance)) for file in chance.sample(KINDS, chance.randint(0, 2))),
         bad=tuple(

@@ -262,6 +262,39 @@ def test_flags_of_what_was_kept(tmp_path: Path) -> None:
     assert outer["ts"] == windows(recovered.journal)[0].start_ns
 
 
+BLOCKED = """
+from concurrent.futures import ThreadPoolExecutor
+blocked = threading.Event()
+def block(event, arguments):
+    # The loop, in its first drain.
+    if event == "open" and "/kept-" in str(arguments[0]):
+        blocked.set()
+        threading.Event().wait()
+sys.addaudithook(block)
+"""
+SILENT = """
+def flood():
+    for _ in range(100): sc.instant("tick")
+assert blocked.wait(60)
+with ThreadPoolExecutor(1) as pool:
+    step(20, lambda: pool.submit(flood).result())
+    die()
+"""
+
+
+def test_what_a_silent_thread_has_lost_is_counted(tmp_path: Path) -> None:
+    """Its ring was full before the last steps, and has no event of them."""
+    flight = Flight(tmp_path)
+    source = START.replace("SLOTS", "64, ring_bytes=4096").replace("AFTER", "0")
+    source = source.replace("profiler.start()", f"{BLOCKED}profiler.start()") + SILENT
+    result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    recovered = recover(flight.run)
+    assert [step.number for step in windows(recovered.journal)[0].steps] == [15, 16, 17, 18, 19, 20]
+    assert "tick" not in names(recovered.journal, Kind.INSTANT)
+    assert recovered.dropped >= 500
+
+
 KILLED_AT = """
 step(3)
 changes = 0
