@@ -26,7 +26,17 @@ Overflow = Literal["drop_newest", "drop_oldest", "block"]
 Moment = Literal["open", "transition", "aclose"]
 Failing = Literal["", "raise", "exit", "interrupt", "cancel", "generator exit", "hang", "block"]
 Delivery = Literal[
-    "", "in time", "late", "out of order", "twice", "after close", "garbage", "noise", "too much", "lost", "no watermark"
+    "",
+    "in time",
+    "late",
+    "out of order",
+    "twice",
+    "after close",
+    "garbage",
+    "noise",
+    "too much",
+    "lost",
+    "no watermark",
 ]
 FAILING: tuple[Failing, ...] = ("raise", "exit", "interrupt", "cancel", "generator exit", "hang", "block")
 DELIVERIES: tuple[Delivery, ...] = (
@@ -189,9 +199,7 @@ def draw(number: int) -> Plan:
         close_timeout=chance.choice([2.0, 3.0, 5.0]),
         journal=_lag(chance, STILL),
         outputs=tuple(Output(file, _lag(chance)) for file in chance.sample(KINDS, chance.randint(0, 2))),
-        bad=tuple(
-            Bad(how, method) for how, method in chance.choices(BAD, k=chance.choice([0, 0, 1, 2]))
-        ),
+        bad=tuple(Bad(how, method) for how, method in chance.choices(BAD, k=chance.choice([0, 0, 1, 2]))),
         server=chance.choice(SERVERS),
         backends=tuple(_backend(chance) for _ in range(chance.choice([0, 1, 1, 2]))),
         workers=tuple(

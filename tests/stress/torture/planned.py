@@ -120,9 +120,7 @@ def told(traced: sc.Profiler, closing_ns: int) -> Said:
     pipeline = traced.statistics().pipeline
     assert pipeline is not None
     problems = list(traced.audit())
-    for each in pipeline.exporters:
-        if each.ledger.in_flight:
-            problems.append(f"{each.name} still has {each.ledger.in_flight} events in flight")
+    problems += [f"{each.name} has events in flight" for each in pipeline.exporters if each.ledger.in_flight]
     left = [name for name in our_threads() if not name.startswith(("stepscope bad", "stepscope unruly"))]
     whole = [each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered]
     return Said((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
