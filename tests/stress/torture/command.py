@@ -58,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress=_failures() if options.chance else _progress(catalog) if sys.stderr.isatty() else lambda *_: None,
     )
     seconds = time.monotonic() - start
+    for tally in tallies if options.chance else ():
+        tally.wanted = tally.attempts
     if sys.stderr.isatty():
         print(end="\r\033[K", file=sys.stderr)
     bad = _bad(tallies, catalog)

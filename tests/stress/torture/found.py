@@ -64,8 +64,12 @@ class Found:
                 self.problems += (f"the journal is not whole: {reader.damage}",)
         # A gap that goes on in another window is drawn there as well, and counts in the first that was still open.
         self.gaps = sum(self._gaps)
-        self.counted = 0 if ledger is None else ledger.dropped()
-        """Events that the ledger of the run counts: of a thread that was silent then, the gap may come after the window."""
+        self.counted = 0
+        """Events that the ledger of the run counts: of a thread that was silent, the gap may come after the window; and those for which
+        the journal's queue had no room."""
+        if ledger is not None:
+            account = ledger.outputs.get("journal")
+            self.counted = ledger.dropped() + (0 if account is None else sum(account.dropped.values()))
         if whole and ledger is not None and ledger.dropped() != self.gaps:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
         self._settle(last)

@@ -117,10 +117,12 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
 
 def told(traced: sc.Profiler, closing_ns: int) -> Said:
     """What is known after closing."""
-    pipeline = traced.statistics().pipeline
+    statistics = traced.statistics()
+    pipeline = statistics.pipeline
     assert pipeline is not None
     problems = list(traced.audit())
-    problems += [f"{each.name} has events in flight" for each in pipeline.exporters if each.ledger.in_flight]
+    if not statistics.given_up:
+        problems += [f"{each.name} has events in flight" for each in pipeline.exporters if each.ledger.in_flight]
     left = [name for name in our_threads() if not name.startswith(("stepscope bad", "stepscope unruly"))]
     whole = [each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered]
     return Said((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
