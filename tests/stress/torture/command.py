@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         limit=options.limit,
         lanes=options.lanes,
         package=options.package,
-        progress=_failures() if options.chance else _progress(catalog) if sys.stderr.isatty() else lambda *_: None,
+        progress=_failures() if options.chance else _progress(catalog),
     )
     seconds = time.monotonic() - start
     for tally in tallies if options.chance else ():
@@ -107,6 +107,8 @@ def _bad(tallies: Sequence[Tally], catalog: Catalog) -> int:
 
 def _progress(catalog: Catalog) -> Any:
     def show(tally: Tally, elapsed: float) -> None:
+        if not sys.stderr.isatty():
+            return
         at = catalog.faults.index(tally.fault) + 1
         text = f"{elapsed:4.0f} s  {at}/{len(catalog.faults)}  {tally.fault.family}: {tally.fault.name}"
         text += f" ({tally.attempts + 1} of {tally.wanted})"

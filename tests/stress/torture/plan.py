@@ -24,6 +24,7 @@ WORKERS = 3
 
 Overflow = Literal["drop_newest", "drop_oldest", "block"]
 Moment = Literal["open", "transition", "aclose"]
+Own = Literal["close", "exit", "raise", ""]
 Failing = Literal["", "raise", "exit", "interrupt", "cancel", "generator exit", "hang", "block"]
 Delivery = Literal[
     "",
@@ -107,7 +108,7 @@ class Ending(msgspec.Struct, frozen=True):
 
     seconds: float
     """That it records."""
-    own: Literal["close", "exit", "raise", ""]
+    own: Own
     """What it does then; nothing if it goes on until a signal comes."""
     signals: tuple[tuple[float, int], ...]
     """That come from outside: seconds after the end has begun, and the number."""
@@ -219,7 +220,7 @@ def _backend(chance: random.Random) -> Backend:
     bound = chance.random() < 0.3
     # Of one that is bound to the training thread, that thread waits; and an interrupt there is the program's own.
     ways = [how for how in FAILING if not bound or how not in ("hang", "block", "interrupt")]
-    failing = chance.choice(ways) if chance.random() < 0.4 else ""
+    failing: Failing = chance.choice(ways) if chance.random() < 0.4 else ""
     moments: list[Moment] = ["open", "transition", "aclose"]
     return Backend(
         bound=bound,
@@ -228,14 +229,17 @@ def _backend(chance: random.Random) -> Backend:
         failing=failing,
         # `start()` waits for one that hangs while it opens.
         at=chance.choice(moments[1:] if failing in ("hang", "block") else moments),
-        delivery=chance.choice(DELIVERIES) if chance.random() < 0.6 else "",
+        delivery=chance.choice([way for way in DELIVERIES if not bound or way != "too much"])
+        if chance.random() < 0.6
+        else "",
     )
 
 
 def _ending(chance: random.Random) -> Ending:
     """Half of the endings are struck while the program closes, by whatever may come then."""
     seconds = chance.choice([0.05, 0.2, 0.5]) * chance.uniform(0.2, 1.0)
-    asked = chance.choice(["close", "close", "exit", "raise", "", ""])
+    endings: tuple[Own, ...] = ("close", "close", "exit", "raise", "", "")
+    asked = chance.choice(endings)
     deadly = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT]
     # Short times too, as most closings last some milliseconds.
     later = chance.choice([0.003, 0.03, 0.3, 1.0]) * chance.random()

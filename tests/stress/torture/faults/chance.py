@@ -31,7 +31,9 @@ from tests.stress.torture.planned import Said
 from tests.stress.torture.processes import command
 from tests.stress.torture.settle import settle
 from tests.support import pftrace
-from tests.support.basics import ROOT
+from tests.support.basics import ROOT, Deferred
+
+parquet: Any = Deferred("pyarrow.parquet")
 
 LIMIT = 30.0
 """Seconds after which a program that does not end is called deaf."""
@@ -228,12 +230,11 @@ NAMES = frozenset(map(lane_name, range(LANES)))
 def _spans(path: Path) -> int:
     """Spans of the lanes in a trace, and parts of them."""
     if path.suffix == ".parquet":
-        from pyarrow import parquet
-
         rows: list[dict[str, Any]] = parquet.read_table(path, columns=["kind", "name"]).to_pylist()
         return sum(row["kind"] == "span" and row["name"] in NAMES for row in rows)
     if path.suffix == ".pftrace":
-        return sum(each.name in NAMES for each in pftrace.load(path).slices())
+        trace = pftrace.load(path)
+        return sum(each.name in NAMES for each in (*trace.slices(), *trace.pairs()))
     data = path.read_bytes()
     events = json.loads(zlib.decompress(data, 31) if path.suffix == ".gz" else data)
     return sum(event["name"] in NAMES and event["ph"] in "XB" for event in events)
