@@ -182,9 +182,10 @@ def draw(number: int) -> Plan:
     """The plan of a trial."""
     chance = random.Random(number)
     keep_last = chance.choice([0, 0, 0, 0, 3, 20])
+    forks = chance.choice([0, 0, 1, WORKERS])
     return Plan(
         number=number,
-        ending=_ending(chance),
+        ending=_ending(chance, forks > 0),
         schedule=None if keep_last else chance.choice([None, None, (0, 0, 2), (0, 0, 20), (1, 1, 3), (5, 0, 1)]),
         keep_last=keep_last,
         save=chance.choice([0.0, 0.02, 0.2]) if keep_last else 0.0,
@@ -205,7 +206,7 @@ def draw(number: int) -> Plan:
         backends=tuple(_backend(chance) for _ in range(chance.choice([0, 1, 1, 2]))),
         workers=tuple(
             Worker(chance.randint(1, 40), chance.uniform(0, 0.3), chance.choice(["leaves", "killed", "stays"]))
-            for _ in range(chance.choice([0, 0, 1, WORKERS]))
+            for _ in range(forks)
         ),
     )
 
@@ -235,12 +236,14 @@ def _backend(chance: random.Random) -> Backend:
     )
 
 
-def _ending(chance: random.Random) -> Ending:
+def _ending(chance: random.Random, forks: bool) -> Ending:
     """Half of the endings are struck while the program closes, by whatever may come then."""
     seconds = chance.choice([0.05, 0.2, 0.5]) * chance.uniform(0.2, 1.0)
     endings: tuple[Own, ...] = ("close", "close", "exit", "raise", "", "")
     asked = chance.choice(endings)
-    deadly = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT]
+    # CPython passes over an interrupt in what it calls after a fork.
+    asking = signal.SIGTERM if forks else signal.SIGINT
+    deadly = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, asking, signal.SIGABRT]
     # Short times too, as most closings last some milliseconds.
     later = chance.choice([0.003, 0.03, 0.3, 1.0]) * chance.random()
     if asked == "":
