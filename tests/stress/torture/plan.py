@@ -158,8 +158,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gapless(self) -> bool:
-        """Whether every step is recorded, in one window or the next."""
-        return not self.keep_last and (self.schedule is None or self.schedule[:2] == (0, 0))
+        """Whether all that is recorded is in one window or the next. What a backend takes on the training thread is between them."""
+        bound = any(backend.bound for backend in self.backends)
+        return not self.keep_last and (self.schedule is None or (self.schedule[:2] == (0, 0) and not bound))
 
     @property
     def exact(self) -> bool:
