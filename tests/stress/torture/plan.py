@@ -166,7 +166,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self) -> bool:
         """Whether the diary knows of every event, and when the last window ends: no other process, and no backend, records any, and
         rings have room for all. Where the last steps had none, the window ends before them."""
-        return self.gapless and not self.workers and not self.delivers and self.slots * self.rings >= ROOM
+        return self.gapless and not self.workers and not self.delivers and self.roomy
+
+    @property
+    def roomy(self) -> bool:
+        """Whether rings have room for all events."""
+        return self.slots * self.rings >= ROOM and self.overflow != "drop_oldest"
 
     @property
     def delivers(self) -> bool:
@@ -221,7 +226,7 @@ def _lag(chance: random.Random, longest: float = LONGEST) -> Lag:
 def _backend(chance: random.Random) -> Backend:
     bound = chance.random() < 0.3
     # Of one that is bound to the training thread, that thread waits; and an interrupt there is the program's own.
-    ways = [how for how in FAILING if not bound or how not in ("hang", "block", "interrupt")]
+    ways: list[Failing] = [how for how in FAILING if not bound or how not in ("hang", "block", "interrupt")]
     failing: Failing = chance.choice(ways) if chance.random() < 0.4 else ""
     moments: list[Moment] = ["open", "transition", "aclose"]
     return Backend(

@@ -158,9 +158,9 @@ def _left(plan: Plan, place: Path, began: int) -> Outcome:
     if not result.gap:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             complete = rewrite_traces(result, run, set())
-        # Recovery makes one window of those whose ends no journal has yet: files of theirs stay as they are.
-        each = any("{window}" in output.file for output in plan.outputs)
-        problems += [] if complete or each else [f"a trace is not written anew: {said.getvalue()}"]
+        # Recovery makes one window of those whose ends no journal has yet, and has no events that rings had no room for.
+        if not complete and plan.schedule is None and plan.roomy:
+            problems.append(f"a trace is not written anew: {said.getvalue()}")
         problems += _files(plan, place, Found(result.journal), result)
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
