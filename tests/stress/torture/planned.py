@@ -115,7 +115,7 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
             return
 
 
-def told(traced: sc.Profiler, closing_ns: int) -> Said:
+def told(plan: Plan, traced: sc.Profiler, closing_ns: int) -> Said:
     """What is known after closing."""
     statistics = traced.statistics()
     pipeline = statistics.pipeline
@@ -124,6 +124,8 @@ def told(traced: sc.Profiler, closing_ns: int) -> Said:
     if not statistics.given_up:
         problems += [f"{each.name} has events in flight" for each in pipeline.exporters if each.ledger.in_flight]
     left = [name for name in our_threads() if not name.startswith(("stepscope bad", "stepscope unruly"))]
+    if any(bad.how == "thread" for bad in plan.bad):
+        left = [name for name in left if name != "stepscope worker"]  # where it never comes back
     whole = [each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered]
     return Said((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
 
@@ -153,7 +155,7 @@ def main(place: Path, number: int, port: int) -> None:
         if plan.ending.own == "close":
             began = time.monotonic_ns()
             traced.close()
-            (place / "said").write_bytes(msgspec.json.encode(told(traced, time.monotonic_ns() - began)))
+            (place / "said").write_bytes(msgspec.json.encode(told(plan, traced, time.monotonic_ns() - began)))
 
 
 if __name__ == "__main__":
