@@ -180,7 +180,7 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
     """
     found, diary = Found(journal, whole=False), Diary(place / "diary")
     problems = list(found.problems)
-    produced = exported = 0
+    produced = exported = last = 0
     for lane in range(LANES):
         entered, left = diary.lane(lane)
         ended = found.ended(lane)
@@ -196,6 +196,9 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
         there[ended[ended < len(entered)]] = True
         produced += int(inside.sum())
         exported += int((inside & there).sum())
+        last = max(last, int(left[left <= recovered].max(initial=0)))
+    if plan.ending.abrupt and plan.roomy and (plan.gapless or plan.keep_last) and found.end_ns < last:
+        problems.append(f"what was recovered ends {(last - found.end_ns) / 1e6:.1f} ms before the last span")
     dropped = min(produced - exported, max(found.gaps, found.counted))
     return Outcome(
         produced=produced, exported=exported, dropped=dropped, held_ns=diary.held_ns, problems=tuple(problems)
