@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.events.record import Flag, Kind
-from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.crashes import batches, names, open_names, windows
 from tests.support.launch import launched, run_to_end
 
@@ -280,16 +280,51 @@ with ThreadPoolExecutor(1) as pool:
     step(20, lambda: pool.submit(flood).result())
     die()
 """
+OVERWRITTEN = """
+begun, go = threading.Event(), threading.Event()
+def nest(depth):
+    with sc.span("outer"):
+        if depth:
+            return nest(depth - 1)
+        begun.set()
+        go.wait()
+        for _ in range(500): sc.instant("tick")
+def work():
+    nest(40)
+    for _ in range(30): sc.instant("tick")
+assert blocked.wait(60)
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+step(20)
+go.set()
+thread.join()
+step(1)
+die()
+"""
+
+
+def recovered_of(tmp_path: Path, options: str, program: str) -> Recovery:
+    """What is recovered of a program whose loop has never drained its rings, of 64 slots."""
+    flight = Flight(tmp_path)
+    source = START.replace("SLOTS", f"64, ring_bytes=4096{options}").replace("AFTER", "0")
+    source = source.replace("profiler.start()", f"{BLOCKED}profiler.start()") + program
+    result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    return recover(flight.run)
+
+
+def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
+    """The oldest that a ring has is a span that began long before the last steps, and ended after events of them that are lost."""
+    recovered = recovered_of(tmp_path, ", overflow='drop_oldest'", OVERWRITTEN)
+    assert [step.number for step in windows(recovered.journal)[0].steps] == [16, 17, 18, 19, 20, 21]
+    assert 0 < names(recovered.journal)["outer"] < 41
+    assert recovered.dropped >= 500
 
 
 def test_what_a_silent_thread_has_lost_is_counted(tmp_path: Path) -> None:
     """Its ring was full before the last steps, and has no event of them."""
-    flight = Flight(tmp_path)
-    source = START.replace("SLOTS", "64, ring_bytes=4096").replace("AFTER", "0")
-    source = source.replace("profiler.start()", f"{BLOCKED}profiler.start()") + SILENT
-    result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
-    assert result.returncode == -signal.SIGKILL, result.stderr
-    recovered = recover(flight.run)
+    recovered = recovered_of(tmp_path, "", SILENT)
     assert [step.number for step in windows(recovered.journal)[0].steps] == [15, 16, 17, 18, 19, 20]
     assert "tick" not in names(recovered.journal, Kind.INSTANT)
     assert recovered.dropped >= 500
