@@ -58,7 +58,7 @@ class Found:
                 elif isinstance(item, Ledger):
                     ledger = item
                     self.problems += tuple(audit_ledger("the run", item))
-                    if item.windows_left_out:
+                    if whole and item.windows_left_out:
                         self.problems += (f"{item.windows_left_out} windows were left out: nobody can say what of",)
             if reader.end is None or reader.damage:
                 self.problems += (f"the journal is not whole: {reader.damage}",)

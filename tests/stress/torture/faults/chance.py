@@ -158,10 +158,12 @@ def _left(plan: Plan, place: Path, began: int) -> Outcome:
     if not result.gap:
         with contextlib.redirect_stdout(io.StringIO()) as said:
             complete = rewrite_traces(result, run, set())
-        # Recovery makes one window of those whose ends no journal has yet, and has no events that rings had no room for.
-        if not complete and plan.schedule is None and plan.roomy:
+        # Recovery makes one window of those whose ends no journal has yet, and has no events that rings had no room for, nor the last
+        # that a backend has delivered.
+        if complete:
+            problems += _files(plan, place, Found(result.journal), result)
+        elif plan.schedule is None and plan.roomy and not plan.delivers:
             problems.append(f"a trace is not written anew: {said.getvalue()}")
-        problems += _files(plan, place, Found(result.journal), result)
     return outcome + Outcome(tried=0, problems=tuple(problems))
 
 
