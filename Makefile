@@ -5,7 +5,7 @@
 # make coverage  the branches that the everyday tests run: 85 % or more
 # make messages  tests/messages.json, of what errors, warnings and commands say in the tests
 # make check     formatting, lint, imports, spelling, types
-# make nightly   newest and lowest dependencies, other Pythons, coverage, sanitizers, torture, planted programs, fuzzing
+# make nightly   newest and lowest dependencies, other Pythons, coverage, sanitizers, torture, chance, planted programs, fuzzing
 # make test-newest  the everyday tests with the newest versions of all dependencies but torch
 # make test-lowest  the everyday tests with the lowest versions that pyproject.toml allows, of all dependencies but torch
 # make sanitize  tests of the native core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer
@@ -13,6 +13,7 @@
 # make bench     the benchmarks, beside other tracers
 # make planted   runs programs with planted faults, and compares what `stepscope explain` finds, about seven minutes, for docs/answers.md
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
+# make chance    breaks the runtime as chance has it, CHANCE_MINUTES=10
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
 # make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
 # make wheel     dist/
@@ -40,6 +41,7 @@ FUZZ_VENV := .venv-fuzz
 NEWEST_VENV := .venv-newest
 LOWEST_VENV := .venv-lowest
 FUZZ_SECONDS ?= 60
+CHANCE_MINUTES ?= 10
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -58,7 +60,7 @@ unexport PYTHONDONTWRITEBYTECODE
 MAKEFLAGS += --no-print-directory
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
+.PHONY: help install demo demo-cluster test test-all test-newest test-lowest coverage slow-tests messages planted nightly check lint types bench torture chance endurance docs wheel hta phoenix mindspore composer jax viewers viewers-if-npm test-pythons clean distclean sanitize fuzz
 
 help:
 	@sed -n '/^# make/s/^# //p' Makefile
@@ -125,7 +127,7 @@ slow-tests: install
 messages: install
 	@$(BIN)/pytest --update-messages $(PYTEST_ARGS) $$(grep -rl "tests.support.messages" tests --include="test_*.py")
 
-nightly: test-newest test-lowest test-pythons coverage sanitize torture planted fuzz
+nightly: test-newest test-lowest test-pythons coverage sanitize torture chance planted fuzz
 
 # Torch stays, as an open range would bring gigabytes. The versions are in build/newest.txt.
 test-newest: UPGRADE = $(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --upgrade \
@@ -186,6 +188,9 @@ planted: install
 
 torture: install
 	@$(BIN)/python -m tests.stress.torture --markdown docs/reliability.md
+
+chance: install
+	@$(BIN)/python -m tests.stress.torture --chance --minutes $(CHANCE_MINUTES)
 
 endurance: install
 	@$(BIN)/python -m benchmarks.endurance --markdown docs/reliability.md --plot docs/endurance.svg

@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
+import numpy as np
+
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
 from stepscope.exporters.parquet_rows import ParquetRows, Told
@@ -163,6 +165,8 @@ class ParquetExporter:
             self._writer = self._parquet.ParquetWriter(
                 self._file, self._rows.schema, compression="zstd", compression_level=1
             )
+        # At its first conversion pyarrow imports pandas, where that is installed: not while the program ends.
+        self._arrow.array(np.empty(0))
 
     def _add(self, batch: EventBatch, run: Run) -> None:
         # A cancelled call goes on in its thread: the next one must wait.

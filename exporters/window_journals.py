@@ -18,6 +18,7 @@ from stepscope.runtime.files.private_files import refuse_link
 from stepscope.runtime.flight.recorder import FACTS
 from stepscope.runtime.flight.saved import window_name
 from stepscope.runtime.session.note import WINDOWS
+from stepscope.runtime.session.trace_note import TraceNote
 
 
 class WindowJournalsExporter:
@@ -112,20 +113,29 @@ class WindowJournalsExporter:
         if window not in self._open:
             path = _directory(self._run) / f"{window_name(window, None)}.journal{PART}"
             journal = JournalExporter(path, max_bytes=self._max_bytes)
-            await journal.open(self._run)
+            # The note has the file as long as it bears this name, which is longer than the journal is open.
+            self._run.note_output(path, True)
+            try:
+                await journal.open(msgspec.structs.replace(self._run, note_output=_note_nothing))
+            except BaseException:
+                self._run.note_output(path, False)
+                raise
+            if journal.path != path:
+                self._run.note_output(journal.path, True)
+                self._run.note_output(path, False)
             self._open[window] = journal
         return self._open[window]
 
     async def _finish(self, window: int, name: str) -> None:
+        assert self._run is not None
         journal = self._open[window]
         try:
+            # If its end cannot be written, what was can be read, and is given no name that says it is whole.
             await journal.aclose()
-        except OutputError:
-            # Its end could not be written; what was can be read, and is given no name that says it is whole.
+            self._complete[window] = _rename(journal.path, name)
+        finally:
+            self._run.note_output(journal.path, False)
             self._forget(window)
-            raise
-        self._complete[window] = _rename(journal.path, name)
-        self._forget(window)
 
     def _take_lost(self, window: int) -> None:
         self._lost += (msgspec.structs.replace(lost, window=window) for lost in self._open[window].take_lost())
@@ -135,6 +145,10 @@ class WindowJournalsExporter:
         journal = self._open.pop(window)
         self._dropped += journal.dropped_cap
         self._closed_events += journal.written
+
+
+def _note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+    """For journals whose files are noted here."""
 
 
 def _directory(run: Run) -> Path:

@@ -123,14 +123,17 @@ def empty_block(n: int = 0) -> Block:
     return block  # type: ignore[no-any-return]
 
 
+_MAX_NS = 1 << 62
+_MAX_LOST = 1 << 48
 _RAW = np.dtype((np.void, EVENT_DTYPE.itemsize))
 
 
 def check_block(block: object, source: str) -> None:
-    """Checks a block of a source.
+    """Checks a block of a source, so that its events can spoil neither files nor accounts.
 
     Raises:
         TypeError: if it is no block.
+        ValueError: if an event in it has an unknown kind, or times or a number of lost events that nothing can have.
     """
     if not isinstance(block, np.ndarray):
         raise TypeError(f"a block of {source!r} must be an array of EVENT_DTYPE, {got(block)}")
@@ -139,6 +142,21 @@ def check_block(block: object, source: str) -> None:
         raise TypeError(f"a block of {source!r} must have EVENT_DTYPE, got {array.dtype}")
     if array.ndim != 1:
         raise TypeError(f"a block of {source!r} must have one dimension, got the shape {array.shape}")
+    kinds = array["kind"]
+    gaps = kinds == int(Kind.GAP)
+    timed = gaps | (kinds == int(Kind.SPAN))
+    possible = {
+        "kind": (kinds > 0) & (kinds <= int(max(Kind))),
+        "ts": (array["ts"] >= 0) & (array["ts"] < _MAX_NS),
+        "dur": ~timed | ((array["dur"] >= 0) & (array["dur"] < _MAX_NS)),
+        "id": ~gaps | (array["id"] < _MAX_LOST),
+    }
+    for field, fits in possible.items():
+        if not fits.all():
+            index = int(np.argmin(fits))
+            raise ValueError(
+                f"event {index} of a block of {source!r} has the impossible {field} {array[index][field]}; see EVENT_DTYPE"
+            )
 
 
 def join_blocks(blocks: Iterable[Block]) -> Block:

@@ -241,7 +241,7 @@ class FlightWindows(WindowRouter):
             self._absences.popleft()
 
     def end_retention(self) -> list[EventBatch]:
-        """Returns the batches of all queued blocks, and discards everything."""
+        """Returns the batches of all queued blocks, and discards everything; the files stay until `retention.remove_files`."""
         batches: list[EventBatch] = []
         while (more := self.deliver()) is not None:
             batches += more

@@ -85,6 +85,7 @@ class Retention:
         self._piece = min(max(max_bytes // 32, 1 << 15), fmt.CHUNK_BYTES)
         self._before_discard = before_discard
         self._segments: deque[tuple[Segment, list[RetainedBlock]]] = deque()
+        self._cleared: list[Segment] = []
         self._number = 0
         self._bytes = self._peak = self._events = self._discarded = self._discarded_early = self._unreadable = 0
         _open.add(self)
@@ -95,7 +96,7 @@ class Retention:
             ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compression="")
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._segments and self._bytes + need > self._max:
-                self._remove(0, early=True)
+                self._take(0, early=True).remove()
             segment = self._segment()
             at, size = self._append(segment, payload, flags)
             segment, blocks = self._segments[-1]
@@ -134,18 +135,26 @@ class Retention:
         for index in range(len(self._segments) - 2, -1, -1):
             segment, blocks = self._segments[index]
             if segment.last <= before and not any(block.wanted for block in blocks):
-                self._remove(index)
+                self._take(index).remove()
 
     def clear(self) -> None:
-        """Discards everything."""
+        """Discards everything. Its files stay until `remove_files`, as the journals may not have it yet."""
         while self._segments:
-            self._remove(0)
+            self._cleared.append(self._take(0))
+
+    def remove_files(self) -> None:
+        """Deletes the files of what `clear` has discarded."""
+        while self._cleared:
+            self._cleared.pop().remove()
 
     def forget(self) -> None:
         """In a forked child: the files are the parent's."""
         for segment, _ in self._segments:
             segment.forget()
+        for segment in self._cleared:
+            segment.forget()
         self._segments.clear()
+        self._cleared.clear()
 
     def statistics(self) -> RetentionStatistics:
         """Accounts so far."""
@@ -185,7 +194,7 @@ class Retention:
         self._bytes += size
         return at, size
 
-    def _remove(self, index: int, early: bool = False) -> None:
+    def _take(self, index: int, early: bool = False) -> Segment:
         segment, blocks = self._segments[index]
         for block in blocks:
             self._before_discard(block)
@@ -196,7 +205,7 @@ class Retention:
             self.early = max(self.early, segment.last)
         del self._segments[index]
         self._bytes -= segment.size + OVERHEAD * len(blocks)
-        segment.remove()
+        return segment
 
 
 _open: weakref.WeakSet[Retention] = weakref.WeakSet()

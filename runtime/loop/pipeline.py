@@ -531,6 +531,7 @@ class Pipeline:
                 await self._ended.wait()
                 await self.fanout.wait()
         self.fanout.abandon()
+        self._remove_retained()
         self._drop_rest(self.inbox.close())
         tracks.release(self._track, self.run_facts.pid, tracks.STEPS_TID, "steps")
         for flush in self._flushes:
@@ -542,6 +543,12 @@ class Pipeline:
         if self.flight is not None:
             self.flight.watch.end()
             self._emit(self.flight.windows.end_retention())
+
+    @contained(None)
+    def _remove_retained(self) -> None:
+        """Deletes what was retained, which the exporters have now."""
+        if self.flight is not None:
+            self.flight.windows.retention.remove_files()
 
     def _drop_rest(self, messages: list[Message]) -> None:
         """Drops deliveries of backends, and counts them."""

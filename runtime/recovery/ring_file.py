@@ -36,7 +36,8 @@ class RingContent(msgspec.Struct, frozen=True):
     """Oldest first, including drained events that were not overwritten. Ids are those of the dead process."""
     args: bytearray
     gaps: Block
-    """Gaps for dropped events that were not reported yet: `id` is their number. `ts` 0 = after the last event."""
+    """Gaps for dropped events that were not reported yet: `id` is their number. That of events after the last one has no end, `dur`
+    -1; nor a begin if there is no event, `ts` 0."""
     source: str = "recorder"
     drained: Mask | None = None
     """Mask of the events that were drained; `None` = all."""
@@ -89,6 +90,11 @@ def read_ring(file: int, number: int, counted: int, *, released: bool = True) ->
     if len(raw) != (end - first) * EVENT_DTYPE.itemsize:
         raise FormatError("it ends early")
     return _content(raw, first, number, ring, counted)
+
+
+def is_begun(file: int) -> bool:
+    """Whether the file was made a ring: its magic, which is written last, is there, or what was written over it."""
+    return any(os.pread(file, len(_MAGIC), 0))
 
 
 def waiting_in(file: int) -> int:
@@ -161,7 +167,8 @@ def _gaps(waiting: Block, serials: Any, expected: int, produced: int) -> Block:
     ends = np.append([0], waiting["ts"] + waiting["dur"]) if len(waiting) else np.zeros(1, np.int64)
     begins = np.append(waiting["ts"], ends[-1:])
     block["ts"] = np.where(ends[at] > 0, np.minimum(ends[at], begins[at]), begins[at])
-    block["dur"] = begins[at] - block["ts"]
+    # What is lost was recorded before the next event was, which is when that ended.
+    block["dur"] = np.where(at < len(waiting), np.append(ends[1:], ends[-1:])[at] - block["ts"], -1)
     block["id"], block["kind"] = missing[at], int(Kind.GAP)
     block["self_dur"] = (expected & (_MOST >> 1)) + ((after[at] - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF)
     return block

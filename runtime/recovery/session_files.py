@@ -27,7 +27,7 @@ from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import TrackRecord
 from stepscope.runtime.recovery.private_directory import PrivateDirectory
-from stepscope.runtime.recovery.ring_file import RingContent, read_ring, waiting_in, written
+from stepscope.runtime.recovery.ring_file import RingContent, is_begun, read_ring, waiting_in, written
 from stepscope.runtime.session.directory import PART, is_session_of, remove_files
 
 MAX_PARTS = 1 << 16
@@ -119,11 +119,14 @@ class SessionFiles:
             counted: by ring number, the serial number below which lost events are counted elsewhere.
             released: whether to read all released slots, not only the latest.
         """
-        for name in self._ring_names():
+        names = self._ring_names()
+        for name in names:
             number = int(name.removeprefix("ring-"))
             try:
                 file = self._open(name)
                 try:
+                    if name == names[-1] and not is_begun(file):
+                        continue  # the process was killed while it made the ring
                     content = read_ring(file, number, (counted or {}).get(number, 0), released=released)
                 finally:
                     os.close(file)

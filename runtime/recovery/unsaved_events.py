@@ -115,6 +115,7 @@ class UnsavedEvents:
                 wanted &= ends(events) > self.saved_until_ns
             yield events[wanted], args, source, drained
             gaps["ts"] = np.where(gaps["ts"] == 0, self.last_ns, gaps["ts"])
+            gaps["dur"] = np.where(gaps["dur"] < 0, self.last_ns - gaps["ts"], gaps["dur"])
             yield gaps, b"", RECORDER, False
 
     def open_spans(self, until: int) -> Block:

@@ -48,7 +48,7 @@ class Sink(Protocol):
 
         Raises:
             TypeError: if the block, its arguments or the watermark are invalid. No event is accepted then.
-            ValueError: if the watermark is out of range. No event is accepted then.
+            ValueError: if the watermark, or what an event says, is out of range. No event is accepted then.
             ClosedError: after the profiler was closed.
         """
         ...

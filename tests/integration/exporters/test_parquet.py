@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import sys
 import tracemalloc
 from pathlib import Path
@@ -166,3 +167,21 @@ def test_the_process_ends_while_pyarrow_writes(tmp_path: Path) -> None:
     done = run_to_end(command, timeout=60, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "it did not end by the deadline for closing" in done.stderr, "it was not inside of pyarrow"
+
+
+INTERRUPTED = """
+import os, signal, sys
+import stepscope as sc
+profiler = sc.trace(exporters=[sc.exporters.ParquetExporter(sys.argv[1] + "/trace.parquet")], output_dir=sys.argv[1] + "/run")
+profiler.start()
+profiler.flush(60)
+with sc.span("work"):
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_an_interrupt_is_the_end_of_a_program_that_writes_parquet(tmp_path: Path) -> None:
+    """As without it: pyarrow imports nothing while the interpreter ends, of which a part would hide the interrupt from it."""
+    done = run_to_end([sys.executable, "-c", INTERRUPTED, str(tmp_path)], timeout=60, server=None)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert pq.read_table(tmp_path / "trace.parquet").num_rows

@@ -16,6 +16,7 @@ import msgspec
 from benchmarks.machine import Machine
 from tests.stress.torture import document, table
 from tests.stress.torture.catalog import PACKAGE, Catalog, load
+from tests.stress.torture.faults.chance import FAMILY
 from tests.stress.torture.run import torture
 from tests.stress.torture.tally import Tally
 from tests.stress.torture.worker import LIMIT
@@ -38,22 +39,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     heed_interrupts()
     catalog = load(options.package)
     try:
-        catalog = catalog.chosen(options.only)
+        catalog = catalog.chosen([FAMILY] if options.chance else options.only)
     except ValueError as error:
         _parser().error(str(error))
     seed = random.randrange(1_000_000) if options.seed is None else options.seed
     machine, start = Machine.this(), time.monotonic()
+    faults = [fault for fault in catalog.faults if fault.short or not options.short]
+    if options.chance:
+        faults = [msgspec.structs.replace(fault, trials=sys.maxsize) for fault in faults]
     tallies = torture(
-        [fault for fault in catalog.faults if fault.short or not options.short],
+        faults,
         short=options.short,
         seed=seed,
-        seconds=options.seconds,
+        seconds=options.seconds if options.minutes is None else options.minutes * 60,
         limit=options.limit,
         lanes=options.lanes,
         package=options.package,
-        progress=_progress(catalog) if sys.stderr.isatty() else lambda tally, elapsed: None,
+        progress=_failures() if options.chance else _progress(catalog),
     )
     seconds = time.monotonic() - start
+    for tally in tallies if options.chance else ():
+        tally.wanted = tally.attempts
     if sys.stderr.isatty():
         print(end="\r\033[K", file=sys.stderr)
     bad = _bad(tallies, catalog)
@@ -77,8 +83,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only", action="append", default=[], metavar="FAMILY", help="this family, or FAMILY/FAULT; may be repeated"
     )
+    parser.add_argument(
+        "--chance",
+        action="store_true",
+        help="trials by chance only, as many as there is time for; one with --minutes 0",
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="number of the first trial; default: by chance")
     parser.add_argument("--seconds", type=float, default=SECONDS, metavar="S", help=f"to share; default {SECONDS:g}")
+    parser.add_argument("--minutes", type=float, metavar="M", help="to share, instead of --seconds")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help=f"of a trial; default {LIMIT:g}")
     parser.add_argument(
         "--lanes", type=int, default=LANES, metavar="N", help=f"trials at a time, where they may be; default {LANES}"
@@ -95,10 +107,25 @@ def _bad(tallies: Sequence[Tally], catalog: Catalog) -> int:
 
 def _progress(catalog: Catalog) -> Any:
     def show(tally: Tally, elapsed: float) -> None:
+        if not sys.stderr.isatty():
+            return
         at = catalog.faults.index(tally.fault) + 1
         text = f"{elapsed:4.0f} s  {at}/{len(catalog.faults)}  {tally.fault.family}: {tally.fault.name}"
         text += f" ({tally.attempts + 1} of {tally.wanted})"
         print(end=f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}", file=sys.stderr, flush=True)
+
+    return show
+
+
+def _failures() -> Any:
+    """Tells of what has failed while the run goes on."""
+    told = 0
+
+    def show(tally: Tally, elapsed: float) -> None:
+        nonlocal told
+        for problem in tally.problems[told:]:
+            print(f"{elapsed:4.0f} s  {problem}", file=sys.stderr, flush=True)
+        told = len(tally.problems)
 
     return show
 

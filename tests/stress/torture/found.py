@@ -26,15 +26,17 @@ class Found:
 
     Args:
         journal: the file; that it is not whole is one of `problems`.
+        whole: whether all that was recorded was in its windows.
     """
 
-    def __init__(self, journal: Path) -> None:
+    def __init__(self, journal: Path, *, whole: bool = True) -> None:
         self.open: Counter[int] = Counter()
         """Spans of each lane that had not ended when the last window did."""
         self.gaps = 0
         """Events that gaps count."""
         self.end_ns = 0
         """When the last window ended."""
+        self.windows: list[Window] = []
         self.problems: tuple[str, ...] = ()
         self._lanes = {strings.intern(lane_name(lane)): lane for lane in range(LANES)}
         self._ended: list[Any] = []
@@ -50,18 +52,25 @@ class Found:
                     self._add(item)
                 elif isinstance(item, Window):
                     self.end_ns = max(self.end_ns, item.end_ns)
+                    self.windows.append(item)
                     last = max(last, item.index)
                     self.problems += tuple(audit_window(item))
                 elif isinstance(item, Ledger):
                     ledger = item
                     self.problems += tuple(audit_ledger("the run", item))
-                    if item.windows_left_out:
+                    if whole and item.windows_left_out:
                         self.problems += (f"{item.windows_left_out} windows were left out: nobody can say what of",)
             if reader.end is None or reader.damage:
                 self.problems += (f"the journal is not whole: {reader.damage}",)
         # A gap that goes on in another window is drawn there as well, and counts in the first that was still open.
         self.gaps = sum(self._gaps)
-        if ledger is not None and ledger.dropped() != self.gaps:
+        self.counted = 0
+        """Events that the ledger of the run counts: of a thread that was silent, the gap may come after the window; and those for which
+        the journal's queue had no room."""
+        if ledger is not None:
+            account = ledger.outputs.get("journal")
+            self.counted = ledger.dropped() + (0 if account is None else sum(account.dropped.values()))
+        if whole and ledger is not None and ledger.dropped() != self.gaps:
             self.problems += (f"gaps name {self.gaps} events, the ledger of the run {ledger.dropped()}",)
         self._settle(last)
 
@@ -100,6 +109,8 @@ class Found:
         self._rows: Any = np.concatenate([np.empty((0, 4), np.int64), *self._ended])
         opened: Any = np.concatenate([np.empty((0, 3), np.int64), *self._opened])
         parts = np.concatenate([self._rows[:, 2:], opened[:, 1:]])
+        self.parts = len(parts)
+        """Spans in all windows: one that crosses a border is in both."""
         # A span that crosses the border of two windows has a part in each, all with its id.
         twice = len(parts) - len(np.unique(parts, axis=0))
         spans = np.unique(self._rows[:, :3], axis=0)

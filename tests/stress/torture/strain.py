@@ -230,12 +230,12 @@ def main(what: str, place: Path) -> Said:
         in_flight=sum(output.ledger.in_flight for output in outputs),
         errors={output.name: output.first_error for output in outputs if output.errors},
         cut=statistics.recorder.cut,
-        threads=_ours(),
+        threads=our_threads(),
         descriptors=_left(before),  # after the threads, which close theirs
     )
 
 
-def _ours() -> list[str]:
+def our_threads() -> list[str]:
     """Names of our threads, when those that were about to end have had a moment to."""
     until = time.monotonic() + 2
     while True:

@@ -92,7 +92,7 @@ async def tasks(lanes: list[Lane]) -> None:
 
 
 def steps(
-    traced: stepscope.Profiler, diary: Diary, ending: Callable[[], None] | None, seconds: float, note: Path
+    step: Callable[[], object], diary: Diary, ending: Callable[[], None] | None, seconds: float, note: Path
 ) -> None:
     """What the main thread does, until the end comes."""
     until = time.monotonic() + seconds
@@ -104,7 +104,7 @@ def steps(
                 note.touch()
                 diary.about_to_end()
                 ending()
-        diary.step(traced.step)
+        diary.step(step)
 
 
 def segfault() -> None:
@@ -211,15 +211,15 @@ def main(directory: Path, seed: int, ending: str) -> None:
     traced.start()
     begin(diary)
     (directory / "ready").touch()
-    steps(traced, diary, end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
+    steps(traced.step, diary, end, random.Random(seed).uniform(0.05, 0.4), directory / "ending")
 
 
-def begin(diary: Diary) -> None:
+def begin(diary: Diary, threads: int = THREADS, coroutines: int = TASKS) -> None:
     """Starts the threads and tasks; they are daemons, and go on until the process ends."""
-    for number in range(THREADS):
+    for number in range(threads):
         pause = 0.0 if number == 0 else 0.002
         threading.Thread(target=work, args=(diary.writer(number), pause), name=f"worker {number}", daemon=True).start()
-    lanes = [diary.writer(THREADS + number) for number in range(TASKS)]
+    lanes = [diary.writer(THREADS + number) for number in range(coroutines)]
     threading.Thread(target=lambda: asyncio.run(tasks(lanes)), name="loop", daemon=True).start()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.events.record import Flag, Kind
-from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.recovery.recover import Recovery, recover
 from tests.support.crashes import batches, names, open_names, windows
 from tests.support.launch import launched, run_to_end
 
@@ -76,20 +76,31 @@ def test_the_last_steps_come_back(tmp_path: Path, how: int) -> None:
     assert names(recovered.journal, Kind.COUNTER) == {"loss": 1}
 
 
-def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
-    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once."""
-    flight = Flight(tmp_path).of(
-        """
-        def flood():
-            for _ in range(20):
-                for _ in range(100): sc.instant("tick")
-                time.sleep(0.002)
-        step(8, flood)
-        assert profiler.flush(50)
+FLOOD = """
+def flood():
+    for _ in range(20):
+        for _ in range(100): sc.instant("tick")
+        time.sleep(0.002)
+step(8, flood)
+assert profiler.flush(50)
+"""
+CLOSING = """
+def hold(event, arguments):
+    # The journal has nothing of the window that is saved, while all others go on to close.
+    if event == "open" and str(arguments[0]).endswith(".journal.part"):
+        time.sleep(1)
         die()
-        """,
-        slots=256,
-    )
+sys.addaudithook(hold)
+profiler.save("last")
+profiler.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["die()", CLOSING], ids=["recording", "closing"])
+def test_what_rings_have_lost_is_kept(tmp_path: Path, end: str) -> None:
+    """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once. They stay until the
+    run has closed."""
+    flight = Flight(tmp_path).of(FLOOD + end, slots=256)
     recovered = recover(flight.run)
     found = names(recovered.journal, Kind.INSTANT)
     dropped = sum(
@@ -101,8 +112,10 @@ def test_what_rings_have_lost_is_kept(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
-    """The window that was open gets a name of its own and can be read; the last steps come back beside it."""
+@pytest.mark.parametrize("written", [True, False])
+def test_killed_while_a_window_is_saved(tmp_path: Path, written: bool) -> None:
+    """The window that was open gets a name of its own and can be read, if anything was written of it; the last steps come back
+    beside it."""
     flight = Flight(tmp_path).of(
         """
         step(20)
@@ -115,9 +128,11 @@ def test_killed_while_a_window_is_saved(tmp_path: Path) -> None:
         """,
         after=1000,
     )
+    if not written:
+        os.truncate(flight.run / "windows" / "000000.journal.part", 0)
     recovered = recover(flight.run)
     part = flight.run / "windows" / "000000-unfinished.journal"
-    assert any(str(part) in note for note in recovered.notes)
+    assert any(str(part) in note for note in recovered.notes) == part.exists() == written
     assert not list((flight.run / "windows").glob("*.part"))
     (window,) = windows(recovered.journal)
     assert window.index == 1 and len(window.steps) == 6
@@ -245,3 +260,110 @@ def test_flags_of_what_was_kept(tmp_path: Path) -> None:
         if event["kind"] == Kind.SPAN and event["dur"] and not event["parent"] and event["flags"] & int(Flag.CLIPPED)
     ]
     assert outer["ts"] == windows(recovered.journal)[0].start_ns
+
+
+BLOCKED = """
+from concurrent.futures import ThreadPoolExecutor
+blocked = threading.Event()
+def block(event, arguments):
+    # The loop, in its first drain.
+    if event == "open" and "/kept-" in str(arguments[0]):
+        blocked.set()
+        threading.Event().wait()
+sys.addaudithook(block)
+"""
+SILENT = """
+def flood():
+    for _ in range(100): sc.instant("tick")
+assert blocked.wait(60)
+with ThreadPoolExecutor(1) as pool:
+    step(20, lambda: pool.submit(flood).result())
+    die()
+"""
+OVERWRITTEN = """
+begun, go = threading.Event(), threading.Event()
+def nest(depth):
+    with sc.span("outer"):
+        if depth:
+            return nest(depth - 1)
+        begun.set()
+        go.wait()
+        for _ in range(500): sc.instant("tick")
+def work():
+    nest(40)
+    for _ in range(30): sc.instant("tick")
+assert blocked.wait(60)
+thread = threading.Thread(target=work)
+thread.start()
+begun.wait()
+step(20)
+go.set()
+thread.join()
+step(1)
+die()
+"""
+
+
+def recovered_of(tmp_path: Path, options: str, program: str) -> Recovery:
+    """What is recovered of a program whose loop has never drained its rings, of 64 slots."""
+    flight = Flight(tmp_path)
+    source = START.replace("SLOTS", f"64, ring_bytes=4096{options}").replace("AFTER", "0")
+    source = source.replace("profiler.start()", f"{BLOCKED}profiler.start()") + program
+    result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    return recover(flight.run)
+
+
+def test_what_was_lost_before_a_long_span_is_counted(tmp_path: Path) -> None:
+    """The oldest that a ring has is a span that began long before the last steps, and ended after events of them that are lost."""
+    recovered = recovered_of(tmp_path, ", overflow='drop_oldest'", OVERWRITTEN)
+    assert [step.number for step in windows(recovered.journal)[0].steps] == [16, 17, 18, 19, 20, 21]
+    assert 0 < names(recovered.journal)["outer"] < 41
+    assert recovered.dropped >= 500
+
+
+def test_what_a_silent_thread_has_lost_is_counted(tmp_path: Path) -> None:
+    """Its ring was full before the last steps, and has no event of them."""
+    recovered = recovered_of(tmp_path, "", SILENT)
+    assert [step.number for step in windows(recovered.journal)[0].steps] == [15, 16, 17, 18, 19, 20]
+    assert "tick" not in names(recovered.journal, Kind.INSTANT)
+    assert recovered.dropped >= 500
+
+
+KILLED_AT = """
+step(3)
+changes = 0
+def kill(event, arguments):
+    # A change of a file, before it is made.
+    global changes
+    if event in ("os.link", "os.rename", "os.remove") or (event == "open" and arguments[2] & os.O_CREAT):
+        changes += 1
+        if changes == {number}:
+            die()
+sys.addaudithook(kill)
+profiler.save("mine")
+assert profiler.flush(50)
+print("saved")
+die()
+"""
+
+
+def test_killed_at_any_change_of_a_file_while_a_window_is_saved(tmp_path: Path) -> None:
+    """From the first to the last: no file keeps the name that it has while it grows, and each that has its own is whole."""
+    number, saved = 0, False
+    while not saved:
+        number += 1
+        place = tmp_path / str(number)
+        place.mkdir()
+        flight = Flight(place)
+        source = START.replace("SLOTS", "1024").replace("AFTER", "0") + KILLED_AT.format(number=number)
+        result = run_to_end([sys.executable, "-c", source, str(flight.run), str(flight.session)], timeout=60)
+        assert result.returncode == -signal.SIGKILL, result.stderr
+        saved = result.stdout == "saved\n"
+        recovered = recover(flight.run)
+        assert names(recovered.journal)["work"] == 3
+        for path in (flight.run / "windows").glob("*"):
+            assert path.suffix == ".journal", f"change {number}"
+            found = names(path)["work"], len(windows(path))
+            assert found == (3, 1) or "unfinished" in path.name, f"change {number}"
+    assert number > 6

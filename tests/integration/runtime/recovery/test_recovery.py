@@ -297,6 +297,16 @@ def test_what_was_in_private_memory_is_counted(crash: Crash, small_disk: Path) -
     assert kept + recovery.dropped == 20_000
 
 
+@pytest.mark.parametrize("size", [0, 1 << 13])
+def test_a_kill_while_a_ring_is_made_loses_nothing(crash: Crash, size: int) -> None:
+    """Its file is there, and is no ring yet: nothing is said to be missing."""
+    crash.of(BODY.format(between="pass"))
+    (crash.directory() / "ring-00099").write_bytes(bytes(size))
+    recovery = crash.recover()
+    assert not recovery.missing
+    assert names(recovery.journal)["forward"] == 40
+
+
 def test_other_profilers_steps_are_left_out(crash: Crash) -> None:
     """Two profilers in one process: each run gets its own step marks only."""
     recovery = crash.of(

@@ -328,6 +328,7 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
     assert run.windows.retention.statistics().unreadable == 5
     run.windows.end_retention()
+    run.windows.retention.remove_files()
     assert not list(tmp_path.iterdir())
     run.check_accounts()
 
@@ -408,4 +409,5 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
     run.check_accounts()
     known = run.windows.statistics()
     assert not any(known.kept.values())
+    run.windows.retention.remove_files()
     assert directory is None or not list(directory.iterdir())

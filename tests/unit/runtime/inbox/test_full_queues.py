@@ -19,6 +19,7 @@ from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
 from stepscope.runtime.options import Options
 from stepscope.runtime.sources.source import InboxSink
 from tests.support.exporter_workers import closed, run_facts
+from tests.support.messages import refused
 
 
 def block(count: int, arguments: int = 0) -> tuple[Block, bytes]:
@@ -118,3 +119,27 @@ async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path
     queue.offer(EventBatch("recorder", 1, *block(150)))
     assert queue.ledger(1).in_flight == (100 if drop_oldest else 0)
     assert queue.statistics().ledger.dropped == {"queue": 200 if drop_oldest else 150}
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (Kind.SPAN, "kind", 0),
+        (Kind.SPAN, "kind", 13),
+        (Kind.INSTANT, "ts", -1),
+        (Kind.INSTANT, "ts", 1 << 62),
+        (Kind.SPAN, "dur", -1),
+        (Kind.GAP, "dur", 1 << 62),
+        (Kind.GAP, "id", 1 << 48),
+    ],
+)
+def test_the_inbox_refuses_impossible_events(kind: Kind, field: str, value: int) -> None:
+    """Their block costs the backend its own events: in a journal they would spoil all accounts."""
+    inbox: Inbox[Message] = Inbox(1 << 20, lambda: None)
+    sink = InboxSink("device", inbox, Options())
+    events, args = block(3)
+    events["kind"][1] = int(kind)
+    events[field][1] = value
+    with refused(ValueError, "event 1", "'device'", field, str(value), "EVENT_DTYPE"):
+        sink.deliver(events, args)
+    assert not inbox.pop_all()
