@@ -75,10 +75,19 @@ class JournalExporter:
         return self._writer.written
 
     def take_lost(self) -> list[Lost]:
-        """All events written so far, once, if the file was deleted."""
-        lost = (self.written if self._writer.deleted else 0) - self._lost_told
+        """Events that are lost since the last call: all, if the file was deleted; those of a group that the system refused."""
+        deleted = self._writer.deleted
+        lost = (self.written if deleted else self._writer.lost) - self._lost_told
         self._lost_told += lost
-        return [Lost(lost, "deleted")] if lost else []
+        return [Lost(lost, "deleted" if deleted else "error")] if lost else []
+
+    def begin_group(self) -> None:
+        """See `SupportsGroupedWrites`."""
+        self._writer.begin_group()
+
+    async def end_group(self) -> None:
+        """See `SupportsGroupedWrites`."""
+        self._writer.end_group()
 
     async def open(self, run: Run) -> None:
         refuse_another_run(self, self._run)

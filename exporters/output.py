@@ -184,11 +184,17 @@ class OutputFile:
         self._closed = False
         self._key = ""
         self._deletion = DeletionCheck()
+        self.refused = 0
+        """Events of a group that the system refused."""
+        self._grouping = False
+        self._held: list[bytes] = []
+        """Small pieces that wait for the end of a group."""
+        self._held_bytes = self._held_events = 0
 
     @property
     def size(self) -> int:
         """Bytes in the file."""
-        return self._at + len(self._end)
+        return self._at + len(self._end) + self._held_bytes
 
     @classmethod
     async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"") -> OutputFile:
@@ -233,8 +239,48 @@ class OutputFile:
             OutputError: if the system refused; the file is as it was.
         """
         if len(piece) <= SMALL_PIECE_BYTES and (self._last is None or self._last.done()):
+            # How long a compressed piece will be is not known yet.
+            if self._grouping and (limit is None or self._deflate is None):
+                return self._hold(piece, limit, events)
             return self._write(piece, limit, events)
+        self._write_held()
         return await self._in_turn(lambda: asyncio.to_thread(self._write, piece, limit, events))
+
+    def begin_group(self) -> None:
+        """Small pieces may wait in memory until `end_group`."""
+        self._grouping = True
+
+    async def end_group(self) -> None:
+        """Writes the pieces that wait.
+
+        Raises:
+            OutputError: if the system refused them; `refused` counts their events then.
+        """
+        self._grouping = False
+        self._write_held()
+
+    def _hold(self, piece: bytes, limit: int | None, events: int) -> bool:
+        if limit is not None and self.size + len(piece) > limit:
+            return False
+        self._held.append(piece)
+        self._held_bytes += len(piece)
+        self._held_events += events
+        self.events += events
+        if self._held_bytes > SMALL_PIECE_BYTES:
+            self._write_held()
+        return True
+
+    def _write_held(self) -> None:
+        if not self._held:
+            return
+        piece, events = b"".join(self._held), self._held_events
+        self._held.clear()
+        self._held_bytes = self._held_events = 0
+        try:
+            self._write(piece, None, 0)
+        except BaseException:
+            self.refused += events
+            raise
 
     async def close(self) -> None:
         """Closes the file; more calls do nothing.
@@ -276,7 +322,7 @@ class OutputFile:
     def _write(self, piece: bytes, limit: int | None, events: int) -> bool:
         self._check_deleted(CHECK_INTERVAL_S)
         before = self._deflate.copy() if self._deflate else None
-        size = self.size
+        size = self._at + len(self._end)
         packed, end = self._pack(piece) if self._deflate else (piece, self.tail)
         if limit is not None and self._at + len(packed) + len(end) > limit:
             self._deflate = before
@@ -333,6 +379,7 @@ class OutputFile:
         if self._closed:
             return
         try:
+            self._write_held()
             self._check_deleted(0.0)
         except OutputError as error:
             self._untold = self._untold or error

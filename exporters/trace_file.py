@@ -58,10 +58,18 @@ class TraceFile(ABC):
             window: whose events these are; `None`: of several.
         """
         deleted = self._output.deleted
-        lost = self.written if deleted else self._given_up
+        lost = self.written if deleted else self._given_up + self._output.refused
         if lost > self._lost_told:
             yield Lost(lost - self._lost_told, "deleted" if deleted else "error", window)
             self._lost_told = lost
+
+    def begin_group(self) -> None:
+        """Small writes may wait in memory until `end_group`."""
+        self._output.begin_group()
+
+    async def end_group(self) -> None:
+        """Writes what waits in memory. Raises `OutputError` if the system refused it."""
+        await self._output.end_group()
 
     @property
     def size(self) -> int:

@@ -109,6 +109,16 @@ class TraceSeries:
             await self._next({"continued in": numbered(self._path, self._number + 1).name})
             await (await self.begin()).mark(name, at, args)
 
+    def begin_group(self) -> None:
+        """See `TraceFile.begin_group`."""
+        if self._file is not None:
+            self._file.begin_group()
+
+    async def end_group(self) -> None:
+        """See `TraceFile.end_group`."""
+        if self._file is not None:
+            await self._file.end_group()
+
     @property
     def paths(self) -> list[Path]:
         """The files written so far, in their order."""
@@ -201,6 +211,22 @@ class TraceExporter(OpenFiles[TraceSeries]):
             await self._complete(window.index, about_window(window), window.end_ns)
         else:
             await series.mark(f"window {window.index}", window.end_ns, about_window(window))
+
+    def begin_group(self) -> None:
+        """See `SupportsGroupedWrites`."""
+        for series in self._open.values():
+            series.begin_group()
+
+    async def end_group(self) -> None:
+        """See `SupportsGroupedWrites`."""
+        refused: OutputError | None = None
+        for series in self._open.values():
+            try:
+                await series.end_group()
+            except OutputError as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _series(self, window: int) -> TraceSeries:
         run = self._opened()

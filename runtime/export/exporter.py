@@ -130,6 +130,27 @@ class Counting(Protocol):
 
 
 @runtime_checkable
+class SupportsGroupedWrites(Protocol):
+    """A `Counting` exporter that can put the small writes of several calls together.
+
+    At each write another thread may take the interpreter's lock, and this one waits for it again: many small writes slow the
+    program down.
+    """
+
+    def begin_group(self) -> None:
+        """The next calls may keep small writes in memory until `end_group`."""
+        ...
+
+    async def end_group(self) -> None:
+        """Writes them. `take_lost` returns events that the system refused.
+
+        Raises:
+            OutputError: if it refused any.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsUnsentFiles(Protocol):
     """A `SupportsDeferredAck` exporter that writes unconfirmed events to files when the run ends.
 

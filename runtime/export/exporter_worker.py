@@ -21,6 +21,7 @@ from stepscope.runtime.export.exporter import (
     SupportsDeferredAck,
     SupportsDiscard,
     SupportsEarlyClose,
+    SupportsGroupedWrites,
     SupportsUnsentFiles,
 )
 from stepscope.runtime.export.exporter_accounts import MAX_WINDOWS, Accounts
@@ -37,6 +38,9 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 0.25
 """Longest time that the loop waits for one batch of a slow exporter, in seconds."""
+
+GROUP_ITEMS = 64
+"""Limit of items whose small writes are put together."""
 
 WINDOWS_WAITING = 1000
 """Limit of windows that wait in a queue to be closed. Beyond that, the exporter gets no further windows."""
@@ -105,6 +109,9 @@ class ExporterWorker:
         self._accounts = Accounts()
         self._kept: UnsentFiles | None = None
         self._cap_seen = self._written_before = 0
+        self._grouped = exporter if isinstance(exporter, SupportsGroupedWrites) else None
+        self._group: list[EventBatch | WindowClosed | None] = []
+        """Items that the exporter may not have written yet; `None` = one whose outcome is not known, or counted."""
         self._is_programs = is_programs(exporter)
         self._counting = exporter if isinstance(exporter, Counting) else None
         self._deferred = exporter if isinstance(exporter, SupportsDeferredAck) else None
@@ -283,7 +290,7 @@ class ExporterWorker:
     def handled(self) -> int:
         """Number of queued items that the exporter has handled, or that were dropped and counted."""
         with self._lock:
-            return self.items_queued - len(self._queue) - (self._current is not None)
+            return self.items_queued - len(self._queue) - (self._current is not None) - len(self._group)
 
     @property
     def unreported_drops(self) -> int:
@@ -328,6 +335,10 @@ class ExporterWorker:
             for batch in (self._current, *self._queue):
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
+            for item in self._group:
+                if isinstance(item, EventBatch):
+                    self._accounts.lose(Lost(len(item), reason, item.window))
+            self._group.clear()
             self._accounts.drop_in_flight(reason)
             if self._unreadable:
                 self._accounts.lose_all(reason)
@@ -346,7 +357,7 @@ class ExporterWorker:
                 closing = self._closing  # before the queue is read: no batch is offered after it is set
                 item = self._next()
                 if item is not None:
-                    await self._handle(item)
+                    await self._handle_in_group(item)
                     self._stuck = False
                     self._handled += 1
                     self._progress.notify_all()
@@ -388,6 +399,30 @@ class ExporterWorker:
             self._progress.notify_all()
         return item
 
+    async def _handle_in_group(self, item: Item) -> None:
+        """Handles an item. As long as others wait, the exporter may put small writes together."""
+        exporter = self._grouped
+        if exporter is None or self._broken or not (self._group or self._queue):
+            await self._handle(item)
+            return
+        if not self._group:
+            exporter.begin_group()
+        with self._lock:
+            self._group.append(None)
+        await self._handle(item)
+        if not self._queue or len(self._group) >= GROUP_ITEMS:
+            await self._guard("export", exporter.end_group)
+            self._collect_results(self._cap())
+            with self._lock:
+                for each in self._group:
+                    if isinstance(each, WindowClosed):
+                        self._close_window(each)
+                self._group.clear()
+
+    def _close_window(self, item: WindowClosed) -> None:
+        self._accounts.close(item.window.index)
+        self._windows_closed += 1
+
     async def _handle(self, item: Item) -> None:
         if isinstance(item, WindowDiscarded):
             exporter = self.exporter
@@ -400,8 +435,10 @@ class ExporterWorker:
                 await self._guard("close_window", lambda: self.exporter.close_window(window))
                 self._collect_results(self._cap())
             with self._lock:
-                self._accounts.close(item.window.index)
-            self._windows_closed += 1
+                if self._group:
+                    self._group[-1] = item
+                else:
+                    self._close_window(item)
             return
         if self._broken:
             self._account(item, "error")
@@ -434,6 +471,8 @@ class ExporterWorker:
                 self._accounts.add_in_flight(batch.window, rest)
             elif not lost:
                 self._accounts.export(batch.window, rest)
+                if self._group:
+                    self._group[-1] = batch
             else:
                 done = min(self._written() - self._written_before, rest)
                 self._accounts.export(batch.window, done)

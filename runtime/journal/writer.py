@@ -36,6 +36,8 @@ Fsync = Literal["never", "window", "always"]
 """When to wait for the disk: only synced frames survive a loss of power; all frames survive a killed process."""
 
 MIN_BYTES = 1 << 16
+GROUP_BYTES = 64 << 10
+"""A group of small writes is written when it has so many bytes."""
 _END_BYTES = 256
 
 
@@ -88,6 +90,8 @@ class JournalWriter:
     """Events written."""
     arguments_cut = 0
     """Events written without their arguments, as these were malformed or larger than a frame."""
+    lost = 0
+    """Events that were counted as written in a group, and that the system refused."""
     deleted = False
     """Whether the file was deleted while it was open. Its events are lost."""
 
@@ -121,6 +125,11 @@ class JournalWriter:
         self._number = 0
         self._pending: list[fmt.Bytes] = []
         self._pending_frames = self._pending_bytes = 0
+        self._complete = (0, 0, 0)
+        """Pieces, bytes and frames of these that are complete, and wait for the end of the group."""
+        self._unwritten = 0
+        """Events among them."""
+        self._grouping = False
         self._tables = Tables(max_frame)
         self._open_windows: set[int] = set()
         self._windows = 0
@@ -188,7 +197,7 @@ class JournalWriter:
         """
         with self._lock:
             if self._index is not None:
-                self._index.recovered = self._open_file().size
+                self._index.recovered = self._end
             self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
@@ -236,11 +245,11 @@ class JournalWriter:
     def _write_columns(self, batch: EventBatch) -> bool:
         """Appends a batch in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
+        begin = self._end
         events = np.ascontiguousarray(batch.events)
         counts = survey(events)
         if opened:
             self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, counts.first_ns))
-        begin = self._open_file().size
         number = (self._number + self._pending_frames) & 0xFFFFFFFF
         frames, count, cut = _core.encode_frames(
             events, bytes(batch.args), self._sync, number, batch.window, fmt.source_bytes(batch.source)
@@ -256,6 +265,7 @@ class JournalWriter:
             self._index.add_batch(batch, counts, begin)
         self._open_windows.add(batch.window)
         self.written += len(batch)
+        self._unwritten += len(batch) if self._pending else 0
         self.arguments_cut += cut
         return True
 
@@ -270,11 +280,9 @@ class JournalWriter:
             self._check_deleted(WINDOW_CHECK_INTERVAL_S)
             self._mark_cap(exactly=True)
             record = records.window_record(window)
-            anchored = 0
             if anchor is not None:
                 self._control(fmt.FrameType.CLOCK, anchor)
-                anchored = self._pending_bytes
-            begin = self._open_file().size + anchored
+            begin = self._end
             if not self._record(fmt.FrameType.WINDOW_CLOSED, record, self._fsync != "never"):
                 self._skipped_records += anchor is not None
                 note = f"{record.step_count} steps and the metadata did not fit the journal"
@@ -285,7 +293,7 @@ class JournalWriter:
                     self._skipped_records += 1
                     self._index = None
             if self._index is not None:
-                self._index.close_window(window, begin, self._open_file().size)
+                self._index.close_window(window, begin, self._end)
             self._open_windows.discard(window.index)
             self._windows += 1
             self._write_index_if_due()
@@ -303,7 +311,7 @@ class JournalWriter:
             encoded = records.encode_record(record)
             if encoded != self._metadata and (values or self._metadata):
                 if self._index is not None:
-                    self._index.metadata = self._open_file().size
+                    self._index.metadata = self._end
                 self._skipped_records += not self._record(fmt.FrameType.METADATA, record)
                 self._metadata = encoded
 
@@ -327,7 +335,7 @@ class JournalWriter:
         """
         with self._lock:
             if self._index is not None:
-                self._index.ledger = self._open_file().size
+                self._index.ledger = self._end
             self._skipped_records += not self._record(fmt.FrameType.LEDGER, ledger)
 
     def write_sync(self, sync: records.ClockSync) -> None:
@@ -387,7 +395,7 @@ class JournalWriter:
                 return
             try:
                 end = records.EndRecord(
-                    self.written,
+                    self.written - self.lost,
                     self._windows,
                     self.dropped,
                     self.arguments_cut,
@@ -400,6 +408,22 @@ class JournalWriter:
             finally:
                 self._file.close()
                 self._file = None
+
+    def begin_group(self) -> None:
+        """The next calls may keep frames in memory until `end_group`, so that they need one write together."""
+        with self._lock:
+            self._grouping = True
+
+    def end_group(self) -> None:
+        """Writes the frames in memory.
+
+        Raises:
+            OutputError: if the file cannot be written. `lost` counts their events then.
+        """
+        with self._lock:
+            self._grouping = False
+            if self._pending:
+                self._write_pending(False)
 
     def abandon(self) -> None:
         """Closes the file without an end record. Idempotent."""
@@ -421,7 +445,7 @@ class JournalWriter:
         return True
 
     def _write_index_if_due(self) -> None:
-        if self._index is not None and self._index.is_due(self._open_file().size):
+        if self._index is not None and self._index.is_due(self._end):
             self._write_index(self._reserve)
 
     def _write_index(self, reserve: int) -> int:
@@ -429,11 +453,11 @@ class JournalWriter:
         index = self._index
         if index is None or self._skipped_records:
             return 0
-        outlines = self._open_file().size
+        outlines = self._end
         for batch in index.outlines():
             for _, flags, parts, _ in fmt.encode_events(batch, "columns", max_bytes=self._max_frame):
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
-        position = outlines + self._pending_bytes
+        position = self._end
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= self._max_frame:
             self._frame(fmt.FrameType.INDEX, [payload])
@@ -468,12 +492,18 @@ class JournalWriter:
             self._full = False
         return self._full
 
+    @property
+    def _end(self) -> int:
+        """Position of the next frame."""
+        return self._open_file().size + self._pending_bytes
+
     def _has_room(self, reserve: int) -> bool:
-        return self._open_file().size + self._pending_bytes <= self._max_bytes - reserve
+        return self._end <= self._max_bytes - reserve
 
     def _discard(self) -> None:
-        self._pending.clear()
-        self._pending_frames = self._pending_bytes = 0
+        """Discards the frames that are not complete."""
+        pieces, self._pending_bytes, self._pending_frames = self._complete
+        del self._pending[pieces:]
 
     def _open_file(self) -> Target:
         if self._file is None:
@@ -487,10 +517,25 @@ class JournalWriter:
             raise deleted_error(self.path, self.written)
 
     def _commit(self, sync: bool) -> None:
-        """Writes all pending frames, or none."""
+        """Writes all pending frames, or none. Within a group, they may wait."""
+        self._complete = len(self._pending), self._pending_bytes, self._pending_frames
+        if not self._grouping or sync or self._pending_bytes > GROUP_BYTES:
+            self._write_pending(sync)
+
+    def _write_pending(self, sync: bool) -> None:
         try:
             self._check_deleted(0.0 if sync else CHECK_INTERVAL_S)
             self._open_file().write(self._pending, sync)
             self._number += self._pending_frames
+        except BaseException:
+            if self._unwritten:
+                # Frames of earlier calls are gone: what they said is said again, and positions do not hold.
+                self.lost += self._unwritten
+                self._open_windows.clear()
+                self._metadata = b""
+                self._index = None
+            raise
         finally:
+            self._unwritten = 0
+            self._complete = (0, 0, 0)
             self._discard()
