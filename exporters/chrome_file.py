@@ -56,12 +56,15 @@ class ChromeFile(TraceFile):
     `closed` is complete after every piece: it always ends with the name of its process, said again, and the closing brackets.
     """
 
+    groups = True
+
     def __init__(self, path: Path, run: Run, layout: Layout, output: OutputFile) -> None:
         super().__init__(path, run, output, layout.limit)
         self._layout = layout
         self._rows = Rows(run)
         self._pending = b""  # names of rows that no piece has carried to the file yet
         self._base = base_of(run)
+        self._refused = 0
 
     @classmethod
     async def create(cls, path: Path, run: Run, layout: Layout, note: TraceNote) -> ChromeFile:
@@ -79,6 +82,9 @@ class ChromeFile(TraceFile):
         return file
 
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
+        if self._refused != self._output.refused:
+            # Names of rows were among what the system refused.
+            self._refused, self._rows = self._output.refused, Rows(self._run)
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
         written = await self._output.write(self._pending + lines, self._limit, events=len(events))

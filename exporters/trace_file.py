@@ -34,6 +34,9 @@ class TraceFile(ABC):
         limit: size in bytes that it must not exceed.
     """
 
+    groups = False
+    """Whether small writes may be put together: what follows them can be read if they are lost."""
+
     def __init__(self, path: Path, run: Run, output: OutputFile, limit: int | None) -> None:
         self.path = path
         """Where the complete file will be."""
@@ -65,7 +68,8 @@ class TraceFile(ABC):
 
     def begin_group(self) -> None:
         """Small writes may wait in memory until `end_group`."""
-        self._output.begin_group()
+        if self.groups:
+            self._output.begin_group()
 
     async def end_group(self) -> None:
         """Writes what waits in memory. Raises `OutputError` if the system refused it."""

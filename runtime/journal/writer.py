@@ -393,6 +393,7 @@ class JournalWriter:
         with self._lock:
             if self._file is None:
                 return
+            self._grouping = False
             try:
                 end = records.EndRecord(
                     self.written - self.lost,

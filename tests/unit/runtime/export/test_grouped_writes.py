@@ -1,0 +1,205 @@
+"""Small writes of items that wait are put together, and the accounts say exactly what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.exporters.chrome import ChromeTraceExporter
+from stepscope.exporters.journal import JournalExporter
+from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.specimens import run_in, window_of
+from stepscope.runtime.errors import OutputError
+from stepscope.runtime.events import clock, tracks
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.tracks import TrackKind
+from stepscope.runtime.export import exporter_worker
+from stepscope.runtime.export.exporter import Exporter
+from stepscope.runtime.export.exporter_worker import ExporterWorker
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.append_file import AppendFile
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.windows.window import Window
+from tests.support.exporter_workers import batch, closed, run_facts, running
+from tests.support.journals import batch_with_arguments, described
+
+WINDOWS = 100
+
+
+class Grouped(MemoryExporter):
+    """Notes when it is called, and how many items count as handled then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order: list[str] = []
+        self.worker: ExporterWorker | None = None
+        self.handled: list[int] = []
+
+    def begin_group(self) -> None:
+        self.order.append("begin")
+
+    async def end_group(self) -> None:
+        assert self.worker is not None
+        self.order.append("end")
+        self.handled.append(self.worker.handled)
+
+    async def export(self, batch: EventBatch) -> None:
+        self.order.append("export")
+        await super().export(batch)
+
+    async def close_window(self, window: Window) -> None:
+        self.order.append("close")
+        await super().close_window(window)
+
+
+async def test_items_that_wait_are_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a limited size. Its items are handled, and its windows closed, when it was written; one item alone is no group."""
+    monkeypatch.setattr(exporter_worker, "GROUP_ITEMS", 4)
+    exporter = Grouped()
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    for index in range(3):
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    worker.finish()
+    await worker.run()
+    pairs = ["export", "close"]
+    assert exporter.order == ["begin", *pairs, *pairs, "end", "begin", *pairs, "end"]
+    assert exporter.handled == [0, 4] and worker.handled == 6
+    async with running(Grouped(), tmp_path) as alone:
+        alone.offer(batch())
+    assert isinstance(alone.exporter, Grouped) and alone.exporter.order == ["export"]
+
+
+async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
+    """An exporter that hangs in the write: what it had taken counts as dropped."""
+    exporter = Grouped()
+    exporter.worker = worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 20, clock.now)
+    found: list[object] = []
+
+    async def hang() -> None:
+        worker.abandon()
+        found.append(worker.ledger(0))
+
+    exporter.end_group = hang  # type: ignore[method-assign]
+    worker.offer(batch())
+    worker.offer(batch())
+    worker.finish()
+    await worker.run()
+    assert worker.ledger(0).dropped == {"closed": 20} and worker.ledger(0).exported == 0
+    assert found
+
+
+@pytest.mark.parametrize(
+    "make", [lambda path: JournalExporter(path / "journal"), lambda path: ChromeTraceExporter(path / "trace.json")]
+)
+async def test_many_small_windows_need_few_writes(make: Callable[[Path], Exporter], tmp_path: Path) -> None:
+    """Two hundred items that wait: a tenth of the system calls."""
+    exporter = make(tmp_path)
+    worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 24, clock.now)
+    for index in range(WINDOWS):
+        worker.offer(batch(index))
+        worker.close_window(closed(index))
+    worker.finish()
+    before = written_calls()
+    await worker.run()
+    assert written_calls() - before < WINDOWS // 5
+    assert not worker.raised.errors and worker.statistics().ledger.exported == 10 * WINDOWS
+    assert worker.handled == 2 * WINDOWS
+
+
+def written_calls() -> int:
+    """Calls of write(2) and the like by this process so far."""
+    (line,) = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("syscw:")]
+    return int(line.split()[1])
+
+
+class Refusing(AppendFile):
+    """A file that the system refuses to write at times."""
+
+    full = False
+
+    def write(self, pieces: list[fmt.Bytes], sync: bool) -> None:
+        if self.full:
+            raise OutputError(28, "cannot write the file: No space left on device", str(self.path))
+        super().write(pieces, sync)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["batch", "close", "begin", "end", "full", "room"]), st.integers(0, 2)), max_size=40
+    )
+)
+def test_a_journal_in_groups(tmp_path_factory: pytest.TempPathFactory, acts: list[tuple[str, int]]) -> None:
+    """It has each batch that was written and not lost, in order, whatever the system refuses meanwhile; no frame is missing."""
+    directory = tmp_path_factory.mktemp("journal")
+    files: list[Refusing] = []
+
+    def create(path: Path) -> Refusing:
+        files.append(Refusing(path))
+        return files[-1]
+
+    writer = JournalWriter(directory / "journal", compression="columns", create=create)
+    writer.open(run_in(directory))
+    wanted: list[EventBatch] = []
+    for number, (act, window) in enumerate(acts):
+        one = batch_with_arguments(["x", "y"], [{"act": number}, {}], window=window, start_ns=number)
+        lost = writer.lost
+        try:
+            if act == "batch":
+                writer.write_batch(one)
+                wanted.append(one)
+            elif act == "close":
+                writer.write_window(window_of(window, one))
+            elif act == "begin":
+                writer.begin_group()
+            elif act == "end":
+                writer.end_group()
+            else:
+                files[0].full = act == "full"
+        except OutputError:
+            del wanted[len(wanted) - (writer.lost - lost) // 2 :]
+    files[0].full = False
+    writer.close()
+    with JournalReader(writer.path) as reader:
+        found = [described(item) for item in reader if isinstance(item, EventBatch)]
+        assert not reader.damage
+        assert reader.end is not None and reader.end.events == 2 * len(wanted) == writer.written - writer.lost
+    assert found == [described(one) for one in wanted]
+
+
+async def test_a_trace_whose_group_is_refused(tmp_path: Path) -> None:
+    """Its events count as lost, those of the next group are in the file, with the names of their rows."""
+    exporter = ChromeTraceExporter(tmp_path / "trace.json")
+    await exporter.open(run_facts(tmp_path))
+    output = exporter._open[0]._file._output  # type: ignore[union-attr] # pyright: ignore
+    one = batch()
+    events = one.events.copy()
+    events["track"] = tracks.new(TrackKind.THREAD, 1, 7, "worker")
+    one = EventBatch(one.source, one.window, events, b"")
+    exporter.begin_group()
+    await exporter.export(one)
+    descriptor = output._file.fileno()
+    duplicate = os.dup(descriptor)
+    read_only = os.open(tmp_path / "trace.json", os.O_RDONLY)
+    os.dup2(read_only, descriptor)
+    with pytest.raises(OutputError):
+        await exporter.end_group()
+    os.dup2(duplicate, descriptor)
+    os.close(duplicate)
+    os.close(read_only)
+    assert [lost.events for lost in exporter.take_lost()] == [10]
+    exporter.begin_group()
+    await exporter.export(one)
+    await exporter.end_group()
+    await exporter.aclose()
+    assert not list(exporter.take_lost())
+    found = json.loads((tmp_path / "trace.json").read_text())
+    assert sum(each["ph"] == "i" and each.get("tid") == 7 for each in found) == 10
+    assert [each["args"]["name"] for each in found if each["name"] == "thread_name" and each["tid"] == 7] == ["worker"]
