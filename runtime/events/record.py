@@ -148,7 +148,8 @@ def check_block(block: object, source: str) -> None:
     possible = {
         "kind": (kinds > 0) & (kinds <= int(max(Kind))),
         "ts": (array["ts"] >= 0) & (array["ts"] < _MAX_NS),
-        "dur": ~timed | ((array["dur"] >= 0) & (array["dur"] < _MAX_NS)),
+        # That of a device whose clock ran backwards may be a little below 0, and counts as 0.
+        "dur": ~timed | ((array["dur"] > -_MAX_NS) & (array["dur"] < _MAX_NS)),
         "id": ~gaps | (array["id"] < _MAX_LOST),
     }
     for field, fits in possible.items():

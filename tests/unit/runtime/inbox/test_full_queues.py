@@ -128,7 +128,7 @@ async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path
         (Kind.SPAN, "kind", 13),
         (Kind.INSTANT, "ts", -1),
         (Kind.INSTANT, "ts", 1 << 62),
-        (Kind.SPAN, "dur", -1),
+        (Kind.SPAN, "dur", -(1 << 62)),
         (Kind.GAP, "dur", 1 << 62),
         (Kind.GAP, "id", 1 << 48),
     ],
