@@ -98,6 +98,10 @@ async def replay_into(
     )
 
 
+WITHOUT_END = "the journal ends inside this window: the run was interrupted, or goes on"
+"""Diagnostic of a window that has no end in the journal."""
+
+
 class UnfinishedWindow:
     """Collects times and steps of a window, for the case that it has no end."""
 
@@ -125,7 +129,7 @@ class UnfinishedWindow:
             end_ns=self._last,
             steps=tuple(Step(number, start, end) for (number, start), end in zip(starts, ends, strict=False)),
             complete=False,
-            diagnostics=("the journal ends inside this window: the run was interrupted, or goes on",),
+            diagnostics=(WITHOUT_END,),
             wall_start_ns=run.anchor.wall(self._first),
             metadata=run.metadata(),
         )
