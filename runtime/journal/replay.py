@@ -13,7 +13,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.format import time_range
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.windows.window import Step, Window
