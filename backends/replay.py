@@ -13,7 +13,7 @@ from stepscope.backends.playback import Playback, Recording
 from stepscope.runtime.errors import BackendError, ClosedError, FormatError
 from stepscope.runtime.events import clock as process_clock
 from stepscope.runtime.events.record import Block
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.schedule.action import ProfilerAction

@@ -136,7 +136,7 @@ def _chapters() -> Iterator[str]:
     for chapter, subjects in CHAPTERS.items():
         yield f"## {chapter}\n"
         for subject in subjects:
-            yield f"### {subject.__name__}\n\n{_about(subject)}\n"
+            yield f"### {subject.__name__}\n\n`{_full_name(subject)}`: {_about(subject)}\n"
             fields = settings_of(subject)
             if fields:
                 ranges = any(field.range for field in fields)
@@ -148,6 +148,15 @@ def _chapters() -> Iterator[str]:
 
 def _anchor(subject: Callable[..., Any]) -> str:
     return subject.__name__.lower()
+
+
+def _full_name(subject: Callable[..., Any]) -> str:
+    """The name with the module from which programs import it."""
+    name = subject.__name__
+    for module in (sc, sc.exporters, sc.backends, sc.control, sc.triggers):
+        if getattr(module, name, None) is subject:
+            return f"{module.__name__}.{name}"
+    return f"{subject.__module__}.{name}"
 
 
 def _about(subject: Callable[..., Any]) -> str:

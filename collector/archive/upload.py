@@ -18,7 +18,7 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.files.whole_frames import fitting, is_border, pieces
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 
 PART_BYTES = 64 << 20
 PATIENCE = 60.0

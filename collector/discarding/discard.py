@@ -12,9 +12,9 @@ import msgspec
 from stepscope.collector.discarding.holes import UNABLE, punch
 from stepscope.collector.discarding.region import MOVED, Made, Region
 from stepscope.collector.discarding.walk import sync_word, walk
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,7 +182,7 @@ def free(path: Path, given: Iterable[tuple[int, int]]) -> int:
         for at, end in given:
             found = next(walk(fd, sync, at), None)
             if found is not None and found.end == end and found.kind == fmt.FrameType.GIVEN_UP and found.gone:
-                kept = given_up.needed(found.beginning)
+                kept = discarded_frames.needed(found.beginning)
                 punch(fd, at + fmt.FRAME_HEADER.size + kept, found.length - kept)
         return _freed(fd, about)
     finally:

@@ -10,9 +10,9 @@ import msgspec
 
 from stepscope.collector.discarding.holes import UNABLE, clear, crc_of_zeros, punch
 from stepscope.collector.discarding.walk import Found
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 
 LONGEST = 1 << 20
 """Bytes up to which frames that are given up become one; each such frame leaves a header behind."""
@@ -34,7 +34,7 @@ MOVED = frozenset(
 SPAN = 4 * LONGEST
 """Bytes from which on a region ends where it can: what becomes of the records behind them is another one's business."""
 _NUMBERS = 1 << 32
-_NOTHING = given_up.encode(GivenUp())
+_NOTHING = discarded_frames.encode(GivenUp())
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -182,7 +182,9 @@ class Region:
 
     def _said(self, runs: Iterable[_Run]) -> bytes:
         """What a frame begins with that stands for these."""
-        return given_up.encode(given_up.merge(gone for run in runs for gone in run.gone).without(self._ended))
+        return discarded_frames.encode(
+            discarded_frames.merge(gone for run in runs for gone in run.gone).without(self._ended)
+        )
 
     def _moved(self, record: Found) -> bytes:
         """A record as it stands where frames before it are gone."""

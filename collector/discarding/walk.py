@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 
 
 class Found(msgspec.Struct, frozen=True, gc=False):
@@ -38,10 +38,10 @@ class Found(msgspec.Struct, frozen=True, gc=False):
     @property
     def gone(self) -> GivenUp | None:
         """What was there, if it was given up; nothing can be said of a frame that does not say it."""
-        if self.kind not in given_up.KINDS:
+        if self.kind not in discarded_frames.KINDS:
             return None
         try:
-            return given_up.decode(self.kind, self.beginning)
+            return discarded_frames.decode(self.kind, self.beginning)
         except FormatError:
             return None
 
@@ -58,7 +58,9 @@ def walk(fd: int, sync: bytes, at: int) -> Iterator[Found]:
         if at + size + length > os.fstat(fd).st_size:
             return
         beginning = head[size : size + length]
-        if kind == fmt.FrameType.GIVEN_UP and (needed := min(given_up.needed(beginning), length)) > len(beginning):
+        if kind == fmt.FrameType.GIVEN_UP and (needed := min(discarded_frames.needed(beginning), length)) > len(
+            beginning
+        ):
             beginning = os.pread(fd, needed, at + size)
         yield Found(kind, flags, number, at, length, beginning)
         at += size + length

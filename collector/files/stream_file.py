@@ -11,7 +11,7 @@ from stepscope.collector.files import checkpoint
 from stepscope.collector.files.checkpoint import Checkpoint
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, encode_record
 
 Frame = tuple[int, int, memoryview]

@@ -18,7 +18,7 @@ from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 
 log = logging.getLogger("stepscope.collector")

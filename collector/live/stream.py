@@ -20,8 +20,8 @@ from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Stream:
         return lost + Counter({"journal/cap": self._capped})
 
     def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
-        nbytes = given_up.needed(payload) if kind == fmt.FrameType.GIVEN_UP else len(payload)
+        nbytes = discarded_frames.needed(payload) if kind == fmt.FrameType.GIVEN_UP else len(payload)
         if nbytes > _MOST_BYTES.get(kind, fmt.MAX_PAYLOAD):
             self.undecodable += 1
             return
@@ -259,7 +259,7 @@ class Stream:
 
     def _given_up(self, kind: int, payload: fmt.Bytes) -> None:
         try:
-            gone = given_up.decode(kind, payload)
+            gone = discarded_frames.decode(kind, payload)
         except FormatError:
             self.undecodable += 1
             return

@@ -11,7 +11,7 @@ from stepscope.collector import clock_names
 from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 
 CHUNK = 1 << 20
 

@@ -18,10 +18,10 @@ from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.places import Mark, Steps
 from stepscope.collector.runs.windows import ClosedRecord, closed_record
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, WindowRecord, decode_record
 
 ROUND_TRIPS = 8
@@ -282,7 +282,7 @@ class Inventory:
     def _given_up(self, kind: int, payload: bytes) -> GivenUp | None:
         """What is said of a record when it is given up; `None` if it stays, as it also does if that takes more room."""
         gone = self._left_of(kind, payload)
-        return gone if gone is not None and len(given_up.encode(gone)) <= len(payload) else None
+        return gone if gone is not None and len(discarded_frames.encode(gone)) <= len(payload) else None
 
     def _left_of(self, kind: int, payload: bytes) -> GivenUp | None:
         try:
@@ -377,7 +377,7 @@ class Inventory:
 
     def _was_given_up(self, kind: int, payload: bytes) -> None:
         try:
-            gone = given_up.decode(kind, payload)
+            gone = discarded_frames.decode(kind, payload)
         except FormatError:
             return  # as above
         self.events += gone.total

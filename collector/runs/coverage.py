@@ -15,7 +15,7 @@ from stepscope.collector.runs.windows import closed_record
 from stepscope.exporters.collector.protocol import MAX_HEADER, identity
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 
 MOST_WINDOWS = 1 << 17

@@ -17,9 +17,9 @@ from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.index import JournalIndex, read_index
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import (
@@ -254,7 +254,7 @@ class _Scan:
 
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
-        if kind in given_up.KINDS:
+        if kind in discarded_frames.KINDS:
             self._given_up(kind, payload)
         if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
             return
@@ -300,7 +300,7 @@ class _Scan:
 
     def _given_up(self, kind: int, payload: bytes) -> None:
         try:
-            gone = given_up.decode(kind, payload)
+            gone = discarded_frames.decode(kind, payload)
         except FormatError:
             return  # as for a record that cannot be read
         self.discarded += gone.total

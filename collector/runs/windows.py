@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from stepscope.collector.runs.places import Mark, Steps
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import Int64, WindowOpened
 
 KEPT = 128

@@ -18,7 +18,7 @@ from stepscope.compat.mindspore.target import Target
 from stepscope.exporters.plainjson import plain
 from stepscope.runtime.files.paths import can_create_in, temporary_directory, user_directory
 from stepscope.runtime.journal.format import FrameType
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import decode_record
 from stepscope.runtime.session.job import job_from_environment, this_host
 

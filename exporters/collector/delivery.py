@@ -20,7 +20,7 @@ from stepscope.exporters.collector.piece import Piece, Segment, events_in
 from stepscope.exporters.collector.spool import DIRECTORY, LOCK, NOTE, SUFFIX, StreamNote, remove
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.session.file_lock import is_held
 
 _MAX_NOTE = 1 << 20

@@ -12,7 +12,7 @@ from stepscope.exporters.collector.protocol import identity
 from stepscope.exporters.collector.spool import StreamNote
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover

@@ -26,6 +26,10 @@ _AUTOMATIC = re.compile(r"Task-\d+|None")
 """Default names. Python 3.13.0 names tasks that a factory makes "None" (`BaseEventLoop.create_task`)."""
 
 
+_OWN_TASKS = frozenset({"shutdown_asyncgens", "shutdown_default_executor", "_accept_connection2"})
+"""Methods of loops that run as tasks."""
+
+
 class CreateTask:
     """Replaces a loop's `create_task` while the loop is recorded, so that the core watches the coroutines of its tasks.
 
@@ -43,13 +47,22 @@ class CreateTask:
 
     def __call__(self, coroutine: Coroutine[Any, Any, Any], /, **options: Any) -> asyncio.Future[Any]:
         watched: Any = coroutine
-        if self.watching and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine)):
+        if (
+            self.watching
+            and not _is_of_asyncio(coroutine)
+            and (type(coroutine) is CoroutineType or asyncio.iscoroutine(coroutine))
+        ):
             watched = _core.Coroutine(coroutine)
         if self.replaced is not None:
             return self.replaced(watched, **options)
         loop: Any = self._loop()
         task: asyncio.Future[Any] = loop.__class__.create_task(loop, watched, **options)
         return task
+
+
+def _is_of_asyncio(coroutine: Coroutine[Any, Any, Any]) -> bool:
+    """Whether `asyncio.run` or the loop itself makes a task of it, which the program knows nothing of."""
+    return getattr(coroutine, "__name__", "") in _OWN_TASKS
 
 
 def _attributes(loop: asyncio.AbstractEventLoop) -> dict[str, Any]:

@@ -131,7 +131,7 @@ typedef struct {
     uint64_t span;   /* id, 0 = none */
     uint32_t track;  /* where it is drawn, 0 = unknown */
 } Parent;
-/* control.c: one page that all processes of a session share; private memory in a process that is in none. */
+/* control_page.c: one page that all processes of a session share; private memory in a process that is in none. */
 #define PAGE 65536 /* the largest page of the systems that this runs on */
 #define REFUSED 256 /* processes told apart; more share counts, and all of it has to fit the smallest page */
 typedef struct {

@@ -25,12 +25,14 @@ def counted(ledger: OutputLedger, kept: UnsentFiles | None = None) -> str:
         ledger: accounts of a window or a run.
         kept: files of unconfirmed events, if known.
     """
+    if 0 < ledger.offered == ledger.in_flight:  # "0 of 80" would look like a failure
+        return f"{ledger.offered:,} events not written yet"
     text = f"{ledger.exported - ledger.kept:,} of {ledger.offered:,} events"
     if ledger.kept or kept is not None:
         what = f"{ledger.kept:,}" if ledger.kept else "the end of the stream"
         text += f" confirmed, {what} kept" + (f" in {kept.place} ({kept.why})" if kept is not None else "")
     text += "".join(f", {count:,} dropped ({reason})" for reason, count in ledger.dropped.items() if count)
-    return text + (f", {ledger.in_flight:,} in flight" if ledger.in_flight else "")
+    return text + (f", {ledger.in_flight:,} not written yet" if ledger.in_flight else "")
 
 
 def remedy(kept: UnsentFiles | None) -> str:

@@ -24,6 +24,6 @@ class ExporterStatistics(msgspec.Struct, frozen=True):
     errors: int
     first_error: str
     busy_ns: int
-    """Time spent in the exporter's calls, in ns."""
+    """Time spent in the exporter's calls, the one in progress included, in ns."""
     kept: UnsentFiles | None = None
     """Files of the events in `ledger.kept`; `None` if there are none."""

@@ -98,6 +98,8 @@ class ExporterWorker:
         self._thread: LoopThread | None = None
         self._inside = ""
         """The method of the exporter that was called last."""
+        self._call_began: int | None = None
+        """When the call in progress began; `None` between two calls."""
         self._unreadable = bool(getattr(exporter, "whole_or_nothing", False))
         """Whether the output can be read only after the exporter is closed."""
         self._closing = self._broken = self._idle = self._stuck = False
@@ -504,8 +506,9 @@ class ExporterWorker:
 
     async def _guard(self, what: str, call: Callable[[], Awaitable[None]]) -> bool:
         """Awaits a call of the exporter, and stores its exception. Only a cancellation of this task propagates."""
-        start = self._now()
         self._inside = what
+        with self._lock:
+            self._call_began = self._now()
         task = asyncio.current_task()
         try:
             await (run_async(call) if self._is_programs else call())
@@ -515,8 +518,14 @@ class ExporterWorker:
             self._record_error(what, error)
             return False
         finally:
-            self._busy += self._now() - start
+            with self._lock:
+                self._busy = self._busy_ns()
+                self._call_began = None
         return True
+
+    def _busy_ns(self) -> int:
+        """Time in calls so far, the one in progress included, as one that hangs never ends. The lock is held."""
+        return self._busy if self._call_began is None else self._busy + self._now() - self._call_began
 
     def _record_error(self, what: str, error: BaseException) -> None:
         if what == self._late:
@@ -558,6 +567,6 @@ class ExporterWorker:
                 windows_left_out=self._skipped_windows,
                 errors=count,
                 first_error=first[0].text if first else "",
-                busy_ns=self._busy,
+                busy_ns=self._busy_ns(),
                 kept=self._kept,
             )

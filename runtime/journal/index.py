@@ -20,7 +20,7 @@ from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey, of_kind
 from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import (
     CapRecord,
     EndRecord,

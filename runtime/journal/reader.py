@@ -14,11 +14,11 @@ from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.index import JournalIndex, index_records, read_index, record_at, scan
 from stepscope.runtime.windows.window import Window
@@ -202,9 +202,9 @@ class JournalReader:
     def _decode(self, kind: int, flags: int, payload: bytes) -> JournalItem | None:
         if kind == fmt.FrameType.EVENTS:
             return self._batch(flags, payload)
-        if kind in given_up.KINDS:
+        if kind in discarded_frames.KINDS:
             try:
-                self.discarded += given_up.decode(kind, payload).total
+                self.discarded += discarded_frames.decode(kind, payload).total
             except FormatError:
                 self._frames.count_undecodable()
             return None

@@ -13,7 +13,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.format import time_range
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.loop_threads.loop_thread import call_in_thread
 from stepscope.runtime.windows.window import Step, Window
@@ -98,6 +98,10 @@ async def replay_into(
     )
 
 
+WITHOUT_END = "the journal ends inside this window: the run was interrupted, or goes on"
+"""Diagnostic of a window that has no end in the journal."""
+
+
 class UnfinishedWindow:
     """Collects times and steps of a window, for the case that it has no end."""
 
@@ -125,7 +129,7 @@ class UnfinishedWindow:
             end_ns=self._last,
             steps=tuple(Step(number, start, end) for (number, start), end in zip(starts, ends, strict=False)),
             complete=False,
-            diagnostics=("the journal ends inside this window: the run was interrupted, or goes on",),
+            diagnostics=(WITHOUT_END,),
             wall_start_ns=run.anchor.wall(self._first),
             metadata=run.metadata(),
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.recovery.ring_file import RingContent
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.session.directory import KEPT_PREFIX

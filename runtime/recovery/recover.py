@@ -21,7 +21,7 @@ from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.private_files import temporary_name
 from stepscope.runtime.journal.format import FILE_HEADER
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader

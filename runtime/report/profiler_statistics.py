@@ -6,7 +6,7 @@ import msgspec
 
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
-from stepscope.runtime.steps.transitions import TransitionStatistics
+from stepscope.runtime.steps.transition_costs import TransitionStatistics
 
 
 class ProfilerStatistics(msgspec.Struct, frozen=True):

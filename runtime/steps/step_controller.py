@@ -25,7 +25,7 @@ from stepscope.runtime.sources.thread_bound import BoundSource
 from stepscope.runtime.steps.armed_schedule import ArmedSchedule
 from stepscope.runtime.steps.armed_windows import ArmedWindows
 from stepscope.runtime.steps.call_serializer import PATIENCE, CallSerializer
-from stepscope.runtime.steps.transitions import Transitions
+from stepscope.runtime.steps.transition_costs import Transitions
 from stepscope.runtime.threads.native_threads import get_ident
 from stepscope.runtime.threads.user_code import from_signal_handler
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds

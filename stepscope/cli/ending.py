@@ -33,6 +33,7 @@ SIGNAL_WAIT_S = 8.0
 _POLL_S = 0.05
 _SAME_JOB_NS = 600_000_000_000
 """Runs of one job begin within this time of one another; older ones are of an earlier job that wrote to the same place."""
+FAILED = "The program failed before its first step."
 _WIDTH = 120
 """Columns where there is no terminal."""
 
@@ -48,6 +49,8 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """How many of these ranks run on this machine: those from 0 on."""
     notes: tuple[tuple[str, str], ...] = ()
     """Further lines: a label and a text."""
+    failed: str = ""
+    """Why the program failed before its first step; it stands where else too few steps to judge would be said."""
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
@@ -172,8 +175,11 @@ def _answer(asked: Ending, notes: Sequence[tuple[str, str]]) -> str:
     recording = load(asked.path)
     if asked.ranks:  # an earlier job with more ranks may have written here
         recording.ranks = [rank for rank in recording.ranks if rank.rank is None or rank.rank < asked.ranks]
+    answer = judge(recording, [RankSummary(rank) for rank in recording.ranks])
+    if asked.failed and answer.refused:
+        answer = msgspec.structs.replace(answer, verdict=FAILED, refused=asked.failed)
     show_short(
-        judge(recording, [RankSummary(rank) for rank in recording.ranks]),
+        answer,
         console,
         notes,
         opening.report(Path(asked.path)) if asked.says_more else "",

@@ -33,9 +33,9 @@ examples:
   stepscope recover runs/exp1 --out exp1.journal && stepscope convert exp1.journal trace.json
 
 Every run that was killed in DIR is recovered. Where DIR has no note of such a run, the newest journal is taken. A run that
-ended normally has nothing to recover: convert it.
+ended normally has nothing to recover: convert it. Recovering a run again gives the same, as long as it is still in memory.
 
-exit codes: 0 recovered, 1 nothing to recover, the process still runs, or the run was recovered before, 2 wrong usage,
+exit codes: 0 recovered, also again, 1 nothing to recover, or not any more, or the process still runs, 2 wrong usage,
 3 recovered what there was, but something is missing that is named
 """
 
@@ -100,14 +100,21 @@ def run(arguments: argparse.Namespace) -> int:
     living = being_written(place) if whole or notes else set[str]()
     rewritten = [rewrite_traces(each, place, living) for each in recovered if notes]
     if recovered:
-        target = free_name(TARGETS)
-        shown = opening.convert(recovered[-1].journal, target)
-        print(f"see it: {shown}, then {opening.perfetto(Path(target))}")
+        print(f"see it: {_how_to_see(recovered[-1], rewritten[-1][0] if rewritten else [])}")
     complete = len(recovered) == len(several or [named]) and not any(each.missing for each in recovered)
-    if complete and all(rewritten):
+    if complete and all(done for _, done in rewritten):
         return 0
     message("stepscope recover: not all could be brought back, see above")
     return INCOMPLETE
+
+
+def _how_to_see(recovered: Recovery, written: list[Path]) -> str:
+    """How to look at a run: at the first trace that was written anew, else at what its journal is converted to."""
+    trace = next(filter(is_trace, written), None)
+    if trace is not None:
+        return opening.perfetto(trace)
+    target = free_name(TARGETS)
+    return f"{opening.convert(recovered.journal, target)}, then {opening.perfetto(Path(target))}"
 
 
 def _recover(named: Path, arguments: argparse.Namespace, one_of_several: bool, removing: bool) -> Recovery | None:

@@ -148,6 +148,6 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             if arguments.report:
                 traced.tell_report()
-            traced.tell_end(failed=outcome.code != 0)
+            traced.tell_end(failure)
     outcome.tell()
     return outcome.code

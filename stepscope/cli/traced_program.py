@@ -29,7 +29,8 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.console import ConsoleExporter
 from stepscope.exporters.perfetto import PerfettoExporter
 from stepscope.exporters.tensorboard import tensorboard_trace_handler
-from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.accounting.error_log import error_text
+from stepscope.runtime.display.text_table import human_count, printable
 from stepscope.runtime.errors import ScheduleError
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.options import SIGNALS, Options
@@ -107,17 +108,18 @@ class TracedProgram(msgspec.Struct, frozen=True):
         """Prints the table and the trust report."""
         message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
 
-    def tell_end(self, *, failed: bool) -> None:
+    def tell_end(self, failure: BaseException | None) -> None:
         """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.
 
         Args:
-            failed: whether the program did, which says enough of what it did not record.
+            failure: of the program, which says enough of what it did not record.
         """
         if not self.speaks:
             return
-        notes = (*self._problems(), *self._untraced(), *(() if failed else self._empty()))
+        notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
+        failed = _said(failure) if failure is not None and not self.profiler.statistics().steps else ""
         with Progress().during("looking for what is slow"):
-            said = self._ending(notes).text()
+            said = self._ending(notes, failed).text()
         message(said)
 
     def tell_traces(self) -> None:
@@ -125,7 +127,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if self.speaks and (say := self._opening()):
             message("\n".join(f"see it     {how}" for how in say))
 
-    def _ending(self, notes: tuple[tuple[str, str], ...] = ()) -> Ending:
+    def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
         """What the end says, with where the files are."""
         run = self.profiler.output.path
         rank, size = rank_from_environment()
@@ -139,6 +141,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             ranks=size or 0 if several else 0,
             local_ranks=min(local_world_size() or size or 0, size or 0) if several else 0,
             notes=(*notes, *files),
+            failed=failed,
             width=ending_width(),
             colour=sys.stderr is not None and sys.stderr.isatty(),
         )
@@ -195,6 +198,14 @@ class TracedProgram(msgspec.Struct, frozen=True):
             elif exporter == "tensorboard" and path.exists():
                 say.append(opening.tensorboard(path))
         return say
+
+
+def _said(failure: BaseException) -> str:
+    """What the program raised, on one line, and what to do if it is a module that this environment does not have."""
+    text = printable(error_text(failure))
+    if isinstance(failure, ModuleNotFoundError):
+        text += f". The program ran with {sys.executable}: install stepscope into the environment that has its modules."
+    return text
 
 
 def _takes_text() -> bool:

@@ -28,7 +28,7 @@ def is_trace(path: Path) -> bool:
     return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
 
 
-def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> bool:
+def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> tuple[list[Path], bool]:
     """Writes the traces of a recovered run anew. Says on standard output what becomes of each.
 
     Args:
@@ -37,8 +37,9 @@ def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> bool:
         living: real names of files that other runs still write.
 
     Returns:
-        Whether each is complete now.
+        The files that were written, and whether each trace is complete now.
     """
+    written: list[Path] = []
     complete = True
     for trace in () if recovery.note is None else recovery.note.traces:
         cut = place / trace.file
@@ -48,15 +49,17 @@ def rewrite_traces(recovery: Recovery, place: Path, living: set[str]) -> bool:
             complete = False
             print(f"left as it is: {opening.shown(cut)}: {recovery.gap}, so a new one could have less; {_use(cut)}")
         else:
-            complete = _rewrite(recovery, place, trace, cut) and complete
-    return complete
+            complete = _rewrite(recovery, place, trace, cut, written) and complete
+    return written, complete
 
 
-def _rewrite(recovery: Recovery, place: Path, trace: TraceNote, cut: Path) -> bool:
+def _rewrite(recovery: Recovery, place: Path, trace: TraceNote, cut: Path, written: list[Path]) -> bool:
+    """Writes one trace, adds its files to those written, and returns whether it is complete."""
     assert recovery.note is not None
     try:
         for path in rewrite_trace(trace, place, recovery.note.owner, recovery.journal):
             print(f"written anew: {opening.shown(path)}")
+            written.append(path)
     except FileNotFoundError as error:
         print(f"not written anew: {error} is not there any more")
     except FormatError as error:

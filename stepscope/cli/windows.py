@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import shutil
 import sys
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from stepscope.runtime.display.text_table import Column, columns, printable, text_table
 from stepscope.runtime.journal.index import WindowRow
+from stepscope.runtime.journal.replay import WITHOUT_END
+from stepscope.runtime.session.note import notes_in
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
     from stepscope.analysis.recording import Rank
+
+DESCRIPTION = """\
+Lists the windows of a run. Events are read only of a window without an end, so a long run is listed as soon as a short one.
+A window is `incomplete` if a part of it was not recorded, `still open` while the run records it, and has `no end` if its
+process died in it, or runs elsewhere.
+"""
 
 EXAMPLES = """\
 examples:
@@ -26,7 +37,14 @@ examples:
 
 exit codes: 0 listed, 1 failed, 2 wrong usage
 """
-HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "")
+HEAD = ("window", "begins", "lasts", "steps", "events", "dropped", "state")
+LEFT = ("process", "begins", "state")
+"""Columns that are aligned left."""
+
+_TIME_OF_DAY = slice(11, 19)
+"""Of a local time, without milliseconds."""
+
+State = Literal["", "incomplete", "still open", "no end"]
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +60,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     dropped: int
     complete: bool
+    state: State
+    """Of one that is not complete: whether it is still being recorded, or has no end, as its process died or is elsewhere."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -50,7 +70,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "windows",
         parents=[common],
         help="list the windows of a run",
-        description="Lists the windows of a run that have ended. Events are not read, so a long run is listed as soon as a short one.",
+        description=DESCRIPTION,
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -71,7 +91,7 @@ def windows(arguments: argparse.Namespace) -> int:
     recording = load(arguments.path, only=())
     lines: list[Line] = []
     for rank in recording.ranks:
-        counts = Counter(rank.counts)
+        counts = Counter[int]() if rank.foreign else Counter(rank.counts)
         for batch in rank.batches() if rank.foreign else ():  # only the events of such a trace say when it was
             counts[batch.window] += len(batch)
         rows = [row for index in rank.indexes if index is not None for row in index.windows()]
@@ -81,9 +101,7 @@ def windows(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(lines)).decode())
         return 0
-    from rich.console import Console
-
-    Console(file=sys.stdout, highlight=False).print(_table(lines, several=len(recording.ranks) > 1))
+    print(_text(lines, several=len(recording.ranks) > 1))
     for note in recording.notes:
         print(note)
     return 0
@@ -91,6 +109,13 @@ def windows(arguments: argparse.Namespace) -> int:
 
 def _process(rank: Rank) -> str:
     return rank.name if rank.rank is None else f"rank {rank.rank}"
+
+
+def _runs(rank: Rank) -> bool:
+    """Whether its process goes on, as its note says; that of a process elsewhere is not here."""
+    with contextlib.suppress(OSError):
+        return any(note.running and note.pid == rank.pid for _, note in notes_in(rank.path.parent, []))
+    return False
 
 
 def _local_time(wall_ns: int) -> str:
@@ -108,6 +133,7 @@ def _indexed(rank: Rank, row: WindowRow) -> Line:
         events=row.events,
         dropped=row.dropped,
         complete=row.complete,
+        state="" if row.complete else "incomplete",
     )
 
 
@@ -115,6 +141,9 @@ def _line(rank: Rank, window: Window, counted: int) -> Line:
     ledgers = window.ledger.sources.values()
     steps = window.steps
     wall_ns = window.start_ns if rank.foreign else window.wall_start_ns
+    state: State = "" if window.complete else "incomplete"
+    if WITHOUT_END in window.diagnostics:
+        state = "still open" if _runs(rank) else "no end"
     return Line(
         process=_process(rank),
         window=window.index,
@@ -125,27 +154,27 @@ def _line(rank: Rank, window: Window, counted: int) -> Line:
         events=counted or sum(each.accepted for each in ledgers),
         dropped=sum(sum(each.dropped.values()) for each in ledgers),
         complete=window.complete,
+        state=state,
     )
 
 
-def _table(lines: list[Line], *, several: bool) -> Any:
-    from rich.table import Table
-
+def _text(lines: list[Line], *, several: bool) -> str:
+    """The list as a table; on a terminal that is too narrow for it, the windows begin at a time of day."""
     if not lines:
-        return "No window has ended."
-    table = Table(box=None, pad_edge=False)
-    for name in (*(("process",) if several else ()), *HEAD):
-        table.add_column(name, no_wrap=True, justify="left" if name in ("process", "begins", "") else "right")
+        return "There is no window."
+    text = _table(lines, several=several)
+    if sys.stdout.isatty() and max(map(columns, text.splitlines())) > shutil.get_terminal_size().columns:
+        short = [msgspec.structs.replace(line, begins=line.begins[_TIME_OF_DAY]) for line in lines]
+        return _table(short, several=several)
+    return text
+
+
+def _table(lines: list[Line], *, several: bool) -> str:
+    rows: list[tuple[str, ...]] = []
     for line in lines:
+        process = (printable(line.process),) if several else ()
         steps = "" if line.first_step is None else f"{line.first_step:,} to {line.last_step:,}"
-        cells = (
-            f"{line.window}",
-            line.begins,
-            f"{line.seconds:.3f} s",
-            steps,
-            f"{line.events:,}",
-            f"{line.dropped:,}",
-            "" if line.complete else "incomplete",
-        )
-        table.add_row(*((line.process,) if several else ()), *cells)
-    return table
+        lasts, events, dropped = f"{line.seconds:,.3f} s", f"{line.events:,}", f"{line.dropped:,}"
+        rows.append((*process, f"{line.window}", line.begins, lasts, steps, events, dropped, line.state))
+    head = ("process", *HEAD) if several else HEAD
+    return text_table([Column(name, right=name not in LEFT) for name in head], rows)

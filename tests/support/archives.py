@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.collector.archive.archive import Archive
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from tests.support.launch import start
 
 

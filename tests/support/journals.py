@@ -15,7 +15,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalItem, JournalReader
 from stepscope.runtime.journal.writer import JournalWriter
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import sys
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -31,8 +36,8 @@ def test_windows_are_listed(run: Path) -> None:
     """With their times and steps, for people and for programs."""
     done = stepscope("windows", run, cwd=run)
     assert done.returncode == 0, done.stderr
-    head, *lines = done.stdout.splitlines()
-    assert head.split() == ["window", "begins", "lasts", "steps", "events", "dropped"] and len(lines) == 3
+    head, _, *lines = done.stdout.splitlines()
+    assert head.split() == ["window", "begins", "lasts", "steps", "events", "dropped", "state"] and len(lines) == 3
     assert "35 to 59" in lines[1] and "incomplete" not in done.stdout
     told = json.loads(stepscope("windows", run, "--json", cwd=run).stdout)
     assert [(each["window"], each["first_step"], each["last_step"]) for each in told] == [
@@ -41,6 +46,54 @@ def test_windows_are_listed(run: Path) -> None:
         (2, 65, 89),
     ]
     assert all(each["complete"] and each["events"] >= 50 and each["seconds"] > 0 for each in told)
+
+
+OPEN = """
+import os, signal, sys
+import stepscope as sc
+with sc.trace(schedule=sc.schedule(wait=0, warmup=0, active=1000), output_dir="open") as profiler:
+    for step in range(2_500):
+        with sc.span("work"):
+            pass
+        profiler.step()
+    profiler.flush()
+    print("recorded", flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def on_terminal(width: int, cwd: Path) -> list[str]:
+    """The list of windows as a terminal of this width gets it."""
+    main, secondary = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(width)}
+    command = [sys.executable, "-m", "stepscope", "windows", "open"]
+    with Popen(command, stdout=secondary, cwd=cwd, env=environment) as program:
+        os.close(secondary)
+        with os.fdopen(main, "rb", buffering=0) as terminal:
+            said = b""
+            with contextlib.suppress(OSError):  # how a terminal says that nobody writes any more
+                while piece := terminal.read(4096):
+                    said += piece
+    assert program.returncode == 0
+    return said.decode().splitlines()
+
+
+def test_a_window_without_an_end(tmp_path: Path) -> None:
+    """The list says whether it is still being recorded. Nothing is cut in a pipe, and 80 columns of a terminal hold it."""
+    with Popen([sys.executable, "-c", OPEN], stdin=PIPE, stdout=PIPE, text=True, cwd=tmp_path) as program:
+        assert program.stdout is not None and program.stdout.readline() == "recorded\n"
+        piped = stepscope("windows", "open", cwd=tmp_path, env={"COLUMNS": "40"}).stdout.splitlines()
+        shown = on_terminal(80, tmp_path)
+        program.communicate("")
+    assert all("1,000 to 1,999" in rows[3] and rows[4].endswith("still open") for rows in (piped, shown)), (
+        piped,
+        shown,
+    )
+    assert all(row == row.rstrip() for row in piped)
+    assert max(map(len, shown)) <= 80 < max(map(len, piped))
+    killed = json.loads(stepscope("windows", "open", "--json", cwd=tmp_path).stdout)
+    assert [each["state"] for each in killed] == ["", "", "no end"]
 
 
 def test_one_window_is_judged(run: Path) -> None:

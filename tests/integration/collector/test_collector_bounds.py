@@ -28,7 +28,7 @@ from stepscope.exporters.specimens import run_in as a_run
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll
 from tests.support.collecting import ask, trained, until

@@ -23,7 +23,7 @@ from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedg
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
 from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until

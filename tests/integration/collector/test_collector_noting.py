@@ -24,9 +24,9 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.record import empty_block
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
@@ -229,7 +229,7 @@ def window(**fields: Any) -> Frame:
 
 def gone(windows: int) -> Frame:
     """Frames that were given up, with events of so many windows."""
-    return int(fmt.FrameType.GIVEN_UP), 0, given_up.encode(GivenUp(dict.fromkeys(range(windows), 1)))
+    return int(fmt.FrameType.GIVEN_UP), 0, discarded_frames.encode(GivenUp(dict.fromkeys(range(windows), 1)))
 
 
 def strings(count: int) -> Frame:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.runtime.events.record import empty_block
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.frames import Damage, FrameReader
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from tests.unit.collector.test_collector_live import a_life, events_frame
 
 SYNC = fmt.new_sync_word()
@@ -21,7 +21,7 @@ Found = tuple[list[Frame], tuple[int, int], Damage, list[int]]
 
 def content() -> list[bytes]:
     """The frames of a journal: small and large, with and without events, and one that stands for five."""
-    gone = int(fmt.FrameType.GIVEN_UP), fmt.SPANS, given_up.encode(GivenUp({0: 7}, 1)) + bytes(100)
+    gone = int(fmt.FrameType.GIVEN_UP), fmt.SPANS, discarded_frames.encode(GivenUp({0: 7}, 1)) + bytes(100)
     frames = [*a_life()[:4], events_frame(empty_block(100), "recorder", ""), gone, *a_life()[1:4], *a_life() * 5]
     numbers = [number + 4 * (number >= 5) for number in range(len(frames))]
     return [

@@ -23,7 +23,7 @@ from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require

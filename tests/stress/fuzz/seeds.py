@@ -12,9 +12,9 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
-from stepscope.runtime.journal.given_up import GivenUp
+from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import ClockSync, encode_record
 from tests.support.journals import frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
@@ -89,7 +89,7 @@ def _windows() -> list[bytes]:
     reading = (int(fmt.FrameType.CLOCK), 0, encode_record(ClockAnchor(1, 2, 3)))
     trip = ClockSync(sent=1, arrived=2, answered=3, returned=4, clock="a")
     comparisons = [(int(fmt.FrameType.CLOCK_SYNC), 0, encode_record(trip))] * 9
-    gone = (int(fmt.FrameType.GIVEN_UP), 4, given_up.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
+    gone = (int(fmt.FrameType.GIVEN_UP), 4, discarded_frames.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
     names = (int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * 3000]]))
     streams = [
         [*windows(range(6), 4096, frames=2), gone, gone, *windows(range(6, 8), 4096, ended=False)],

@@ -28,7 +28,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover

@@ -24,7 +24,7 @@ from stepscope.exporters.specimens import batch_of, run_in
 from stepscope.exporters.specimens import spans as named
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collectors import spans

@@ -279,6 +279,23 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import torch_that_is_not_there", "No module named 'torch_that_is_not_there'. The program ran with "),
+        ("raise ValueError('mine')", "ValueError: mine"),
+        ("raise SystemExit(3)", "exited with status 3"),
+    ],
+)
+def test_a_failure_before_the_first_step_is_said(program: str, why: str, tmp_path: Path) -> None:
+    """No advice on steps: the program never came to them."""
+    (tmp_path / "p.py").write_text(program)
+    done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)
+    answer = done.stderr.partition("Traceback")[0]
+    assert "The program failed before its first step." in answer and why in " ".join(answer.split()), answer
+    assert "Steps are missing" not in answer and done.returncode in (1, 3)
+
+
 def test_the_last_steps_are_shown_where_they_are(tmp_path: Path) -> None:
     """With `--keep-last` each window has a trace: the last one is named, not the pattern; and the journals are."""
     (tmp_path / "p.py").write_text("import stepscope as sc\nwith sc.span('work'): raise ValueError('mine')")

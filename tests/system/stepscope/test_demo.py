@@ -63,6 +63,12 @@ def test_it_says_what_it_did(demo: Demo) -> None:
     assert "USDT" not in demo.done.stderr
 
 
+def test_the_readme_names_the_place_of_the_fault(demo: Demo) -> None:
+    """As the answer does in a checkout, where `make demo` runs. The line is that of most samples."""
+    (place,) = re.findall(r"Digits\.__getitem__ \(\S+\.py:", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert place in stepscope("explain", demo.directory / "stream", cwd=ROOT).stdout
+
+
 def test_it_says_what_opens_the_result(demo: Demo) -> None:
     """The commands can be pasted, and name what is there."""
     place = demo.directory.parent.parent.parent

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -96,7 +97,7 @@ def test_readme_has_no_python_that_is_not_run() -> None:
     assert [text for language, text in BLOCKS if language == "python"] == PROGRAMS
     assert len(PROGRAMS) == 5
     for language, text in BLOCKS:
-        commands = ("make ", "pip install ", "stepscope ", "torchrun ", "python3 -m venv ", ". ~/")
+        commands = ("make ", "pip install ", "stepscope ", "torchrun ")
         begins = ("-from ", "+from ", "+import stepscope", " import torch") if language == "diff" else commands
         assert language in ("python", "text") or all(line.startswith(begins) for line in text.splitlines())
 
@@ -138,6 +139,19 @@ def test_readme(program: str, tmp_path: Path) -> None:
     assert b"forward" in done.stdout or b"recorded" in done.stdout
     if "keep_last" in program:
         assert b"saved: slow_step in step" in done.stdout
+
+
+def test_names_in_the_documents_are_there() -> None:
+    """Whatever a page calls as `sc.…` or `stepscope.…` there is; what Usage calls by its name alone, `sc` has."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        names = re.findall(r"\b(?:sc|stepscope)\.((?:\w+\.)*\w+)\(", text)
+        names += re.findall(r"`([A-Z]\w+)\(", text) if page.name == "usage.md" else []
+        for name in names:
+            try:
+                resolve_name(f"stepscope:{name}")
+            except AttributeError:
+                resolve_name(f"stepscope.{name}")  # of a module that is imported by itself
 
 
 def test_links_of_the_documents_lead_somewhere() -> None:

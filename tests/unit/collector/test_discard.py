@@ -21,10 +21,10 @@ from stepscope.collector.discarding.region import LONGEST
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, empty_block
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up as given_up_module
-from stepscope.runtime.journal.frames import FrameReader
-from stepscope.runtime.journal.given_up import KINDS, GivenUp, decode, encode
+from stepscope.runtime.journal.discarded_frames import KINDS, GivenUp, decode, encode
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
 from tests.support.calls import counted
@@ -319,7 +319,7 @@ def sums_made(path: Path, count: int) -> int:
     """Calls that deal with what is gone while so many frames become one, each of a window of its own."""
     journal(path, [batch(at, 130) for at in range(count)])
     chosen = list(places(path))
-    done, calls = counted(lambda: discard(path, chosen), given_up_module)
+    done, calls = counted(lambda: discard(path, chosen), discarded_frames)
     assert len(done.made) == 1 and content(path).gone == count
     return calls
 

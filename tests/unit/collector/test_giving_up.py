@@ -22,7 +22,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import encode_record
 from tests.support.calls import counted

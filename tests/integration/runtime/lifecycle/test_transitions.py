@@ -8,7 +8,7 @@ import msgspec
 
 import stepscope as sc
 from stepscope.runtime.overhead.budget import MIN_RECORDED_NS, OverheadStatistics
-from stepscope.runtime.steps.transitions import Transitions
+from stepscope.runtime.steps.transition_costs import Transitions
 
 
 def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:

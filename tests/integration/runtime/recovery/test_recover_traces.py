@@ -240,11 +240,17 @@ def test_a_place_that_cannot_be_written(killed: Path, small_disk: Path, capsys: 
     assert cut.read_bytes() == before and {found.name for found in small_disk.iterdir()} == {"trace.json", "filler"}
 
 
-def test_the_hint_names_no_file_that_is_there(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it would write is not what somebody has."""
+def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the trace that was just written; where there is none, what to convert to, which is not what somebody has."""
     Path("trace.json").write_text("mine")
     main(["recover", str(killed / "run")])
-    hint = capsys.readouterr().out.splitlines()[-1]
+    *_, hint = capsys.readouterr().out.splitlines()
+    assert hint == "see it: open https://ui.perfetto.dev and drag ../trace.json into it"
+    ((_, note),) = notes_in(killed / "run", [])
+    for trace in note.traces:
+        (killed / "run" / trace.first).unlink()
+    main(["recover", str(killed / "run")])
+    *_, hint = capsys.readouterr().out.splitlines()
     assert hint.startswith("see it: ") and " recovered.json, then open" in hint
 
 

@@ -19,7 +19,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Flag, Kind
-from stepscope.runtime.journal.frames import Damage
+from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.recovery.recover import Recovery, recover

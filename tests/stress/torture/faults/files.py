@@ -26,7 +26,7 @@ from stepscope.exporters.specimens import run_in, window_of
 from stepscope.exporters.tensorboard import TensorBoardExporter
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import Damage, FrameReader
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from tests.stress.torture.fault import Fault, Outcome

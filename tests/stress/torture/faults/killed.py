@@ -96,7 +96,7 @@ def recovered(place: Path, *, closed: bool = False) -> Outcome:
     result = recover(place / "run")
     took = time.monotonic_ns() - began
     with contextlib.redirect_stdout(io.StringIO()) as said:
-        complete = rewrite_traces(result, place / "run", set())
+        _, complete = rewrite_traces(result, place / "run", set())
     problems = [*([] if complete else [said.getvalue()]), *traces(place)]
     return settle(place, result.journal, closed=closed, recovered=closed) + Outcome(
         tried=0, shutdown_ns=took, problems=tuple(problems)

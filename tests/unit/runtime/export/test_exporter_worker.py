@@ -92,6 +92,17 @@ async def test_after_a_failed_open_nothing_more_is_called(tmp_path: Path) -> Non
     assert exporter.calls == ["open"]
 
 
+async def test_the_time_of_a_call_counts_while_it_lasts(tmp_path: Path) -> None:
+    """An exporter that hangs never returns: without that it would be the quickest."""
+    exporter = MemoryExporter(hang_in="export")
+    async with running(exporter, tmp_path) as outlet:
+        outlet.offer(batch())
+        await poll(lambda: "export" in exporter.calls)
+        before = outlet.statistics().busy_ns
+        await poll(lambda: outlet.statistics().busy_ns > before)
+        exporter.release()
+
+
 async def test_a_full_queue_drops_and_counts(tmp_path: Path) -> None:
     """Memory is bounded whatever the exporter does; the end of the window still arrives."""
     exporter = MemoryExporter(hang_in="export")

@@ -178,7 +178,12 @@ async def test_more_is_not_kept_than_was_exported(tmp_path: Path) -> None:
     ("ledger", "kept", "text"),
     [
         (OutputLedger(80, 80), None, "80 of 80 events"),
-        (OutputLedger(80, 70, {"queue": 9, "cap": 0}, 1), None, "70 of 80 events, 9 dropped (queue), 1 in flight"),
+        (
+            OutputLedger(80, 70, {"queue": 9, "cap": 0}, 1),
+            None,
+            "70 of 80 events, 9 dropped (queue), 1 not written yet",
+        ),
+        (OutputLedger(80, in_flight=80), None, "80 events not written yet"),
         (OutputLedger(8, 7, {"cap": 1}, 0, 7), None, "0 of 8 events confirmed, 7 kept, 1 dropped (cap)"),
         (
             OutputLedger(1234, 1234),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag, empty_block, join_blocks
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frames import FrameReader
+from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.journals import read_journal
 

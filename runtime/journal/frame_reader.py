@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal import given_up
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
@@ -183,7 +183,7 @@ class FrameReader:
         while at + size <= len(block) and (found := fmt.decode_frame_header(block, at, self._sync)) is not None:
             kind, flags, number, length, crc = found
             body, end = at + size, at + size + length
-            if end > len(block) or kind in given_up.KINDS or number != self._number & 0xFFFFFFFF:
+            if end > len(block) or kind in discarded_frames.KINDS or number != self._number & 0xFFFFFFFF:
                 break
             over = kind == fmt.FrameType.EVENTS and skipped(block[body : min(body + fmt.MAX_EVENTS_HEADER, end)])
             if not over:
@@ -278,10 +278,12 @@ class FrameReader:
             return None
         self.head = (at, number, length)
         self._events = 0
-        if kind in given_up.KINDS:
+        if kind in discarded_frames.KINDS:
             # Only its header is used. The rest is a hole in the file, which would cost time to read.
-            payload = os.pread(self._fd, min(length, given_up.BEGINNING), body)
-            if kind == fmt.FrameType.GIVEN_UP and (needed := min(given_up.needed(payload), length)) > len(payload):
+            payload = os.pread(self._fd, min(length, discarded_frames.BEGINNING), body)
+            if kind == fmt.FrameType.GIVEN_UP and (needed := min(discarded_frames.needed(payload), length)) > len(
+                payload
+            ):
                 payload = os.pread(self._fd, needed, body)
             self._events = _decode_given_up(kind, payload).total
             return (kind, flags, payload), number, body + length
@@ -311,13 +313,13 @@ class FrameReader:
             return None  # it is being written
         before, border = 0, fmt.FILE_HEADER.size
         record: tuple[int, int] | None = None
-        lost: list[given_up.GivenUp] = []
+        lost: list[discarded_frames.GivenUp] = []
         while border <= at:
             found = self._frame_at(border, lambda _: True)
             if found is None:
                 break
             frame, number, end = found
-            over = frame is not None and frame[0] in given_up.KINDS
+            over = frame is not None and frame[0] in discarded_frames.KINDS
             ahead = (number - self._number) & 0xFFFFFFFF
             if frame is not None and record is None:
                 if over:
@@ -331,7 +333,7 @@ class FrameReader:
                 if self._events_so_far is not None:
                     self._ahead = max(self._events_so_far - total, 0)
                     self._events_so_far = total
-                payload = given_up.encode(given_up.merge(lost))
+                payload = discarded_frames.encode(discarded_frames.merge(lost))
                 return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, payload), number, end
             before, border = before + self._events, end
         self._searches += 1
@@ -340,12 +342,12 @@ class FrameReader:
     def _without_read(self, found: tuple[Frame | None, int, int]) -> tuple[Frame | None, int, int]:
         """The same frame, without events that were read before they were given up."""
         frame, number, end = found
-        if frame is None or frame[0] not in given_up.KINDS:
+        if frame is None or frame[0] not in discarded_frames.KINDS:
             return found
         lost = _decode_given_up(frame[0], frame[2])
         read = min(self._ahead, lost.total)
         self._ahead -= read
-        return (int(fmt.FrameType.GIVEN_UP), frame[1], given_up.encode(lost.without_first(read))), number, end
+        return (int(fmt.FrameType.GIVEN_UP), frame[1], discarded_frames.encode(lost.without_first(read))), number, end
 
     def _find_header(self, at: int) -> bool:
         """Moves to the next valid frame header from `at` on. Returns false if there is none."""
@@ -383,16 +385,16 @@ class FrameReader:
         self._at = end
 
 
-def _decode_given_up(kind: int, payload: bytes) -> given_up.GivenUp:
+def _decode_given_up(kind: int, payload: bytes) -> discarded_frames.GivenUp:
     """The record of a frame that was given up; an empty one if it cannot be decoded, which the caller of `next` counts."""
     try:
-        return given_up.decode(kind, payload)
+        return discarded_frames.decode(kind, payload)
     except FormatError:
-        return given_up.GivenUp()
+        return discarded_frames.GivenUp()
 
 
-def _unread_part(lost: given_up.GivenUp, before: int, read: int | None) -> given_up.GivenUp:
+def _unread_part(lost: discarded_frames.GivenUp, before: int, read: int | None) -> discarded_frames.GivenUp:
     """The part that was not read before, if so many events precede it and so many were read; empty if that is unknown."""
     if read is None or before + lost.total <= read:
-        return given_up.GivenUp()
+        return discarded_frames.GivenUp()
     return lost.without_first(max(read - before, 0))
