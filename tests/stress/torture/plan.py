@@ -17,6 +17,8 @@ BOUND = 0.05
 """The same on the training thread, which a backend that is bound to it holds up."""
 STILL = 0.2
 """The same of the journal: when it makes no progress for longer, rings may go on without it."""
+QUEUE_ROOM_BYTES = 64 << 20
+"""A queue of this size has room for all events that a slow journal waits with."""
 ROOM = 1 << 18
 """Slots of rings in which nothing is dropped."""
 WORKERS = 3
@@ -165,8 +167,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exact(self) -> bool:
         """Whether the diary knows of every event, and when the last window ends: no other process, and no backend, records any, and
-        rings have room for all. Where the last steps had none, the window ends before them."""
-        return self.gapless and not self.workers and not self.delivers and self.roomy
+        rings and the journal's queue have room for all. Where the last steps had none, the window ends before them."""
+        queue_has_room = self.queue_bytes >= QUEUE_ROOM_BYTES
+        return self.gapless and not self.workers and not self.delivers and self.roomy and queue_has_room
 
     @property
     def roomy(self) -> bool:
