@@ -386,6 +386,8 @@ class ExporterWorker:
                     if not done and self._unreadable:
                         self._accounts.lose_all("error")
                     self._unreadable = False
+                if done:
+                    self._finish_group()
             finally:
                 self._collect_results(self._cap())
 
@@ -415,11 +417,14 @@ class ExporterWorker:
         if not self._queue or len(self._group) >= GROUP_ITEMS:
             await self._guard("export", exporter.end_group)
             self._collect_results(self._cap())
-            with self._lock:
-                for each in self._group:
-                    if isinstance(each, WindowClosed):
-                        self._close_window(each)
-                self._group.clear()
+            self._finish_group()
+
+    def _finish_group(self) -> None:
+        with self._lock:
+            for each in self._group:
+                if isinstance(each, WindowClosed):
+                    self._close_window(each)
+            self._group.clear()
 
     def _close_window(self, item: WindowClosed) -> None:
         self._accounts.close(item.window.index)
