@@ -178,7 +178,7 @@ class Recording:
         self.notes = notes
 
     def __repr__(self) -> str:
-        return f"<Recording {str(self.path)!r}: {len(self.ranks)} processes>"
+        return f"<Recording {str(self.path)!r}: {human_count(len(self.ranks), 'process', 'es')}>"
 
     def select(self, window: int) -> None:
         """Leaves all windows but this one out from now on, in every process.
