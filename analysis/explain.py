@@ -122,6 +122,7 @@ ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
         "input-bound-workers",
+        "input-bound-handover",
         "slow-item",
         "uneven-work",
         "communication-exposed",
@@ -143,6 +144,7 @@ DEVICE_IDLE_CAUSES = {
     "slow-item",
     "input-bound-in-process",
     "input-bound-workers",
+    "input-bound-handover",
     "value-read-back",
     "tiny-operators",
     "python-between-operators",
