@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -150,6 +151,7 @@ class TraceRank(Rank):
             key: value for key, value in first.head.items() if key not in ("traceEvents", "deviceProperties")
         }
         self.dropped = {}
+        self.counts = Counter()
         self.ended = True
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}
         """Without times and steps until the events were read."""
