@@ -30,7 +30,7 @@ from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
 from stepscope.runtime.windows.step_statistics import startup_step
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.window import Window, which_windows
 
 
 class Rank:
@@ -189,7 +189,7 @@ class Recording:
         """
         numbers = sorted({number for rank in self.ranks for number in rank.windows})
         if window not in numbers:
-            raise NoWindowError(f"{self.path} has no window {window}; {_which(numbers)}")
+            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(numbers)}")
         for rank in self.ranks:
             rank.select(window)
 
@@ -207,12 +207,6 @@ class Recording:
             counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
             rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
-
-
-def _which(numbers: list[int]) -> str:
-    if not numbers:
-        return "none of its windows has ended"
-    return f"it has {human_count(len(numbers), 'window')}, from {numbers[0]} to {numbers[-1]}"
 
 
 def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> Recording:

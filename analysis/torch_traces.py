@@ -51,9 +51,12 @@ def is_trace(path: Path) -> bool:
         return False
     if path.name.lower().endswith(ENDINGS):
         return True
+    return _starts_with(path, b"{", b"\x1f\x8b")
+
+
+def _starts_with(path: Path, *beginnings: bytes) -> bool:
     with path.open("rb") as file:
-        start = file.read(64).lstrip()
-    return start.startswith((b"{", b"\x1f\x8b"))
+        return file.read(64).lstrip().startswith(beginnings)
 
 
 def trace_of(path: Path) -> TraceRank:
@@ -68,6 +71,11 @@ def trace_of(path: Path) -> TraceRank:
     except FormatError as error:
         if any(path.parent.glob(f"{JOURNAL}*")):
             raise FormatError(f"{error}; the run that was recorded beside it is read from {path.parent}") from error
+        if _starts_with(path, b"["):
+            raise FormatError(
+                f"{path} is a Chrome trace in array form, as stepscope writes them, and not one of torch.profiler: name the "
+                "directory of the run that wrote it"
+            ) from error
         raise
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepscope.runtime.journal.index import WindowRow
+from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.windows.window import Window
 
 if TYPE_CHECKING:
@@ -84,9 +85,16 @@ def windows(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     Console(file=sys.stdout, highlight=False).print(_table(lines, several=len(recording.ranks) > 1))
+    if any(line.first_step == 0 for line in lines) and any(map(starts_up, recording.ranks)):
+        print("Step 0 is startup: it ends with the optimizer's first step, and is not judged or counted as a step.")
     for note in recording.notes:
         print(note)
     return 0
+
+
+def starts_up(rank: Rank) -> bool:
+    """Whether step 0 of a rank is all that was before its first iteration had ended."""
+    return rank.metadata.get(STEPS_END) == OPTIMIZER
 
 
 def _process(rank: Rank) -> str:

@@ -12,6 +12,7 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.recording import load
 from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.windows.window import which_windows
 from tests.support.commands import stepscope
 from tests.support.torch_trace import loop, rows, save
 
@@ -79,3 +80,20 @@ def test_a_trace_that_stepscope_wrote_is_not_read(run: Path) -> None:
     assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
     done = stepscope("explain", run / "trace.json", cwd=run)
     assert done.returncode == 1 and f"is read from {run}" in done.stderr
+
+
+def test_a_trace_that_lies_elsewhere_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
+    """One of stepscope's, away from its run; and `convert` takes no trace, and names the run beside it."""
+    assert stepscope("convert", run, tmp_path / "trace.json", cwd=run).returncode == 0
+    done = stepscope("explain", tmp_path / "trace.json", cwd=tmp_path)
+    assert done.returncode == 1 and "is a Chrome trace in array form, as stepscope writes them" in done.stderr
+    (run / "trace.json").write_bytes((tmp_path / "trace.json").read_bytes())
+    done = stepscope("convert", "trace.json", "other.json", cwd=run)
+    assert done.returncode == 1 and "is a trace, and not a journal" in done.stderr
+
+
+def test_which_windows_there_are(run: Path) -> None:
+    """`convert` says it as well."""
+    done = stepscope("convert", run, "x.json", "--window", "7", cwd=run)
+    assert done.returncode == 4 and "has no window 7; it has 3 windows, from 0 to 2" in done.stderr
+    assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"

@@ -68,3 +68,17 @@ def test_without_a_path(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert done.stderr == "reading the newest run in stepscope_runs: stepscope_runs/two\n"
     assert done.stdout.startswith("stepscope_runs/two   25 steps")
+
+
+def test_windows_of_a_flight_recorder_are_one_run_and_nothing_to_remark(tmp_path: Path) -> None:
+    """They lie in files of their own, and do not overlap."""
+    with sc.trace(output_dir=tmp_path / "run", keep_last=20) as profiler:
+        for step in range(90):
+            with sc.span("work"):
+                time.sleep(0.001)
+            profiler.step()
+            if step in (30, 80):
+                profiler.save()
+    recording = sc.load(tmp_path / "run")
+    (rank,) = recording.ranks
+    assert len(rank.windows) == 2 and not recording.notes
