@@ -60,7 +60,7 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
     if step > (1 - FINDING) * whole:
         return CHEAPER, f"up to {human_time(whole - rest)} of each step"
     action = f"DataLoader(..., num_workers={workers})"
-    gain = f"a step would take about {human_time(step)} on average, {whole / step:.1f} times as fast, if the storage is quick enough"
+    gain = f"an average step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
     if workers < needed:
         few = f"there are {processors:g} processors" if workers < MOST_WORKERS else f"{MOST_WORKERS} workers are many"
         return (
@@ -95,7 +95,7 @@ def check(job: Job) -> list[Finding]:
     if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     evidence = [
-        f"on average DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in a step, and more than {FINDING:.0%} in "
+        f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
         f"{int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
     if workers:
@@ -143,7 +143,7 @@ def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole:
     if alone <= (1 - FINDING) * whole:
         action = "DataLoader(..., num_workers=0), or larger batches"
         gain = (
-            f"without workers a step would take about {human_time(alone)} on average, {whole / alone:.1f} times as fast"
+            f"without workers an average step would take about {human_time(alone)}, {whole / alone:.1f} times as fast"
         )
     return Finding(
         id="input-bound-handover",
@@ -151,7 +151,7 @@ def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole:
         cost=cost / whole,
         cost_ns=cost,
         evidence=(
-            f"on average DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in a step, though a worker makes a batch in "
+            f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in an average step, though a worker makes a batch in "
             f"{human_time(batch_ns)}; {_OF_WORKERS}",
         ),
         action=action,

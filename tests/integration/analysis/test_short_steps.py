@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +20,8 @@ STEPS = 50
 def answer(directory: Path, step_us: int, waiting_us: int, workers: int, batch_us: int) -> Answer:
     """On a training whose steps all take so long, of which it waits for data so long; a worker makes a batch in so long."""
     names = ["step", "enumerate(DataLoader)#_.__next__", "fetch"] * STEPS + ["loader"]
-    batch = batch_with_arguments(names, [{}] * (3 * STEPS) + [{"workers": workers}])
+    nothing: dict[str, Any] = {}
+    batch = batch_with_arguments(names, [nothing] * (3 * STEPS) + [{"workers": workers}])
     events = batch.events.copy()
     begins = np.arange(STEPS) * step_us * US
     events["kind"][:-1:3], events["kind"][-1] = Kind.STEP, Kind.INSTANT
