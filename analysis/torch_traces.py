@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def _starts_with(path: Path, *beginnings: bytes) -> bool:
 
 def _is_array_of_events(path: Path) -> bool:
     opening = gzip.open if _starts_with(path, b"\x1f\x8b") else open
-    with contextlib.suppress(OSError, EOFError), opening(path, "rb") as file:
+    with contextlib.suppress(OSError, EOFError, zlib.error), opening(path, "rb") as file:
         start = file.read(4096).lstrip()
         return start.startswith(b"[") and b'"ph"' in start
     return False
