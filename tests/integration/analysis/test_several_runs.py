@@ -72,13 +72,15 @@ def test_without_a_path(tmp_path: Path) -> None:
 
 def test_windows_of_a_flight_recorder_are_one_run_and_nothing_to_remark(tmp_path: Path) -> None:
     """They lie in files of their own, and do not overlap."""
-    with sc.trace(output_dir=tmp_path / "run", keep_last=20) as profiler:
+    with sc.trace(output_dir=tmp_path / "run", keep_last=sc.FlightRecorder(steps=20, triggers=())) as profiler:
         for step in range(90):
             with sc.span("work"):
                 time.sleep(0.001)
             profiler.step()
             if step in (30, 80):
-                profiler.save()
+                assert profiler.save(f"step {step}")
+                profiler.flush()
+    assert len(profiler.saved()) == 2
     recording = sc.load(tmp_path / "run")
     (rank,) = recording.ranks
     assert len(rank.windows) == 2 and not recording.notes
