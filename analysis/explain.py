@@ -15,9 +15,9 @@ from stepscope.analysis.job import Job
 from stepscope.analysis.rank_summary import RankSummary, most_sampled
 from stepscope.analysis.recording import Recording, load
 from stepscope.analysis.rules import RULES
-from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_STEPS, FINDING
+from stepscope.analysis.thresholds import COVERED, DEVICE_BUSY, FEWEST_SAMPLES, FEWEST_STEPS, FINDING
 from stepscope.runtime.display.text_table import human_count, printable, shorten
-from stepscope.runtime.windows.step_facts import Phase, class_of
+from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import UNCOVERED, durations, is_uncovered, parts_of
 from stepscope.runtime.windows.step_statistics import statistics_of
 
@@ -91,15 +91,10 @@ def _nothing(rank: RankSummary, steps: int) -> str:
         return busy
     if spans + uncovered < MOSTLY:
         return NOTHING
-    named = sorted(
-        (row for row in rank.rows if class_of(row.name, row.category) == Phase.SPAN), key=lambda row: -row.self
-    )
-    places = most_sampled(rank.samples_in_steps(), 1)
-    said = (
-        [f"{spans:.0%} of each step is in your spans, most of it in {named[0].name}"]
-        if spans >= FINDING and named
-        else []
-    )
+    samples = rank.samples_in_steps()
+    places = most_sampled(samples, 1) if len(samples) >= FEWEST_SAMPLES else ()
+    named = rank.largest_span()
+    said = [f"{spans:.0%} of each step is in your spans, most of it in {named}"] if spans >= FINDING and named else []
     said += [f"{uncovered:.0%} is in no span"] if uncovered >= FINDING else []
     where = f"; {places[0].share:.0%} of the samples of the stack are in {places[0]}" if places else ""
     return f"No fault that is known. {', '.join(said)}{where}."
@@ -122,6 +117,7 @@ ECHOES = {
     "slow-rank": (
         "input-bound-in-process",
         "input-bound-workers",
+        "input-bound-handover",
         "slow-item",
         "uneven-work",
         "communication-exposed",
@@ -143,6 +139,7 @@ DEVICE_IDLE_CAUSES = {
     "slow-item",
     "input-bound-in-process",
     "input-bound-workers",
+    "input-bound-handover",
     "value-read-back",
     "tiny-operators",
     "python-between-operators",

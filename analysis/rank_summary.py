@@ -23,7 +23,7 @@ from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, join_batches
 from stepscope.runtime.observers import loop_callbacks, processor_demand, queue_lengths
 from stepscope.runtime.windows.aggregates import Aggregates
-from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase
+from stepscope.runtime.windows.step_facts import MOST_READ, SIGNAL, Facts, Phase, class_of
 from stepscope.runtime.windows.step_parts import durations as durations
 from stepscope.runtime.windows.step_statistics import first_steps
 
@@ -218,6 +218,11 @@ class RankSummary:
     def row(self, *names: str) -> list[Row]:
         """Rows whose name begins with one of these."""
         return [row for row in self.rows if row.name.startswith(names)]
+
+    def largest_span(self) -> str:
+        """The name of the program's own spans that have the most time of their own; empty if it has none."""
+        own = [row for row in self.rows if class_of(row.name, row.category) == Phase.SPAN]
+        return max(own, key=lambda row: row.self).name if own else ""
 
     def samples_in_steps(self, steps: Facts | None = None) -> list[Sample]:
         """Samples taken in steps, by default in those that are judged."""

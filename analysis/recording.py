@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from stepscope.analysis.run_choice import launches_in
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
-from stepscope.collector.runs.recording import journals_in
+from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
@@ -29,7 +30,7 @@ from stepscope.runtime.settings.arguments import path_argument
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder
 from stepscope.runtime.windows.step_parts import columns_of
 from stepscope.runtime.windows.step_statistics import startup_step
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.window import Window, which_windows
 
 
 class Rank:
@@ -188,7 +189,7 @@ class Recording:
         """
         numbers = sorted({number for rank in self.ranks for number in rank.windows})
         if window not in numbers:
-            raise NoWindowError(f"{self.path} has no window {window}; {_which(numbers)}")
+            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(numbers)}")
         for rank in self.ranks:
             rank.select(window)
 
@@ -208,19 +209,13 @@ class Recording:
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
 
 
-def _which(numbers: list[int]) -> str:
-    if not numbers:
-        return "none of its windows has ended"
-    return f"it has {human_count(len(numbers), 'window')}, from {numbers[0]} to {numbers[-1]}"
-
-
 def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> Recording:
     """Opens what was recorded.
 
     Args:
         path: a journal, a run's directory, one with several runs of a job below, a collector's directory, or a trace that
-            torch.profiler has saved, or a directory of those. Of several runs that were written to one directory, the newest
-            is taken.
+            torch.profiler has saved, or a directory of those. Of several runs that were written to one directory, or lie below
+            one, the newest is taken.
         only: numbers of the windows that are wanted; default: all. Of a run that was closed in order no others are read.
 
     Raises:
@@ -237,13 +232,22 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
         return Recording(place, [trace_of(place)], [])
     newest: list[Path] = []
     older: list[Path] = []
+    launches = launches_in(place) if place.is_dir() else []
+    others = [path for launch in launches[:-1] for path in launch.journals]
+    several: list[str] = []
+    if others:
+        asked, chosen = place, launches[-1]
+        if not any(stream_of(path) for path in chosen.journals):
+            place = chosen.place
+        if place != asked:
+            several = [f"{asked} has {len(launches)} runs, of which this is the newest: name another one to read it"]
     for directory in {path.parent for path in journals_in(place) if path.name == JOURNAL} if place.is_dir() else ():
         by_age = [path for path, _ in Journals.of(directory).found]
         newest += by_age[:1] if len(by_age) > 1 else []
         older += by_age[1:]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
         found, said = gather([place, *newest], lambda: Path(room), only)
-    found = [one for one in found if one.path not in older]
+    found = [one for one in found if one.path not in (*older, *others)]
     said = [text.removeprefix(NOT_MERGED) for text in said] + [
         f"{path} is of an earlier run: name it to read it" for path in older
     ]
@@ -259,7 +263,7 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     processes: dict[str, list[runs.Recording]] = {}
     for one in found:
         processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
-    return Recording(place, [Rank(*one) for one in processes.values()], [*_recoverable(found), *said])
+    return Recording(place, [Rank(*one) for one in processes.values()], [*several, *_recoverable(found), *said])
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

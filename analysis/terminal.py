@@ -115,8 +115,8 @@ def facts_of_steps(answer: Answer, rank: RankAnswer) -> str:
     number = f"rank {rank.rank}: " if several and rank.rank is not None else ""
     judged = f", {facts.steady:,} judged" if facts.steady < facts.steps else ""
     return (
-        f"{whose}{number}{human_count(facts.steps, 'step')}{judged} · {human_time(facts.p50)} a step (p95 {human_time(facts.p95)}) · "
-        f"{facts.rate:,.1f} steps/s"
+        f"{whose}{number}{human_count(facts.steps, 'step')}{judged} · median {human_time(facts.p50)} "
+        f"(p95 {human_time(facts.p95)}) · mean {facts.rate:,.1f} steps/s"
     )
 
 

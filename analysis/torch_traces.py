@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
 import re
 import struct
 import tempfile
+import zlib
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -50,9 +53,20 @@ def is_trace(path: Path) -> bool:
         return False
     if path.name.lower().endswith(ENDINGS):
         return True
+    return _starts_with(path, b"{", b"\x1f\x8b")
+
+
+def _starts_with(path: Path, *beginnings: bytes) -> bool:
     with path.open("rb") as file:
-        start = file.read(64).lstrip()
-    return start.startswith((b"{", b"\x1f\x8b"))
+        return file.read(64).lstrip().startswith(beginnings)
+
+
+def _is_array_of_events(path: Path) -> bool:
+    opening = gzip.open if _starts_with(path, b"\x1f\x8b") else open
+    with contextlib.suppress(OSError, EOFError, zlib.error), opening(path, "rb") as file:
+        start = file.read(4096).lstrip()
+        return start.startswith(b"[") and b'"ph"' in start
+    return False
 
 
 def trace_of(path: Path) -> TraceRank:
@@ -67,6 +81,11 @@ def trace_of(path: Path) -> TraceRank:
     except FormatError as error:
         if any(path.parent.glob(f"{JOURNAL}*")):
             raise FormatError(f"{error}; the run that was recorded beside it is read from {path.parent}") from error
+        if _is_array_of_events(path):
+            raise FormatError(
+                f"{path} is a Chrome trace in array form, as stepscope writes them, and not one of torch.profiler: name the "
+                "directory of the run that wrote it"
+            ) from error
         raise
 
 
@@ -150,6 +169,7 @@ class TraceRank(Rank):
             key: value for key, value in first.head.items() if key not in ("traceEvents", "deviceProperties")
         }
         self.dropped = {}
+        self.counts = Counter[int]()
         self.ended = True
         self.windows = {number: _window(number, 0, 0, []) for number in range(len(traces))}
         """Without times and steps until the events were read."""

@@ -24,7 +24,7 @@ def check(job: Job) -> list[Finding]:
     place = place_of_calls(calls)
     spent = human_time(float(np.median(waits)))
     evidence = [
-        f"os.fsync and os.fdatasync take {spent} of {human_time(rank.step_ns)} in a step, and more than {FINDING:.0%} in "
+        f"os.fsync and os.fdatasync take {spent} of a median step of {human_time(rank.step_ns)}, and more than {FINDING:.0%} in "
         f"{int((waits > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:

@@ -6,14 +6,24 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.evidence import longest, places, steps_with_most
 from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.processors import children_run, demand
-from stepscope.analysis.rank_summary import durations, hottest
+from stepscope.analysis.rank_summary import RankSummary, durations, hottest
 from stepscope.analysis.sampled_stacks import in_collate, in_loader
-from stepscope.analysis.thresholds import FEWEST_SAMPLES, FINDING, MAJORITY, MOST_WORKERS, USUAL_STEPS
+from stepscope.analysis.thresholds import (
+    FEWEST_SAMPLES,
+    FINDING,
+    HANDOVER,
+    HANDOVER_NS,
+    MAJORITY,
+    MOST_HANDOVER_NS,
+    MOST_WORKERS,
+    USUAL_STEPS,
+)
 from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.windows.step_facts import Phase
 
@@ -25,6 +35,12 @@ def item_of(facts: dict[str, Any]) -> Place | None:
     return Place(f"{name}.__getitem__", file, int(line)) if file and line.isdigit() else None
 
 
+CHEAPER = "make items cheaper, or prepare them once before the training"
+WITHOUT_WORKERS = "load larger batches, keep the data in memory as tensors, or load ahead in a thread"
+"""What helps where a step is so short that handing a batch over takes as long as making it."""
+_OF_WORKERS = "to hand a batch over, a worker and the training process take about 1ms"
+
+
 def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
     """What to try, and what it would gain: as many workers as keep up, or as have processors of their own.
 
@@ -33,22 +49,22 @@ def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[
         rest: ns of a step without waiting for data.
         whole: ns of a step.
     """
-    needed = ceil(batch_ns / max(rest, 1))
+    if rest + HANDOVER_NS > (1 - FINDING) * whole:
+        gain = f"possibly, up to {human_time(whole - rest)} of each step; workers would not help: {_OF_WORKERS}"
+        return WITHOUT_WORKERS, gain
+    needed = ceil(batch_ns / (rest + HANDOVER_NS))
     _, _, processors = demand(job)
     most = min(MOST_WORKERS, max(int(processors) - 1, 1) if processors else MOST_WORKERS)
     workers = min(needed, most)
-    step = max(rest, batch_ns / workers, 1.0)
-    cheaper = "make items cheaper, or prepare them once before the training"
+    step = max(rest + HANDOVER_NS, batch_ns / workers)
     if step > (1 - FINDING) * whole:
-        return cheaper, f"up to {human_time(whole - rest)} of each step"
+        return CHEAPER, f"up to {human_time(whole - rest)} of each step"
     action = f"DataLoader(..., num_workers={workers})"
-    gain = (
-        f"a step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
-    )
+    gain = f"an average step would take about {human_time(step)}, {whole / step:.1f} times as fast, if the storage is quick enough"
     if workers < needed:
         few = f"there are {processors:g} processors" if workers < MOST_WORKERS else f"{MOST_WORKERS} workers are many"
         return (
-            f"{cheaper}; and {action}",
+            f"{CHEAPER}; and {action}",
             f"with {human_count(workers, 'worker')} {gain}; {few}, and {needed} would be needed to keep up",
         )
     return action, gain
@@ -74,10 +90,12 @@ def check(job: Job) -> list[Finding]:
     fetch = [row for row in rank.rows if row.name == "fetch" and row.category == "loader"]
     batch_ns = cost if not workers else fetch[0].p50 if fetch else workers * whole
     queued = float(np.nan_to_num(rank.judged_steps["run_queue_ns"]).sum() / step.sum())
+    if workers and share >= HANDOVER and cost <= MOST_HANDOVER_NS and batch_ns / workers < MAJORITY * whole:
+        return [_handed_over(rank, data, cost, whole, batch_ns)]
     if workers and batch_ns * children_run(job) <= workers * rest * (1 - queued):
         return []  # with processors of their own the workers would keep up: that they have none is another finding
     evidence = [
-        f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in a step, and more than {FINDING:.0%} in "
+        f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in an average step, and more than {FINDING:.0%} in "
         f"{int((data > FINDING * step).sum())} of {len(step)} steps"
     ]
     if workers:
@@ -99,7 +117,8 @@ def check(job: Job) -> list[Finding]:
     if not workers and place is not None and collating > MAJORITY * len(samples):
         kind = "slow-collate"
         evidence.append(f"collate_fn takes {collating / len(samples):.0%} of that")
-        action = f"make {place.function} cheaper, or let workers run it: {action}"
+        instead = action if action == WITHOUT_WORKERS else f"let workers run it: {action}"
+        action = f"make {place.function} cheaper, or {instead}"
     return [
         Finding(
             id=kind,
@@ -109,7 +128,7 @@ def check(job: Job) -> list[Finding]:
             evidence=tuple(evidence),
             action=action,
             gain=gain,
-            certainty="certain" if workers is not None else "likely",
+            certainty="certain" if workers is not None and not gain.startswith("possibly") else "likely",
             steps=steps_with_most(rank.judged_steps, data),
             events=longest(rank, rank.fetches, "fetch"),
             places=places(place),
@@ -117,11 +136,37 @@ def check(job: Job) -> list[Finding]:
     ]
 
 
+def _handed_over(rank: RankSummary, data: NDArray[np.int64], cost: float, whole: float, batch_ns: float) -> Finding:
+    """The finding where workers make batches quicker than the training takes them over."""
+    alone = whole - cost + batch_ns
+    action, gain = "larger batches", f"up to {human_time(cost)} of each step"
+    if alone <= (1 - FINDING) * whole:
+        action = "DataLoader(..., num_workers=0), or larger batches"
+        gain = (
+            f"without workers an average step would take about {human_time(alone)}, {whole / alone:.1f} times as fast"
+        )
+    return Finding(
+        id="input-bound-handover",
+        title=f"Taking batches over from the loader's workers takes {cost / whole:.0%} of each step.",
+        cost=cost / whole,
+        cost_ns=cost,
+        evidence=(
+            f"DataLoader.__next__ takes {human_time(cost)} of {human_time(whole)} in an average step, though a worker makes a batch in "
+            f"{human_time(batch_ns)}; {_OF_WORKERS}",
+        ),
+        action=action,
+        gain=gain,
+        certainty="likely",
+        steps=steps_with_most(rank.judged_steps, data),
+        events=longest(rank, rank.fetches, "fetch"),
+    )
+
+
 RULE = Rule(
     id="input-bound",
     needs="torch's operators; the loader's facts and stack samples say why",
-    finds="a DataLoader that the training waits for: on its own process, with workers that are too slow, or with a slow collate_fn",
-    threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps",
+    finds="a DataLoader that the training waits for: on its own process, with workers that are too slow or batches that take long to hand over, or with a slow collate_fn",
+    threshold=f"{FINDING:.0%} of the step, by the mean of the shortest {USUAL_STEPS:.0%} of the steps; {HANDOVER:.0%} for handing over",
     wrong_if="a step takes as long with one batch that is used again and again",
     check=check,
 )

@@ -61,8 +61,8 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         delays = [last - first for first, last, _ in ready]
         evidence.append(f"other tasks may have been ready meanwhile, in sum and at most: {', '.join(names)}")
         evidence.append(
-            f"a task that may have been ready had its turn after {human_time(max(delays))} at most, and after "
-            f"{human_time(float(np.quantile(delays, 0.95)))} or less in 95 of 100 times"
+            f"tasks that may have been ready waited up to {human_time(max(delays))} for their turn "
+            f"(p95 {human_time(float(np.quantile(delays, 0.95)))})"
         )
     if place is not None and place.share:
         evidence += samples_at(place, "taken then")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.analysis.evidence import places, steps_with_most
 from stepscope.analysis.findings import Finding
@@ -24,6 +25,9 @@ from stepscope.analysis.thresholds import (
 )
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_facts import Phase
+
+MODULE = "<module>"
+"""Name of a function that none is: code of a file itself."""
 
 
 def check(job: Job) -> list[Finding]:
@@ -48,9 +52,11 @@ def check(job: Job) -> list[Finding]:
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
     spent = human_time(float(np.median(uncovered)))
+    span = _span(rank, uncovered)
+    inside = f", most of it in the span {span}" if span else ""
     evidence = [
-        f"{spent} of {human_time(rank.step_ns)} in a step are in no operator and no phase of the training; it is more than "
-        f"{FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
+        f"{spent} of a median step of {human_time(rank.step_ns)} are in no operator and no phase of the training{inside}; it is "
+        f"more than {FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
         evidence.append(f"{place.share:.0%} of the stack samples in the program's own code are in {place}")
@@ -63,12 +69,14 @@ def check(job: Job) -> list[Finding]:
     if not waits and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
     if waits:
-        title, kind = f"The program's own code waits {cost:.0%} of each step.", "program-waits"
+        title, kind = f"The program's own code waits {cost:.0%} of each step{inside}.", "program-waits"
         action = "move what it waits for to another thread: sleeps, locks, network, files"
     else:
         title, kind = f"Python between operators takes {cost:.0%} of each step.", "python-between-operators"
         action = "vectorize it, do it less often, or move it to the loader's workers"
-    if place is not None:
+    if span and (place is None or place.function == MODULE):
+        action = f"{span}: {action}"
+    elif place is not None:
         action = f"{place.function}: {action}"
     return [
         Finding(
@@ -84,6 +92,12 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
+
+
+def _span(rank: RankSummary, uncovered: NDArray[np.float64]) -> str:
+    """The span of the program that has most of that time; empty if most of it is in none."""
+    spans = rank.phase(Phase.SPAN)
+    return rank.largest_span() if spans.sum() > MAJORITY * uncovered.sum() else ""
 
 
 def _running(rank: RankSummary, uncovered: np.ndarray) -> float:

@@ -25,7 +25,7 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
       windows that overlap in time, all those of the recording that has most events in them.
 
     Returns:
-        The others, in their order, and what is to be said: that of several files of one stream or run, none has all.
+        The others, in their order, and what is to be said: that of several files of one stream none has all, and that windows of a run overlap.
     """
     said: list[str] = []
     kept = dict[str, Recording]()
@@ -61,10 +61,10 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
                 _add_syncs(other, recording)
         divided = _divided(stay)
         final |= {id(one): part for one, part in zip(stay, divided, strict=True) if part.windows or len(stay) == 1}
-        if len(stay) > 1:
+        if sum(len(one.windows) for one in divided) < sum(len(one.windows) for one in stay):
             said.append(
-                f"{' and '.join(str(one.path) for one in stay)} are of one run, and none has all of it: where they overlap, "
-                "the one with more events counts"
+                f"{' and '.join(str(one.path) for one in stay)} have windows of one run that overlap in time: each time is read "
+                "from one of them"
             )
     return [final[id(recording)] for recording in recordings if id(recording) in final], said
 

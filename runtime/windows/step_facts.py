@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.runtime import _core
-from stepscope.runtime.events import strings
+from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import NO_STEP, Block, find_at_once
+from stepscope.runtime.events.tracks import TrackKind
 
 Facts: TypeAlias = NDArray[np.void]
 """One-dimensional array of `FACTS_DTYPE`."""
@@ -181,6 +182,49 @@ def covered_before(begin: Times, end: Times, at: Times) -> Times:
     index = np.searchsorted(begin, at, side="right")
     inside = np.where(index > 0, np.maximum(end[index - 1] - at, 0), 0)
     return total[index] - inside
+
+
+def running(spans: Times, waits: Times) -> tuple[Times, Times]:
+    """When spans are open and no wait on their own track is; sorted and disjoint. Both are intervals, and may overlap."""
+    both = np.concatenate((spans, spans, waits, waits))
+    opened = np.repeat((1, -1, 0, 0), (len(spans), len(spans), len(waits), len(waits)))
+    waited = np.repeat((0, 0, 1, -1), (len(spans), len(spans), len(waits), len(waits)))
+    times = np.concatenate((spans[:, _BEGIN], spans[:, _END], waits[:, _BEGIN], waits[:, _END]))
+    order = np.lexsort((times, both[:, _TRACK]))
+    times = times[order]
+    kept = np.flatnonzero((np.cumsum(opened[order]) > 0) & (np.cumsum(waited[order]) == 0))
+    kept = kept[times[kept] < times[kept + 1]]
+    return union(times[kept], times[kept + 1])
+
+
+def thread_of(track: int) -> int:
+    """The track of the thread that a track's task runs on; the track itself, if it is of no task."""
+    row = tracks.get(track)
+    return track if row is None or row.kind != TrackKind.TASK else row.parent
+
+
+def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
+    """Adds to the first track that steps what spans of other tasks cover of its thread: a task of asyncio that does not wait runs.
+    Meanwhile the one that steps waits for its turn, and its waiting is shorter by that."""
+    on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
+    mine = np.isin(on, stepping)
+    spans = ~mine & ((classes == Phase.SPAN) | (classes == _INNER))
+    threads = {thread_of(track) for track in stepping}
+    others = [track for track in np.unique(on[spans]).tolist() if track not in threads and thread_of(track) in threads]
+    if not others:
+        return intervals
+    theirs, waits = np.isin(on, others), classes == Phase.SUSPENDED
+    begin, end = running(intervals[theirs & spans], intervals[theirs & waits])
+    run = _intervals(Phase.SPAN, stepping[0], begin, end)
+    waiting = intervals[mine & waits]
+    waiting[:, _TRACK] = stepping[0]
+    left = _intervals(Phase.SUSPENDED, stepping[0], *running(waiting, run))
+    return np.concatenate((intervals[~(mine & waits)], run, left))
+
+
+def _intervals(number: int, track: int, begin: Times, end: Times) -> Times:
+    """Intervals of one class and track."""
+    return np.stack((np.full(len(begin), number), np.full(len(begin), track), begin, end), axis=1)
 
 
 class _Classes:
@@ -394,7 +438,7 @@ class StepFactsBuilder:
         """The facts of the time between consecutive marks, without signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
-        facts["device"] = self._share_time(marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+        facts["device"] = self._share_time(self._gathered(), marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
@@ -407,13 +451,20 @@ class StepFactsBuilder:
 
     def _fill_phases(self, facts: Any, chosen: Any, marks: Times, stepping: tuple[int, int]) -> None:
         """Sets the phases of steps of one thread, or of those that begin on one thread and end on another."""
-        ns, begun, covered = self._share_time(marks, stepping, min(Phase), max(Phase), chosen)
+        intervals = _with_other_tasks(self._gathered(), stepping)
+        ns, begun, covered = self._share_time(intervals, marks, stepping, min(Phase), max(Phase), chosen)
         facts["phases"][chosen] = ns.T
         facts["operators"][chosen], facts["operator_ns"][chosen] = begun[Phase.FORWARD], covered[Phase.FORWARD]
         facts["collections"][chosen] = begun[Phase.GARBAGE_COLLECTION]
 
     def _share_time(
-        self, marks: Times, stepping: tuple[int, int], first: int, last: int, chosen: Any = slice(None)
+        self,
+        intervals: Times,
+        marks: Times,
+        stepping: tuple[int, int],
+        first: int,
+        last: int,
+        chosen: Any = slice(None),
     ) -> Any:
         """Calls `_core.share_time` for a range of slots. Returns its values by slot and step.
 
@@ -422,7 +473,7 @@ class StepFactsBuilder:
         begin, end = np.ascontiguousarray(marks[:-1, _TS][chosen]), np.ascontiguousarray(marks[1:, _TS][chosen])
         slots, known = (first, last), self._known_begins()
         rest = stepping, slots, (int(Phase.SPAN), _INNER)
-        found = _core.share_time(self._gathered(), begin, end, _STEPPING_SLOTS, _OTHER_SLOTS, known, *rest)
+        found = _core.share_time(intervals, begin, end, _STEPPING_SLOTS, _OTHER_SLOTS, known, *rest)
         return np.frombuffer(found, np.int64).reshape(last - first + 1, 3, len(begin)).transpose(1, 0, 2)
 
     def _fill_signals(self, facts: Any, marks: Times) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -96,3 +96,12 @@ class Window(Documented, frozen=True, kw_only=True, dict=True):
 
 WindowCallback = Callable[[Window], Any]
 """`on_trace_ready`: a plain callable or a coroutine function."""
+
+
+def which_windows(numbers: Sequence[int]) -> str:
+    """Says which windows there are, for a message that there is no such window."""
+    if not numbers:
+        return "none of its windows has ended"
+    if len(numbers) > 2:
+        return f"it has {len(numbers):,} windows, from {numbers[0]} to {numbers[-1]}"
+    return f"it has only window {numbers[0]}" if len(numbers) == 1 else f"it has windows {numbers[0]} and {numbers[1]}"

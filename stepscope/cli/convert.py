@@ -13,6 +13,7 @@ from stepscope.cli import formats, opening
 from stepscope.cli.made_directory import made_directory
 from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
+from stepscope.cli.traces import is_trace
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events.record import EventBatch
@@ -25,7 +26,7 @@ from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
 from stepscope.runtime.recovery.target import choose
 from stepscope.runtime.session.note import can_recover
-from stepscope.runtime.windows.window import Window
+from stepscope.runtime.windows.window import Window, which_windows
 
 EXAMPLES = """\
 examples:
@@ -70,6 +71,12 @@ def convert(arguments: argparse.Namespace) -> int:
         raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
         source = _journal_in(source)
+    elif is_trace(source):
+        run = opening.shown(source.parent)
+        beside = f": {run}" if Journals.of(source.parent).found else ""
+        raise FormatError(
+            f"{source} is a trace, and not a journal: name the directory of the run that wrote it{beside}"
+        )
     if arguments.target.exists() and source.exists() and arguments.target.samefile(source):
         parser.error("OUT is IN: give the output another name")
     directory = absolute(arguments.target).parent
@@ -90,7 +97,9 @@ async def _replay(source: Path, exporter: _Counting, directory: Path, window: in
     with JournalReader(source) as reader:
         replayed = await replay_into(reader, exporter, run_of(reader, directory), window)
     if window is not None and not replayed.windows:
-        raise NoWindowError(f"{source} has no window {window}; 0 is the first")
+        with JournalReader(source) as reader:
+            numbers = sorted({item.index for item in reader if isinstance(item, Window)})
+        raise NoWindowError(f"{source} has no window {window}; {which_windows(numbers)}")
     return replayed
 
 

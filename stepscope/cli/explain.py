@@ -9,8 +9,14 @@ from typing import Any
 
 import msgspec
 
+from stepscope.cli import opening
+from stepscope.cli.messages import message
+
+RUNS = Path("stepscope_runs")
+
 EXAMPLES = """\
 examples:
+  stepscope explain                      the newest run in ./stepscope_runs
   stepscope explain runs/exp1            one screen
   stepscope explain runs/ddp             the directory that holds rank0, rank1, ...
   stepscope explain runs/exp1 --window 3 one window of a long run; `stepscope windows runs/exp1` lists them
@@ -35,8 +41,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=Path,
+        nargs="?",
         help="a run's directory, its journal, a directory of several ranks' runs, a collector's, "
-        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those",
+        "or a trace of torch.profiler (*.pt.trace.json, *.pt.trace.json.gz) or a directory of those; "
+        f"of several runs the newest is taken (default: {RUNS}, where `stepscope run` writes them)",
     )
     parser.add_argument("--window", metavar="N", type=int, help="read and judge only this window; 0 is the first")
     parser.add_argument("--json", action="store_true", help="print the answer as JSON")
@@ -46,8 +54,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def explain(arguments: argparse.Namespace) -> int:
     """Runs the command."""
     from stepscope.analysis.explain import explain as answer_of
+    from stepscope.analysis.recording import load
 
-    answer = answer_of(arguments.path, arguments.window)
+    path: Path = arguments.path or RUNS
+    if arguments.path is None and not path.is_dir():
+        arguments.parser.error(f"there is no ./{RUNS}: name the directory of a run, or a trace")
+    recording = load(path, None if arguments.window is None else (arguments.window,))
+    if arguments.path is None or recording.path != path:
+        message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
+    answer = answer_of(recording, arguments.window)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
         return 0

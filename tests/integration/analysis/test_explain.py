@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import stepscope as sc
-from stepscope.analysis.explain import NOTHING, explain
+from stepscope.analysis.explain import NOTHING, explain, judge
 from stepscope.analysis.findings import Answer
+from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.windows.step_facts import Phase
 from stepscope.runtime.windows.step_parts import columns_of
-from tests.support.commands import stepscope
+from tests.support.commands import python, stepscope
 from tests.support.crashes import Crash
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -139,6 +140,37 @@ def test_a_loop_of_python_alone_is_no_fault(tmp_path: Path) -> None:
             profiler.step()
     answer = explain(tmp_path / "run")
     assert answer.verdict.startswith("No fault that is known. 1") and not answer.findings
+
+
+@pytest.mark.parametrize(("samples", "said"), [(2, False), (12, True)])
+def test_a_few_samples_name_no_place(samples: int, said: bool, tmp_path: Path) -> None:
+    """Where no fault is known."""
+    recording = sc.load(record(tmp_path / "run", lambda _: time.sleep(0.001)))
+    summary = RankSummary(recording.ranks[0])
+    at = int(summary.judged_steps["begin"][3])
+    summary.samples = [Sample(at + number, "<module> (/p/own.py:14)", "R", "") for number in range(samples)]
+    verdict = judge(recording, [summary]).verdict
+    assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is said
+
+
+def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the program is no function that could be named."""
+    monkeypatch.delenv(SIGNALS_VARIABLE)
+    program = tmp_path / "own.py"
+    program.write_text(
+        "import sys, time\n"
+        "import stepscope as sc\n"
+        "with sc.trace(output_dir=sys.argv[1]) as profiler:\n"
+        "    for _ in range(25):\n"
+        "        with sc.span('work'):\n"
+        "            time.sleep(0.05)\n"
+        "        profiler.step()\n"
+    )
+    done = python(program, tmp_path / "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = explain(tmp_path / "run").findings[0]
+    assert first.id == "program-waits" and "most of it in the span work" in first.title
+    assert first.action.startswith("work: move")
 
 
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:

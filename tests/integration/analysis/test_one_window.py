@@ -17,19 +17,26 @@ from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.recording import load
 from stepscope.runtime.errors import NoWindowError
+from stepscope.runtime.windows.window import which_windows
+from tests.support.basics import require
 from tests.support.commands import stepscope
 from tests.support.torch_trace import loop, rows, save
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run_of_spans(place: Path) -> Path:
     """Three windows of 25 steps, each with spans of a name of its own."""
-    with sc.trace(schedule=sc.schedule(wait=5, warmup=0, active=25, repeat=3), output_dir=tmp_path / "run") as profiler:
+    with sc.trace(schedule=sc.schedule(wait=5, warmup=0, active=25, repeat=3), output_dir=place) as profiler:
         for step in range(90):
             with sc.span(f"part {step // 30}"):
                 pass
             profiler.step()
-    return tmp_path / "run"
+    return place
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of three windows."""
+    return run_of_spans(tmp_path / "run")
 
 
 def test_windows_are_listed(run: Path) -> None:
@@ -132,3 +139,38 @@ def test_a_trace_that_stepscope_wrote_is_not_read(run: Path) -> None:
     assert stepscope("convert", run, run / "trace.json", cwd=run).returncode == 0
     done = stepscope("explain", run / "trace.json", cwd=run)
     assert done.returncode == 1 and f"is read from {run}" in done.stderr
+
+
+def test_a_trace_that_lies_elsewhere_is_named_for_what_it_is(run: Path, tmp_path: Path) -> None:
+    """One of stepscope's, away from its run; and `convert` takes no trace, and names the run beside it."""
+    assert stepscope("convert", run, tmp_path / "trace.json", cwd=run).returncode == 0
+    done = stepscope("explain", tmp_path / "trace.json", cwd=tmp_path)
+    assert done.returncode == 1 and "is a Chrome trace in array form, as stepscope writes them" in done.stderr
+    (run / "trace.json").write_bytes((tmp_path / "trace.json").read_bytes())
+    done = stepscope("convert", "trace.json", "other.json", cwd=run)
+    assert done.returncode == 1 and "is a trace, and not a journal" in done.stderr
+
+
+def test_which_windows_there_are(run: Path) -> None:
+    """`convert` says it as well."""
+    done = stepscope("convert", run, "x.json", "--window", "7", cwd=run)
+    assert done.returncode == 4 and "has no window 7; it has 3 windows, from 0 to 2" in done.stderr
+    assert which_windows([0, 1]) == "it has windows 0 and 1" and which_windows([4]) == "it has only window 4"
+
+
+def test_step_0_is_said_to_be_startup(tmp_path: Path) -> None:
+    """Of a run whose steps an optimizer ends, so that the list agrees with the number of steps in the answer."""
+    require("torch")
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(5):\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    done = stepscope("run", "--quiet", "--out", "run", program, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Step 0 is startup" in stepscope("windows", "run", cwd=tmp_path).stdout
+    assert "Step 0" not in stepscope("windows", run_of_spans(tmp_path / "other"), cwd=tmp_path).stdout

@@ -177,7 +177,7 @@ def test_recordings_of_one_run_of_which_none_has_all(tmp_path: Path, rank: int |
         and report.missing_ranks == ""
         and report.absent == []
     )
-    assert any("of one run, and none has all of it" in note for note in report.notes)
+    assert any("have windows of one run that overlap in time" in note for note in report.notes)
     assert not any("at the same time" in note or "started again" in note for note in report.notes)
 
 

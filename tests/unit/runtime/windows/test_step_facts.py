@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runtime.events import strings
+from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.windows import step_facts
 from stepscope.runtime.windows.step_facts import (
@@ -39,6 +39,7 @@ KINDS = {
     Phase.FORWARD: ("aten::mm", "cpu_op"),
     Phase.SPAN: ("work", "user_annotation"),
 }
+WAITING = ("suspended", "task")
 
 
 def marks(count: int) -> Block:
@@ -52,7 +53,7 @@ def marks(count: int) -> Block:
 def span(begin: int, end: int, phase: Phase, track: int = TRACK) -> Block:
     """A span of a phase."""
     block: Any = empty_block(1)
-    name, category = KINDS[phase]
+    name, category = WAITING if phase == Phase.SUSPENDED else KINDS[phase]
     block["kind"], block["track"], block["ts"], block["dur"] = Kind.SPAN, track, begin, end - begin
     block["name"], block["category"] = strings.intern(name), strings.category(category)
     return block  # type: ignore[no-any-return]
@@ -148,6 +149,31 @@ def test_what_other_threads_do_is_no_part_of_the_step() -> None:
     )
     assert found["phases"][0, Phase.FORWARD] == 100 and found["phases"][0, Phase.BACKWARD] == 0
     assert found["phases"][0, Phase.BACKWARD_ELSEWHERE] == 400
+
+
+def test_spans_of_other_tasks_count_while_these_run() -> None:
+    """On the thread that steps, and not while they wait; meanwhile the task that steps does not wait for something else. A span of
+    a task on another thread is none of it."""
+    threads = [tracks.new(tracks.TrackKind.THREAD, 1, tid, "thread") for tid in (1, 2)]
+    stepping, one, other, elsewhere = (
+        tracks.new(tracks.TrackKind.TASK, 1, 10 + number, "task", thread)
+        for number, thread in enumerate((threads[0], threads[0], threads[0], threads[1]))
+    )
+    steps: Any = marks(3)
+    steps["track"] = [threads[0], stepping, stepping, stepping]
+    events = [
+        span(0, 2000, Phase.SPAN, one),
+        span(100, 1500, Phase.SUSPENDED, one),
+        span(50, 150, Phase.SPAN, other),
+        span(200, 300, Phase.SPAN, other),
+        span(210, 290, Phase.SPAN, other),
+        span(0, 3000, Phase.SPAN, elsewhere),
+        span(250, 900, Phase.SUSPENDED, stepping),
+    ]
+    for blocks in ([join_blocks([steps, *events])], [*events[::-1], steps]):
+        found = facts(blocks)["phases"]
+        assert found[:, Phase.SPAN].tolist() == [250, 500, 0]
+        assert found[:, Phase.SUSPENDED].tolist() == [600, 0, 0]
 
 
 def test_signals_are_what_was_added_during_the_step() -> None:
