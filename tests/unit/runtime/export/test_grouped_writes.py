@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.export import exporter_worker
-from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.append_file import AppendFile
@@ -96,12 +94,12 @@ async def test_a_group_that_was_not_written_is_lost(tmp_path: Path) -> None:
     assert found
 
 
-@pytest.mark.parametrize(
-    "make", [lambda path: JournalExporter(path / "journal"), lambda path: ChromeTraceExporter(path / "trace.json")]
-)
-async def test_many_small_windows_need_few_writes(make: Callable[[Path], Exporter], tmp_path: Path) -> None:
+@pytest.mark.parametrize("make", [JournalExporter, ChromeTraceExporter])
+async def test_many_small_windows_need_few_writes(
+    make: type[JournalExporter | ChromeTraceExporter], tmp_path: Path
+) -> None:
     """Two hundred items that wait: a tenth of the system calls."""
-    exporter = make(tmp_path)
+    exporter = make(tmp_path / "trace.json")
     worker = ExporterWorker(exporter, run_facts(tmp_path), 1 << 24, clock.now)
     for index in range(WINDOWS):
         worker.offer(batch(index))
@@ -185,7 +183,7 @@ async def test_a_trace_whose_group_is_refused(tmp_path: Path) -> None:
     one = EventBatch(one.source, one.window, events, b"")
     exporter.begin_group()
     await exporter.export(one)
-    descriptor = output._file.fileno()
+    descriptor = output._file.fileno()  # pyright: ignore
     duplicate = os.dup(descriptor)
     read_only = os.open(tmp_path / "trace.json", os.O_RDONLY)
     os.dup2(read_only, descriptor)
