@@ -60,7 +60,12 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
             else:
                 _add_syncs(other, recording)
         divided = _divided(stay)
-        final |= {id(one): part for one, part in zip(stay, divided, strict=True) if part.windows or len(stay) == 1}
+        unread = not any(one.windows for one in stay)  # only their indexes were read
+        final |= {
+            id(one): part
+            for one, part in zip(stay, divided, strict=True)
+            if part.windows or unread or len(stay) == 1
+        }
         if sum(len(one.windows) for one in divided) < sum(len(one.windows) for one in stay):
             said.append(
                 f"{' and '.join(str(one.path) for one in stay)} have windows of one run that overlap in time: each time is read "

@@ -125,7 +125,8 @@ class Recording(msgspec.Struct, kw_only=True):
         run = scan.run
         if run is None:
             raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
-        without_end = sorted(set(scan.counts) - set(scan.windows))[:MAX_UNFINISHED]
+        unknown = set(scan.counts) if index is None else {one for one in index.builder.open if not only or one in only}
+        without_end = sorted(unknown - set(scan.windows))[:MAX_UNFINISHED]
         windows = {**scan.windows, **{index: _unfinished(path, index) for index in without_end}}
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
         anchor = _sane_anchor(scan.anchor or run.anchor)
@@ -287,14 +288,14 @@ class _Scan:
         others = [reader.frame_at(at) for at in (index.builder.metadata, index.builder.ledger) if at]
         for frame in (first, *(found[0] for found in (*others, *ends) if found is not None)):
             self.take(frame[0], frame[2])
-        for row in rows:
-            if row is not None and row.events:
+        # The counts of all windows tell copies of a run from its other parts.
+        for row in index.windows():
+            if row.events:
                 self.counts[row.window] = row.events
                 self.spans.append((row.start_ns, row.end_ns))
         for number, window in index.builder.open.items():
-            if not only or number in only:
-                self.counts[number] = window.events.total()
-                self.spans.append((window.first_ns, window.last_ns))
+            self.counts[number] = window.events.total()
+            self.spans.append((window.first_ns, window.last_ns))
         self.ended, self.recovered = index.ended, bool(index.builder.recovered)
         return True
 

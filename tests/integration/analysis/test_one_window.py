@@ -16,6 +16,7 @@ import stepscope as sc
 from stepscope.analysis.explain import explain
 from stepscope.analysis.page.render import report_html
 from stepscope.analysis.recording import load
+from stepscope.cli.main import main
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import which_windows
 from tests.support.basics import require
@@ -174,3 +175,22 @@ def test_step_0_is_said_to_be_startup(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Step 0 is startup" in stepscope("windows", "run", cwd=tmp_path).stdout
     assert "Step 0" not in stepscope("windows", run_of_spans(tmp_path / "other"), cwd=tmp_path).stdout
+
+
+def test_the_windows_that_a_flight_recorder_saved_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has a file of its own, with an index."""
+    recorder = sc.FlightRecorder(steps=3, cooldown=0.0, triggers=())
+    with sc.trace(output_dir=tmp_path, keep_last=recorder) as profiler:
+        for number in range(12):
+            with sc.span("work"):
+                pass
+            profiler.step()
+            if number % 4 == 3:
+                profiler.save("now")
+                profiler.flush()
+    assert main(["windows", str(tmp_path), "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)
+    assert [line["window"] for line in lines] == [0, 1, 2]
+    assert all(line["events"] > 3 for line in lines)
