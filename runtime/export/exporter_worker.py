@@ -363,6 +363,8 @@ class ExporterWorker:
                     self._stuck = False
                     self._handled += 1
                     self._progress.notify_all()
+                elif self._group:  # the items that it waited for were dropped
+                    await self._end_group()
                 elif closing:
                     break
                 else:
@@ -398,8 +400,8 @@ class ExporterWorker:
             if isinstance(item, EventBatch):
                 self._current = item
                 self._bytes -= item.nbytes
-            self._idle = item is None
-        if item is None:
+            self._idle = item is None and not self._group
+        if self._idle:
             self._progress.notify_all()
         return item
 
@@ -415,9 +417,13 @@ class ExporterWorker:
             self._group.append(None)
         await self._handle(item)
         if not self._queue or len(self._group) >= GROUP_ITEMS:
-            await self._guard("export", exporter.end_group)
-            self._collect_results(self._cap())
-            self._finish_group()
+            await self._end_group()
+
+    async def _end_group(self) -> None:
+        if self._grouped is not None:
+            await self._guard("export", self._grouped.end_group)
+        self._collect_results(self._cap())
+        self._finish_group()
 
     def _finish_group(self) -> None:
         with self._lock:
