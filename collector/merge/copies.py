@@ -62,9 +62,7 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
         divided = _divided(stay)
         unread = not any(one.windows for one in stay)  # only their indexes were read
         final |= {
-            id(one): part
-            for one, part in zip(stay, divided, strict=True)
-            if part.windows or unread or len(stay) == 1
+            id(one): part for one, part in zip(stay, divided, strict=True) if part.windows or unread or len(stay) == 1
         }
         if sum(len(one.windows) for one in divided) < sum(len(one.windows) for one in stay):
             said.append(
