@@ -285,15 +285,25 @@ def test_by_keyboard_alone(ranks: Path) -> None:
             assert any(name in one for one in reached), (name, reached)
 
 
+def wider(page: Page) -> int:
+    """Pixels by which a page is wider than its window, once it is laid out: a machine under load takes its time for that."""
+    pixels = 1
+    for _ in range(50):
+        pixels = int(page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+        if pixels == 0:
+            break
+        page.wait_for_timeout(100)
+    return pixels
+
+
 def test_phone_and_paper(hostile: Path, ranks: Path) -> None:
     """Nothing is wider than a phone or a sheet, whatever a name's length."""
-    wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     for path in (hostile, ranks):
         with shown(path, width=375) as page:
-            assert page.evaluate(wider) == 0
+            assert wider(page) == 0
         with shown(path, width=720, scheme="dark") as page:
             page.emulate_media(media="print")
-            assert page.evaluate(wider) == 0
+            assert wider(page) == 0
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
             assert page.locator("input:visible").count() == 0
 

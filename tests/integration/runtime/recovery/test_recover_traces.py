@@ -244,8 +244,9 @@ def test_the_hint_says_how_to_see_it(killed: Path, capsys: pytest.CaptureFixture
     """It names the trace that was just written; where there is none, what to convert to, which is not what somebody has."""
     Path("trace.json").write_text("mine")
     main(["recover", str(killed / "run")])
-    *_, hint = capsys.readouterr().out.splitlines()
-    assert hint == "see it: open https://ui.perfetto.dev and drag ../trace.json into it"
+    *said, hint = capsys.readouterr().out.splitlines()
+    first = next(line.removeprefix("written anew: ") for line in said if line.startswith("written anew: "))
+    assert hint == f"see it: open https://ui.perfetto.dev and drag {first} into it"
     ((_, note),) = notes_in(killed / "run", [])
     for trace in note.traces:
         (killed / "run" / trace.first).unlink()
