@@ -187,14 +187,14 @@ class OutputFile:
         self.refused = 0
         """Events of a group that the system refused."""
         self._grouping = False
-        self._held: list[bytes] = []
+        self._waiting: list[bytes] = []
         """Small pieces that wait for the end of a group."""
-        self._held_bytes = self._held_events = 0
+        self._waiting_bytes = self._waiting_events = 0
 
     @property
     def size(self) -> int:
         """Bytes in the file."""
-        return self._at + len(self._end) + self._held_bytes
+        return self._at + len(self._end) + self._waiting_bytes
 
     @classmethod
     async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"") -> OutputFile:
@@ -241,9 +241,9 @@ class OutputFile:
         if len(piece) <= SMALL_PIECE_BYTES and (self._last is None or self._last.done()):
             # How long a compressed piece will be is not known yet.
             if self._grouping and (limit is None or self._deflate is None):
-                return self._hold(piece, limit, events)
+                return self._add_to_group(piece, limit, events)
             return self._write(piece, limit, events)
-        self._write_held()
+        self._write_waiting()
         return await self._in_turn(lambda: asyncio.to_thread(self._write, piece, limit, events))
 
     def begin_group(self) -> None:
@@ -257,25 +257,25 @@ class OutputFile:
             OutputError: if the system refused them; `refused` counts their events then.
         """
         self._grouping = False
-        self._write_held()
+        self._write_waiting()
 
-    def _hold(self, piece: bytes, limit: int | None, events: int) -> bool:
+    def _add_to_group(self, piece: bytes, limit: int | None, events: int) -> bool:
         if limit is not None and self.size + len(piece) > limit:
             return False
-        self._held.append(piece)
-        self._held_bytes += len(piece)
-        self._held_events += events
+        self._waiting.append(piece)
+        self._waiting_bytes += len(piece)
+        self._waiting_events += events
         self.events += events
-        if self._held_bytes > SMALL_PIECE_BYTES:
-            self._write_held()
+        if self._waiting_bytes > SMALL_PIECE_BYTES:
+            self._write_waiting()
         return True
 
-    def _write_held(self) -> None:
-        if not self._held:
+    def _write_waiting(self) -> None:
+        if not self._waiting:
             return
-        piece, events = b"".join(self._held), self._held_events
-        self._held.clear()
-        self._held_bytes = self._held_events = 0
+        piece, events = b"".join(self._waiting), self._waiting_events
+        self._waiting.clear()
+        self._waiting_bytes = self._waiting_events = 0
         try:
             self._write(piece, None, 0)
         except BaseException:
@@ -379,7 +379,7 @@ class OutputFile:
         if self._closed:
             return
         try:
-            self._write_held()
+            self._write_waiting()
             self._check_deleted(0.0)
         except OutputError as error:
             self._untold = self._untold or error

@@ -37,7 +37,7 @@ def item_of(facts: dict[str, Any]) -> Place | None:
 
 CHEAPER = "make items cheaper, or prepare them once before the training"
 WITHOUT_WORKERS = "load larger batches, keep the data in memory as tensors, or load ahead in a thread"
-"""What helps where a step is so short that handing a batch over takes as long as making it."""
+"""Advice where a step is so short that handing a batch over takes as long as making it."""
 _OF_WORKERS = "to hand a batch over, a worker and the training process take about 1ms"
 
 

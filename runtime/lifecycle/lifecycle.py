@@ -75,7 +75,7 @@ class Lifecycle:
         self.facts, self.setup, self.steps, self.control = facts, setup, steps, control
         self._saving = saving
         self.opened: OpenRun | None = None
-        """What the first start has opened; `None` before, and in a process in which the profiler is inert."""
+        """The parts that the first start has opened; `None` before, and in a process in which the profiler is inert."""
         self.ending: CloseProcedure | None = None
         """The closing, once it has begun."""
         self._closing: BackgroundCall[None] | None = None

@@ -167,7 +167,7 @@ def _gaps(waiting: Block, serials: Any, expected: int, produced: int) -> Block:
     ends = np.append([0], waiting["ts"] + waiting["dur"]) if len(waiting) else np.zeros(1, np.int64)
     begins = np.append(waiting["ts"], ends[-1:])
     block["ts"] = np.where(ends[at] > 0, np.minimum(ends[at], begins[at]), begins[at])
-    # What is lost was recorded before the next event was, which is when that ended.
+    # Lost events were recorded before the next event, that is, before that one ended.
     block["dur"] = np.where(at < len(waiting), np.append(ends[1:], ends[-1:])[at] - block["ts"], -1)
     block["id"], block["kind"] = missing[at], int(Kind.GAP)
     block["self_dur"] = (expected & (_MOST >> 1)) + ((after[at] - (expected & 0xFFFFFFFF)) & 0xFFFFFFFF)

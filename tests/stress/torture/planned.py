@@ -28,7 +28,7 @@ from tests.stress.torture.unruly import Unruly, delayed
 from tests.stress.torture.victim import MAIN, begin, steps
 
 
-class Said(msgspec.Struct, frozen=True):
+class ProgramReport(msgspec.Struct, frozen=True):
     """What the program tells after closing in order."""
 
     problems: tuple[str, ...]
@@ -115,7 +115,7 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
             return
 
 
-def told(plan: Plan, traced: sc.Profiler, closing_ns: int) -> Said:
+def told(plan: Plan, traced: sc.Profiler, closing_ns: int) -> ProgramReport:
     """What is known after closing."""
     statistics = traced.statistics()
     pipeline = statistics.pipeline
@@ -127,7 +127,7 @@ def told(plan: Plan, traced: sc.Profiler, closing_ns: int) -> Said:
     if any(bad.how == "thread" for bad in plan.bad):
         left = [name for name in left if name != "stepscope worker"]  # where it never comes back
     whole = [each.name for each in pipeline.exporters if each.ledger.exported == each.ledger.offered]
-    return Said((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
+    return ProgramReport((*problems, *(f"thread {name!r} still runs" for name in left)), tuple(whole), closing_ns)
 
 
 def main(place: Path, number: int, port: int) -> None:

@@ -287,7 +287,7 @@ def test_the_end_is_short(end: str, tmp_path: Path) -> None:
         ("raise SystemExit(3)", "exited with status 3"),
     ],
 )
-def test_a_failure_before_the_first_step_is_said(program: str, why: str, tmp_path: Path) -> None:
+def test_a_failure_before_the_first_step_is_reported(program: str, why: str, tmp_path: Path) -> None:
     """No advice on steps: the program never came to them."""
     (tmp_path / "p.py").write_text(program)
     done = stepscope("run", "--out", "run", "p.py", cwd=tmp_path)

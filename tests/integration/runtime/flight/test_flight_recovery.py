@@ -97,7 +97,7 @@ profiler.close()
 
 
 @pytest.mark.parametrize("end", ["die()", CLOSING], ids=["recording", "closing"])
-def test_what_rings_have_lost_is_kept(tmp_path: Path, end: str) -> None:
+def test_losses_of_rings_are_counted(tmp_path: Path, end: str) -> None:
     """The rings were overwritten many times since the first of the steps; the kept blocks have them, each once. They stay until the
     run has closed."""
     flight = Flight(tmp_path).of(FLOOD + end, slots=256)
@@ -305,7 +305,7 @@ die()
 
 
 def recovered_of(tmp_path: Path, options: str, program: str) -> Recovery:
-    """What is recovered of a program whose loop has never drained its rings, of 64 slots."""
+    """The recovery of a program whose loop has never drained its rings, of 64 slots."""
     flight = Flight(tmp_path)
     source = START.replace("SLOTS", f"64, ring_bytes=4096{options}").replace("AFTER", "0")
     source = source.replace("profiler.start()", f"{BLOCKED}profiler.start()") + program

@@ -27,7 +27,7 @@ from tests.stress.torture.fault import Fault, Outcome
 from tests.stress.torture.faults.killed import bare_ns, started
 from tests.stress.torture.found import Found
 from tests.stress.torture.plan import Ending, Plan, draw
-from tests.stress.torture.planned import Said
+from tests.stress.torture.planned import ProgramReport
 from tests.stress.torture.processes import command
 from tests.stress.torture.settle import settle
 from tests.support import pftrace
@@ -78,7 +78,7 @@ def _tried(plan: Plan, place: Path) -> Outcome:
     try:
         outcome = _left(plan, place, began)
         left = [path.name for path in sessions if path.exists()]
-        # What was struck between the last word of the run and the end of its session is freed by a later run.
+        # A later run frees the session of one that was struck between its last word and the end of its session.
         if left and (plan.ending.in_order or (place / "recovered").exists()):
             problems += [f"/dev/shm still has {', '.join(left)}"]
     finally:
@@ -112,7 +112,7 @@ def _ended(plan: Plan, ended: int, took: int, place: Path) -> list[str]:
     said = (place / "stderr").read_text(errors="replace")[-500:]
     problems = [] if ended in expected else [f"it ended with {ended}, not {expected}: {said}"]
     if (place / "said").exists():
-        closed = msgspec.json.decode((place / "said").read_bytes(), type=Said)
+        closed = msgspec.json.decode((place / "said").read_bytes(), type=ProgramReport)
         problems += closed.problems
         took = closed.closing_ns
     most = int((plan.close_timeout + SLACK + plan.on_training_thread) * 1e9)
@@ -210,7 +210,7 @@ def within(plan: Plan, place: Path, journal: Path, recovered: int) -> Outcome:
 def _files(plan: Plan, place: Path, found: Found | None, recovery: Recovery | None = None) -> list[str]:
     """What is wrong with the traces: each is to be complete and readable, and to have what the journal has."""
     said = place / "said"
-    whole = msgspec.json.decode(said.read_bytes(), type=Said).whole if said.exists() else ()
+    whole = msgspec.json.decode(said.read_bytes(), type=ProgramReport).whole if said.exists() else ()
     problems: list[str] = []
     for output in plan.outputs:
         paths = sorted((place / "run").glob(output.file.replace("{window}", "*")))
