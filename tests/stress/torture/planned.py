@@ -115,7 +115,7 @@ def record(worker: Worker, lane: Lane, parent: int) -> None:
             return
 
 
-def told(plan: Plan, traced: sc.Profiler, closing_ns: int) -> ProgramReport:
+def report_of(plan: Plan, traced: sc.Profiler, closing_ns: int) -> ProgramReport:
     """What is known after closing."""
     statistics = traced.statistics()
     pipeline = statistics.pipeline
@@ -155,7 +155,7 @@ def main(place: Path, number: int, port: int) -> None:
         if plan.ending.own == "close":
             began = time.monotonic_ns()
             traced.close()
-            (place / "said").write_bytes(msgspec.json.encode(told(plan, traced, time.monotonic_ns() - began)))
+            (place / "said").write_bytes(msgspec.json.encode(report_of(plan, traced, time.monotonic_ns() - began)))
 
 
 if __name__ == "__main__":
