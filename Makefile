@@ -52,7 +52,7 @@ DEBIAN_PYTHONS ?= python3.14 python3.15
 DEBIAN_TESTING ?= $(HOME)/.cache/stepscope/debian-testing
 CORE := $(wildcard runtime/core/*.c runtime/core/*.h)
 # Each file of tests in one process, for they wait more than they compute.
-PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST_ARGS ?= --numprocesses auto --maxprocesses 4 --dist loadfile --maxfail 12
 
 # Without byte code each of the processes that tests start would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -52,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         everyday = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("--all")
         os.environ[WHICH] = "everyday" if everyday else "all"
+        if config.getoption("numprocesses", None):
+            config.pluginmanager.register(FailuresAtOnce(config))
     settings.load_profile(os.environ[WHICH])
 
 
@@ -75,6 +77,23 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Notes what a test has shown."""
     if report.when == "call" and report.passed:
         _shown.update(str(row) for kind, row in report.user_properties if kind == "checklist")
+
+
+class FailuresAtOnce:
+    """Shows each failure when it happens: a run that is cut short later would show none of them.
+
+    Args:
+        config: of the process that has the terminal.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Shows a test that failed."""
+        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
