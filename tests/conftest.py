@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -91,7 +92,7 @@ class FailuresAtOnce:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Shows a test that failed."""
-        terminal = self._config.pluginmanager.getplugin("terminalreporter")
+        terminal: Any = self._config.pluginmanager.getplugin("terminalreporter")
         if report.failed and terminal is not None:
             terminal.write_line(f"\n{report.nodeid} failed ({report.when}):\n{report.longreprtext}")
 
