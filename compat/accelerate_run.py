@@ -87,7 +87,7 @@ class AccelerateRun(Traced, Results):
         self._durations: list[int] = []
         options = settings.options or Options()
         if options.journal:
-            self._journal = JournalExporter(max_bytes=options_in_effect(options).journal_max_bytes)
+            self._journal = JournalExporter.of(options_in_effect(options))
             settings = replace(settings, exporters=[*settings.exporters, self._journal])
         self.loop = Loop(replace(settings, on_trace_ready=self._window), "accelerate", backends)
 

@@ -12,12 +12,14 @@ from stepscope.runtime.errors import ClosedError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.export.exporter import Lost
 from stepscope.runtime.files.paths import absolute
-from stepscope.runtime.journal.writer import Fsync, JournalWriter
+from stepscope.runtime.journal.segments import SEGMENT_BYTES
+from stepscope.runtime.journal.writer import Fsync, JournalWriter, WhenFull
+from stepscope.runtime.options import Options
 from stepscope.runtime.settings.arguments import file_argument, number_argument
 
 
 class JournalExporter:
-    """Appends everything to one checksummed file that can be read at any moment, also after `kill -9`.
+    """Appends everything to a checksummed journal that can be read at any moment, also after `kill -9`.
 
     What an `export` that returned was given has reached the kernel. It writes on the thread of its own that every
     exporter has: a slow disk holds up this exporter and nothing else.
@@ -25,12 +27,16 @@ class JournalExporter:
     Args:
         path: file to write; default: `journal` in the run's directory. A file that exists, another run's, is left
             alone: the name gets `-2`, `-3`, ... then, and `path` says which.
-        max_bytes: size at which events are left out, with a marker and a count.
+        max_bytes: limit for the size of all its files.
         fsync: when to wait for the disk, which only a loss of power makes worthwhile.
+        segment_bytes: the journal goes on in `journal.1`, `journal.2`, ... after about so many bytes, at most an eighth of
+            `max_bytes`, or after an hour. All commands read them as one. 0 = one file.
+        when_full: at the limit, `stop` leaves out new events, with a marker and a count; `delete_oldest` deletes the oldest
+            files, and counts their events as lost.
 
     Raises:
-        TypeError: if the path or the limit is none.
-        ValueError: for a limit below 64 KiB, an unknown `fsync`, or a path that is a directory.
+        TypeError: if the path or a limit is none.
+        ValueError: for a limit below 64 KiB, an unknown `fsync` or `when_full`, or a path that is a directory.
     """
 
     name = "journal"
@@ -42,26 +48,36 @@ class JournalExporter:
         *,
         max_bytes: int = 8 << 30,
         fsync: Fsync = "never",
+        segment_bytes: int = SEGMENT_BYTES,
+        when_full: WhenFull = "stop",
     ) -> None:
         self._default_name = path is None
         number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
+        number_argument("segment_bytes", segment_bytes, whole=True, unit="bytes")
         self._writer = JournalWriter(
             absolute("journal" if path is None else file_argument("path", path, "journal")),
             max_bytes=max_bytes,
             fsync=fsync,
             compression="columns",
+            segment_bytes=segment_bytes,
+            when_full=when_full,
         )
         self._run: Run | None = None
         self._metadata: dict[str, Any] = {}
-        self._lost_told = 0
+        self._lost_reported: dict[str, int] = {}
+
+    @classmethod
+    def of(cls, options: Options) -> JournalExporter:
+        """The journal of a run with these options, in its directory."""
+        return cls(max_bytes=options.journal_max_bytes, when_full=options.journal_when_full)
 
     @property
     def path(self) -> Path:
-        """The file written to; final after `open`."""
+        """The first file written to; final after `open`."""
         return self._writer.path
 
     def path_of(self, window: int) -> Path | None:
-        """The file, which holds every window."""
+        """The first file; the journal has every window."""
         return self.path
 
     @property
@@ -75,11 +91,13 @@ class JournalExporter:
         return self._writer.written
 
     def take_lost(self) -> list[Lost]:
-        """Events that are lost since the last call: all, if the file was deleted; those of a group that the system refused."""
-        deleted = self._writer.deleted
-        lost = (self.written if deleted else self._writer.lost) - self._lost_told
-        self._lost_told += lost
-        return [Lost(lost, "deleted" if deleted else "error")] if lost else []
+        """Events that are lost since the last call: in deleted files, in the oldest ones that gave way to new ones, and in a
+        group that the system refused."""
+        found = {"deleted": self._writer.deleted, "error": self._writer.lost}
+        lost = [Lost(count - self._lost_reported.get(why, 0), why) for why, count in found.items()]
+        self._lost_reported = found
+        lost += [Lost(count, "cap", window) for window, count in self._writer.take_discarded().items()]
+        return [each for each in lost if each.events > 0]
 
     def begin_group(self) -> None:
         """See `SupportsGroupedWrites`."""

@@ -112,7 +112,7 @@ class WindowJournalsExporter:
             raise ClosedError("the journals were not opened")
         if window not in self._open:
             path = _directory(self._run) / f"{window_name(window, None)}.journal{PART}"
-            journal = JournalExporter(path, max_bytes=self._max_bytes)
+            journal = JournalExporter(path, max_bytes=self._max_bytes, segment_bytes=0)
             # The note has the file as long as it bears this name, which is longer than the journal is open.
             self._run.note_output(path, True)
             try:

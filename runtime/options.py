@@ -63,7 +63,10 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     journal: bool = True
     """Whether the run is journaled to its output directory (crash safety, `Window.export`)."""
     journal_max_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 8 << 30
-    """Size at which the journal stops, with a marker and a count."""
+    """Limit for the size of the journal, which consists of files of 64 MiB."""
+    journal_when_full: Literal["stop", "delete_oldest"] = "stop"
+    """At that limit: leave out new events, with a marker and a count, or delete the journal's oldest files, and count their events
+    as lost. A flight recorder's journals of windows always stop."""
     signals: Annotated[tuple[Signal, ...], msgspec.Meta(max_length=16)] = ALWAYS
     """What is recorded beside the program's own events, so that it can be told later why steps are slow. `steps`: what the system
     says of the thread that steps, at each step. `collections`: garbage collections. `stacks`: where that thread is, 20 times a

@@ -235,7 +235,7 @@ def _flight(keep_last: object, schedule: ScheduleFunction | None, backends: Sequ
 
 def _journal(options: Options, flight: FlightRecorder | None) -> Exporter:
     if flight is None:
-        return JournalExporter(max_bytes=options.journal_max_bytes)
+        return JournalExporter.of(options)
     files = flight.keep_newest + flight.keep_slowest + 1
     return WindowJournalsExporter(max_bytes=max(options.journal_max_bytes // files, MIN_BYTES))
 

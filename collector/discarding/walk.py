@@ -72,7 +72,7 @@ def sync_word(fd: int, path: Path) -> bytes:
     Raises:
         FormatError: if it is no journal.
     """
-    sync = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER.size, 0))
-    if sync is None:
+    header = fmt.decode_file_header(os.pread(fd, fmt.FILE_HEADER.size, 0))
+    if header is None:
         raise FormatError(f"{path} is not a stepscope journal, or its beginning is destroyed")
-    return sync
+    return header.sync

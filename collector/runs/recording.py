@@ -31,6 +31,7 @@ from stepscope.runtime.journal.records import (
     is_known,
 )
 from stepscope.runtime.journal.replay import UnfinishedWindow, run_of
+from stepscope.runtime.journal.segments import first_names
 from stepscope.runtime.windows.window import Step, Window
 
 MAX_STREAMS = 65_536
@@ -359,7 +360,7 @@ def recordings_in(
 
 
 def journals_in(directory: Path) -> Iterator[Path]:
-    """Files below a directory that should be journals; links are not followed.
+    """Files below a directory that should be journals, of each its first segment; links are not followed.
 
     Raises:
         OSError: if the directory cannot be read.
@@ -368,7 +369,7 @@ def journals_in(directory: Path) -> Iterator[Path]:
     number = 0
     for place, below, files in os.walk(directory):
         below.sort()
-        for name in sorted(files):
+        for name in first_names(files):
             path = Path(place) / name
             if (name == "journal" or path.suffix in (".journal", ".ssj")) and not path.is_symlink():
                 number += 1

@@ -34,6 +34,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError, FormatError
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction
@@ -168,7 +169,7 @@ class Take:
                 schedule=plan.schedule,
                 backends=backends,
                 # Given here, as products are made of it: the environment may turn off those that nobody needs.
-                exporters=[JournalExporter(max_bytes=options_in_effect(options).journal_max_bytes)],
+                exporters=[JournalExporter.of(options_in_effect(options))],
                 on_trace_ready=self._ready,
                 name="mindspore",
                 output_dir=self.directory / RAW,
@@ -238,7 +239,7 @@ class Take:
             costs.add(
                 self._plan.options,
                 steps=steps,
-                size=journal.stat().st_size if journal.exists() else 0,
+                size=sum(path.stat().st_size for path in segment_paths(journal)) if journal.exists() else 0,
                 cost_ns=overhead.training_ns + overhead.background_ns,
                 recorded_ns=overhead.recorded_ns,
             )

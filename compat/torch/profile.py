@@ -188,7 +188,7 @@ class profile(Results):
             )
         self._look_around()
         self._stopping = None
-        self._journal = JournalExporter(max_bytes=options_in_effect(self._options).journal_max_bytes)
+        self._journal = JournalExporter.of(options_in_effect(self._options))
         current = trace(
             schedule=self.schedule if self.record_steps else None,
             backends=self._sources(),

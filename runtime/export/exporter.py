@@ -106,7 +106,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     events: int
     reason: str
-    """For the ledger: `deleted` or `error`."""
+    """For the ledger: `deleted`, `cap` or `error`."""
     window: int | None = None
     """`None`: the events that were written last, of any window."""
 

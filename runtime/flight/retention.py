@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import Block, EventBatch, Kind
-from stepscope.runtime.flight.segment import Segment
+from stepscope.runtime.flight.chunk import Chunk
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.session.directory import KEPT_PREFIX
 
@@ -32,7 +32,7 @@ class RetainedBlock(msgspec.Struct, eq=False):
     first: int
     last: int
     """First begin and last end of its events, in ns."""
-    segment: Segment
+    chunk: Chunk
     at: int
     size: int
     taken: NDArray[np.bool_] | None = None
@@ -61,9 +61,9 @@ class RetentionStatistics(msgspec.Struct, frozen=True):
 
 
 class Retention:
-    """Blocks in the order of their arrival, in segments that are discarded as a whole.
+    """Blocks in the order of their arrival, in chunks that are discarded as a whole.
 
-    A segment is discarded when all its events ended before the requested time. If the limit is reached, the oldest segment is
+    A chunk is discarded when all its events ended before the requested time. If the limit is reached, the oldest chunk is
     discarded in any case.
     """
 
@@ -84,8 +84,8 @@ class Retention:
         self._max = max_bytes
         self._piece = min(max(max_bytes // 32, 1 << 15), fmt.CHUNK_BYTES)
         self._before_discard = before_discard
-        self._segments: deque[tuple[Segment, list[RetainedBlock]]] = deque()
-        self._cleared: list[Segment] = []
+        self._chunks: deque[tuple[Chunk, list[RetainedBlock]]] = deque()
+        self._cleared: list[Chunk] = []
         self._number = 0
         self._bytes = self._peak = self._events = self._discarded = self._discarded_early = self._unreadable = 0
         _open.add(self)
@@ -95,21 +95,21 @@ class Retention:
         for piece, heap, _ in fmt.split_events(events, args, self._piece):
             ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compression="")
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
-            while self._segments and self._bytes + need > self._max:
+            while self._chunks and self._bytes + need > self._max:
                 self._take(0, early=True).remove()
-            segment = self._segment()
-            at, size = self._append(segment, payload, flags)
-            segment, blocks = self._segments[-1]
+            chunk = self._chunk()
+            at, size = self._append(chunk, payload, flags)
+            chunk, blocks = self._chunks[-1]
             block = RetainedBlock(
                 source=source,
                 count=int((piece["kind"] != int(Kind.GAP)).sum()),
                 first=int(piece["ts"].min()),
                 last=int(ends(piece).max()),
-                segment=segment,
+                chunk=chunk,
                 at=at,
                 size=size,
             )
-            segment.last = max(segment.last, block.last)
+            chunk.last = max(chunk.last, block.last)
             blocks.append(block)
             self._bytes += OVERHEAD
             self._events += block.count
@@ -118,12 +118,12 @@ class Retention:
 
     def blocks(self) -> Iterator[RetainedBlock]:
         """Yields the retained blocks in the order of their arrival."""
-        for _, blocks in self._segments:
+        for _, blocks in self._chunks:
             yield from blocks
 
     def read(self, block: RetainedBlock) -> tuple[Block, bytes] | None:
         """Returns the events of a block and their arguments; `None`, and counts them, if the file was damaged."""
-        payload = block.segment.read(block.at, block.size)
+        payload = block.chunk.read(block.at, block.size)
         decoded = None if payload is None else fmt.decode_events(payload, 0)
         if decoded is None:
             self._unreadable += block.count
@@ -131,15 +131,15 @@ class Retention:
         return decoded[1], bytes(decoded[2])
 
     def discard(self, before: int) -> None:
-        """Discards the segments whose events all ended before this time, in ns, and which no window needs."""
-        for index in range(len(self._segments) - 2, -1, -1):
-            segment, blocks = self._segments[index]
-            if segment.last <= before and not any(block.wanted for block in blocks):
+        """Discards the chunks whose events all ended before this time, in ns, and which no window needs."""
+        for index in range(len(self._chunks) - 2, -1, -1):
+            chunk, blocks = self._chunks[index]
+            if chunk.last <= before and not any(block.wanted for block in blocks):
                 self._take(index).remove()
 
     def clear(self) -> None:
         """Discards everything. Its files stay until `remove_files`, as the journals may not have it yet."""
-        while self._segments:
+        while self._chunks:
             self._cleared.append(self._take(0))
 
     def remove_files(self) -> None:
@@ -149,11 +149,11 @@ class Retention:
 
     def forget(self) -> None:
         """In a forked child: the files are the parent's."""
-        for segment, _ in self._segments:
-            segment.forget()
-        for segment in self._cleared:
-            segment.forget()
-        self._segments.clear()
+        for chunk, _ in self._chunks:
+            chunk.forget()
+        for chunk in self._cleared:
+            chunk.forget()
+        self._chunks.clear()
         self._cleared.clear()
 
     def statistics(self) -> RetentionStatistics:
@@ -164,14 +164,14 @@ class Retention:
             peak_bytes=self._peak,
             discarded=self._discarded,
             discarded_early=self._discarded_early,
-            heap_bytes=sum(segment.size for segment, _ in self._segments if not segment.in_file),
+            heap_bytes=sum(chunk.size for chunk, _ in self._chunks if not chunk.in_file),
             unreadable=self._unreadable,
         )
 
-    def _segment(self) -> Segment:
-        if not self._segments or self._segments[-1][0].size >= self._piece:
+    def _chunk(self) -> Chunk:
+        if not self._chunks or self._chunks[-1][0].size >= self._piece:
             self._begin(in_file=self._directory is not None)
-        return self._segments[-1][0]
+        return self._chunks[-1][0]
 
     def _begin(self, in_file: bool) -> None:
         path = None
@@ -179,33 +179,33 @@ class Retention:
             path = self._directory / f"{KEPT_PREFIX}{self._profiler}-{self._number:08}"
             self._number += 1
         try:
-            segment = Segment(path)
+            chunk = Chunk(path)
         except OSError:
-            segment = Segment(None)  # counted: `heap_bytes`
-        self._segments.append((segment, []))
-        self._bytes += segment.size
+            chunk = Chunk(None)  # counted: `heap_bytes`
+        self._chunks.append((chunk, []))
+        self._bytes += chunk.size
 
-    def _append(self, segment: Segment, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
+    def _append(self, chunk: Chunk, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
         try:
-            at, size = segment.append(payload, flags)
+            at, size = chunk.append(payload, flags)
         except OutputError:
             self._begin(in_file=False)
-            at, size = self._segments[-1][0].append(payload, flags)
+            at, size = self._chunks[-1][0].append(payload, flags)
         self._bytes += size
         return at, size
 
-    def _take(self, index: int, early: bool = False) -> Segment:
-        segment, blocks = self._segments[index]
+    def _take(self, index: int, early: bool = False) -> Chunk:
+        chunk, blocks = self._chunks[index]
         for block in blocks:
             self._before_discard(block)
             self._events -= block.count
             self._discarded += block.count
             self._discarded_early += block.count if early else 0
         if early:
-            self.early = max(self.early, segment.last)
-        del self._segments[index]
-        self._bytes -= segment.size + OVERHEAD * len(blocks)
-        return segment
+            self.early = max(self.early, chunk.last)
+        del self._chunks[index]
+        self._bytes -= chunk.size + OVERHEAD * len(blocks)
+        return chunk
 
 
 _open: weakref.WeakSet[Retention] = weakref.WeakSet()

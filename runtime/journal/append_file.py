@@ -1,13 +1,16 @@
-"""A file to which complete pieces are appended. Links are not followed."""
+"""A file to which complete pieces are appended, and which can be continued in further files. Links are not followed."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.private_files import DeletionCheck, create
+from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
+from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, segment_path
 
 Piece = bytes | bytearray | memoryview
 
@@ -22,29 +25,71 @@ class AppendFile:
 
     Args:
         path: its path, in an existing directory. If a file of this name exists, a new one gets `-2`, `-3`, ... before the suffix.
-        truncate_to: open an existing file, and cut it to so many bytes; default: create a new file.
+        segment: continue this existing segment of the journal, which is cut at `size`.
+        size: size of the journal, in bytes.
 
     Raises:
         OutputError: if it cannot be created or opened.
     """
 
-    def __init__(self, path: Path, *, truncate_to: int | None = None) -> None:
+    def __init__(self, path: Path, segment: Segment | None = None, size: int = 0) -> None:
         self.path = path
-        """Its actual path."""
-        self.size = 0
-        """Its size in bytes."""
+        """Actual path of the first file."""
+        self.size = size
+        """Number of bytes of the first file, and of the frames in further ones."""
+        self.segment_began_s = time.monotonic()
+        """When the last file was begun or opened."""
         self._fd = -1
         self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
-            if truncate_to is not None:
-                self._fd = os.open(path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
-                os.ftruncate(self._fd, truncate_to)
-                self.size = truncate_to
+            if segment is not None:
+                self._segment = segment
+                self._fd = os.open(segment.path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
+                os.ftruncate(self._fd, segment.offset(size))
             else:
                 self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
+                self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
         except OSError as error:
-            raise self._error(error, "create" if truncate_to is None else "open") from error
+            raise self._error(error, "create" if segment is None else "open") from error
+
+    @property
+    def segment(self) -> Segment:
+        """The last file."""
+        return self._segment
+
+    def begin_segment(self, sync: bytes) -> None:
+        """Continues in a new file with the next free number.
+
+        Raises:
+            OutputError: if it cannot be created: then this goes on in the last one.
+        """
+        try:
+            number, path, descriptor = self._create_next()
+        except OSError as error:
+            raise self._error(error, "continue") from error
+        header = encode_file_header(sync, number, self.size)
+        try:
+            if os.write(descriptor, header) != len(header):
+                raise OSError("the disk is full")
+        except OSError as error:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise self._error(error, "continue") from error
+        os.close(self._fd)
+        self._fd, self._deletion = descriptor, DeletionCheck()
+        self._segment = Segment(path, number, self.size, len(header))
+        self.segment_began_s = time.monotonic()
+
+    def _create_next(self) -> tuple[int, Path, int]:
+        for number in range(self._segment.number + 1, MAX_SEGMENTS + 1):
+            path = segment_path(self.path, number)
+            try:
+                descriptor = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except FileExistsError:  # of another run
+                continue
+            return number, path, descriptor
+        raise OSError(f"it has {MAX_SEGMENTS:,} files already")
 
     def write(self, pieces: list[Piece], sync: bool) -> None:
         """Appends all pieces or none. With `sync`, it waits for the disk.
@@ -59,31 +104,31 @@ class AppendFile:
         except OSError as error:
             failure = self._error(error, "write")
             try:
-                os.ftruncate(self._fd, self.size)
+                os.ftruncate(self._fd, self._segment.offset(self.size))
             except OSError as second:
                 failure.add_note(f"what was written of it could not be taken back: {second}")
-                self.size = os.fstat(self._fd).st_size
+                self.size = os.fstat(self._fd).st_size - self._segment.offset(0)
             raise failure from error
         self.size += sum(len(piece) for piece in pieces)
 
-    def write_header(self, header: bytes) -> None:
-        """Overwrites the first bytes of an existing file, which may be damaged.
+    def write_header(self, sync: bytes) -> None:
+        """Overwrites the header of the last file, which may be damaged.
 
         Raises:
             OutputError: if the system refuses.
         """
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(self._segment.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                os.pwrite(descriptor, header, 0)
+                os.pwrite(descriptor, encode_file_header(sync, self._segment.number, self._segment.begin), 0)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise self._error(error, "write") from error
 
     def deleted(self, within_s: float) -> bool:
-        """Whether the file was deleted. The system is asked at most once in so many seconds."""
-        return self._fd >= 0 and self._deletion.deleted(self._fd, self.path, within_s)
+        """Whether the last file was deleted. The system is asked at most once in so many seconds."""
+        return self._fd >= 0 and self._deletion.deleted(self._fd, self._segment.path, within_s)
 
     def close(self) -> None:
         """Closes it. Idempotent."""

@@ -31,7 +31,11 @@ VERSION = 1
 """Incremented when old readers cannot read new files. New frame types and new fields do not matter."""
 
 FILE_HEADER = struct.Struct("<8sHH4sI")
-"""Magic, version, zero, sync word of the file's frames, CRC-32 of the bytes before."""
+"""Magic, version, number of the segment, sync word of the journal's frames, CRC-32 of the bytes before."""
+_BEGIN = struct.Struct("<QI")
+"""Only in later segments: position of the first frame in the journal, CRC-32 of these 8 bytes."""
+MAX_FILE_HEADER = FILE_HEADER.size + _BEGIN.size
+MAX_POSITION = 1 << 62
 FRAME_HEADER = struct.Struct("<4sBBHIIII")
 """Sync word, type, flags, zero, number, length of the payload, CRC-32 of the payload, CRC-32 of the bytes before."""
 EVENTS_HEADER = struct.Struct("<qqiIIH2x")
@@ -85,6 +89,22 @@ class FrameType(IntEnum):
     OUTLINE = 17
 
 
+class FileHeader(msgspec.Struct, frozen=True):
+    """Header of a file of a journal."""
+
+    sync: bytes
+    """Sync word of the journal's frames."""
+    segment: int = 0
+    """Number of the file in the journal."""
+    begin: int = FILE_HEADER.size
+    """Position of its first frame in the journal."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of this header."""
+        return MAX_FILE_HEADER if self.segment else FILE_HEADER.size
+
+
 class EventsHeader(msgspec.Struct, frozen=True, gc=False):
     """Header of an events payload."""
 
@@ -120,28 +140,39 @@ def is_sync_word(word: bytes) -> bool:
     return len(word) == 4 and word[0] == 0xF5 and 0xF5 not in word[1:]
 
 
-def encode_file_header(sync: bytes) -> bytes:
-    """The first `FILE_HEADER.size` bytes of a journal."""
-    head = FILE_HEADER.pack(MAGIC, VERSION, 0, sync, 0)[:-4]
-    return head + zlib.crc32(head).to_bytes(4, "little")
+def encode_file_header(sync: bytes, segment: int = 0, begin: int = FILE_HEADER.size) -> bytes:
+    """The first bytes of a file of a journal. `begin` is only in those of later segments."""
+    head = _with_crc(FILE_HEADER.pack(MAGIC, VERSION, segment, sync, 0))
+    return head + _with_crc(_BEGIN.pack(begin, 0)) if segment else head
 
 
-def decode_file_header(head: bytes) -> bytes | None:
-    """The sync word of a file that begins with `head`; `None` if the header is damaged.
+def _with_crc(packed: bytes) -> bytes:
+    return packed[:-4] + zlib.crc32(packed[:-4]).to_bytes(4, "little")
+
+
+def decode_file_header(head: bytes) -> FileHeader | None:
+    """The header of a file that begins with `head`; `None` if it is damaged.
 
     Raises:
         FormatError: if the file has a newer version of the format.
     """
     if len(head) < FILE_HEADER.size:
         return None
-    magic, version, _, sync, crc = FILE_HEADER.unpack_from(head)
+    magic, version, segment, sync, crc = FILE_HEADER.unpack_from(head)
     if crc != zlib.crc32(head[: FILE_HEADER.size - 4]) or magic != MAGIC or not is_sync_word(sync):
         return None
     if version != VERSION:
         raise FormatError(
             f"this journal has format version {version}, this stepscope reads version {VERSION}; use a newer stepscope"
         )
-    return bytes(sync)
+    if not segment:
+        return FileHeader(bytes(sync))
+    if len(head) < MAX_FILE_HEADER:
+        return None
+    begin, crc = _BEGIN.unpack_from(head, FILE_HEADER.size)
+    if crc != zlib.crc32(head[FILE_HEADER.size : MAX_FILE_HEADER - 4]) or not FILE_HEADER.size <= begin < MAX_POSITION:
+        return None
+    return FileHeader(bytes(sync), segment, begin)
 
 
 def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], flags: int = 0) -> list[Bytes]:

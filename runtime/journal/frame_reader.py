@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.segments import Segment, SegmentFiles
 
 Frame = tuple[int, int, bytes]
 """Type, flags, payload."""
@@ -68,7 +68,7 @@ class FrameReader:
         self.path = path
         self.damage = Damage()
         """Damage so far."""
-        self._number = 0
+        self._number = self._first_number = 0
         self._at = fmt.FILE_HEADER.size
         self._events = 0
         """Number of events of the last frame."""
@@ -79,22 +79,16 @@ class FrameReader:
         self._searches = 0
         self.head = (0, 0, 0)
         """(position, number in the file, bytes of the payload) of the last frame, also during calls of `skipped`."""
-        # Non-blocking, so that opening a FIFO returns, and it is refused below.
-        links = 0 if follow else os.O_NOFOLLOW
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | links)
+        self.files = SegmentFiles(path, follow=follow)
         try:
-            if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                raise FormatError(f"{path} is not a regular file")
             self._sync = self._read_file_header()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Closes the file. Idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Closes the files. Idempotent."""
+        self.files.close()
 
     @property
     def position(self) -> tuple[int, int]:
@@ -104,7 +98,16 @@ class FrameReader:
     def resume(self, number: int, at: int) -> None:
         """Continues at an earlier `position` of this file."""
         self._number, self._at = number, at
-        self._events_so_far, self._ahead = 0 if at == fmt.FILE_HEADER.size else None, 0
+        self._events_so_far, self._ahead = 0 if at == self.files.begin else None, 0
+
+    def restart(self) -> None:
+        """Continues at the first frame."""
+        self.resume(self._first_number, self.files.begin)
+
+    @property
+    def at_beginning(self) -> bool:
+        """Whether the next frame is the first."""
+        return self._at == self.files.begin
 
     @property
     def sync_word(self) -> bytes | None:
@@ -118,27 +121,27 @@ class FrameReader:
 
     def frame_at(self, at: int) -> tuple[Frame, int, int] | None:
         """The complete frame at a position, its number and its end; `None` if there is none. Does not move."""
-        whole = self._sync is not None and fmt.FILE_HEADER.size <= at < os.fstat(self._fd).st_size
+        whole = self._sync is not None and self.files.begin <= at < self.files.end
         found = self._frame_at(at) if whole else None
         return None if found is None or found[0] is None else (found[0], found[1], found[2])
 
     def last(self) -> Frame | None:
         """The frame at the end of the file; `None` if there is none, or if it is larger than `LAST_BYTES`."""
-        size = os.fstat(self._fd).st_size
-        begin = max(size - LAST_BYTES, fmt.FILE_HEADER.size)
-        tail = os.pread(self._fd, LAST_BYTES, begin)
+        size = self.files.end
+        begin = max(size - LAST_BYTES, self.files.begin)
+        tail = self.files.pread(LAST_BYTES, begin)
         at = -1 if self._sync is None else tail.rfind(self._sync)
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
 
     def find_last(self, kind: int) -> int:
         """Position of the last complete frame of a type, if it is among the last `_MAX_SEARCHED` bytes; else 0."""
-        end = os.fstat(self._fd).st_size
-        least = max(end - _MAX_SEARCHED, fmt.FILE_HEADER.size)
+        end = self.files.end
+        least = max(end - _MAX_SEARCHED, self.files.begin)
         while self._sync is not None and end > least:
             begin = max(end - _SCAN_BYTES, least)
             # A header may cross the end of the chunk.
-            chunk = os.pread(self._fd, end - begin + fmt.FRAME_HEADER.size, begin)
+            chunk = self.files.pread(end - begin + fmt.FRAME_HEADER.size, begin)
             at = chunk.rfind(self._sync, 0, end - begin + len(self._sync) - 1)
             while at >= 0:
                 whole = len(chunk) - at >= fmt.FRAME_HEADER.size
@@ -178,7 +181,7 @@ class FrameReader:
         frames: list[Frame] = []
         if self._sync is None:
             return frames
-        block = os.pread(self._fd, nbytes, self._at)
+        block = self.files.pread(nbytes, self._at)
         at, size = 0, fmt.FRAME_HEADER.size
         while at + size <= len(block) and (found := fmt.decode_frame_header(block, at, self._sync)) is not None:
             kind, flags, number, length, crc = found
@@ -201,13 +204,34 @@ class FrameReader:
                 self.damage = msgspec.structs.replace(self.damage, torn_bytes=0)
         return frames
 
+    def copy_to(self, path: Path, end: int) -> Segment:
+        """Writes a new file with all frames before a position. Of missing bytes it has none.
+
+        Raises:
+            OSError: if that fails.
+        """
+        assert self._sync is not None
+        first = self.files.at(self.files.begin)
+        with open(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "wb"
+        ) as file:
+            file.write(fmt.encode_file_header(self._sync, first.number, first.begin))
+            at = self.files.begin
+            while at < end:
+                block = self.files.pread(min(_SCAN_BYTES, end - at), at)
+                file.write(block)
+                at = at + len(block) if block else min(self.files.next_begin(at) or end, end)
+                file.seek(first.offset(at))
+            file.truncate()
+        return Segment(path, first.number, first.begin, first.header_bytes)
+
     def skip(self) -> bool:
         """Skips the next complete frame, without reading its events. Returns false at the end."""
         return self._advance(lambda _: True) is not None
 
     def begins(self, at: int) -> bool:
         """Whether a frame begins at a position, complete or not, or the file ends there."""
-        head = os.pread(self._fd, fmt.FRAME_HEADER.size, at)
+        head = self.files.pread(fmt.FRAME_HEADER.size, at)
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return True
         return fmt.decode_frame_header(head, 0, self._sync) is not None
@@ -231,41 +255,55 @@ class FrameReader:
                 self._events_so_far = None if self._events_so_far is None else self._events_so_far + self._events
                 return self._without_read(found) if self._ahead else found
             if not self._find_header(self._at + 1):
+                if self.files.find_later(self._sync):
+                    self._at = start
+                    continue
                 break
         # No complete frame follows. The rest may be a frame that is being written: the next call reads it again.
         self._at = start
         if self._sync is not None:
-            torn = max(os.fstat(self._fd).st_size - start, 0)
+            torn = max(self.files.end - start, 0)
             self.damage = msgspec.structs.replace(self.damage, torn_bytes=torn)
         return None
 
     def _read_file_header(self) -> bytes | None:
         """The sync word of the file; `None` if the file ends within its header."""
-        head = os.pread(self._fd, fmt.FILE_HEADER.size + fmt.FRAME_HEADER.size, 0)
-        sync = fmt.decode_file_header(head)
-        if sync is not None:
-            return sync
+        head = self.files.beginning(fmt.MAX_FILE_HEADER + fmt.FRAME_HEADER.size)
+        header = fmt.decode_file_header(head)
+        if header is not None:
+            self._begin_at(header)
+            return header.sync
         # The first frame has the same sync word, and a checksum.
         at = fmt.FILE_HEADER.size
         sync = head[at : at + 4]
         if (
-            len(head) == at + fmt.FRAME_HEADER.size
+            len(head) >= at + fmt.FRAME_HEADER.size
             and fmt.is_sync_word(sync)
             and fmt.decode_frame_header(head, at, sync)
         ):
             self.damage = Damage(header=True)
+            self._begin_at(fmt.FileHeader(sync))
             return sync
         if len(head) < at and head[: len(fmt.MAGIC)] == fmt.MAGIC[: len(head)]:
             self.damage = Damage(torn_bytes=len(head))
             return None
         raise FormatError(f"{self.path} is not a stepscope journal, or its beginning is destroyed")
 
+    def _begin_at(self, header: fmt.FileHeader) -> None:
+        """Moves to the first frame, and finds the further files."""
+        self.files.set_header(header)
+        self._at = self.files.begin
+        self._sync = header.sync
+        if header.segment and (first := self._frame_at(self._at)) is not None:
+            self._number = self._first_number = first[1]
+        self.files.find_later(header.sync)
+
     def _frame_at(
         self, at: int, skipped: Callable[[bytes], bool] | None = None
     ) -> tuple[Frame | None, int, int] | None:
         """(frame, number, end) of the complete frame at a position, if any; without the frame if it is skipped."""
         # Read at once, as the frame may be given up meanwhile.
-        both = os.pread(self._fd, fmt.FRAME_HEADER.size + (0 if skipped is None else fmt.MAX_EVENTS_HEADER), at)
+        both = self.files.pread(fmt.FRAME_HEADER.size + (0 if skipped is None else fmt.MAX_EVENTS_HEADER), at)
         head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
@@ -274,17 +312,17 @@ class FrameReader:
             return None
         kind, flags, number, length, crc = found
         body = at + len(head)
-        if body + length > os.fstat(self._fd).st_size:
+        if body + length > self.files.end:
             return None
         self.head = (at, number, length)
         self._events = 0
         if kind in discarded_frames.KINDS:
             # Only its header is used. The rest is a hole in the file, which would cost time to read.
-            payload = os.pread(self._fd, min(length, discarded_frames.BEGINNING), body)
+            payload = self.files.pread(min(length, discarded_frames.BEGINNING), body)
             if kind == fmt.FrameType.GIVEN_UP and (needed := min(discarded_frames.needed(payload), length)) > len(
                 payload
             ):
-                payload = os.pread(self._fd, needed, body)
+                payload = self.files.pread(needed, body)
             self._events = _decode_given_up(kind, payload).total
             return (kind, flags, payload), number, body + length
         if skipped is not None and kind == fmt.FrameType.EVENTS:
@@ -292,7 +330,7 @@ class FrameReader:
             if skipped(beginning):
                 self._events = int.from_bytes(beginning[_COUNT], "little")
                 return None, number, body + length
-        payload = os.pread(self._fd, length, body)
+        payload = self.files.pread(length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
         if kind == fmt.FrameType.EVENTS:
@@ -306,12 +344,15 @@ class FrameReader:
             A frame for the events that were given up and not read before. Reading continues with the first unread record there.
         """
         size = fmt.FRAME_HEADER.size
-        if self._sync is None or self._searches >= _MAX_SEARCHES or os.fstat(self._fd).st_size < at + size:
+        if self._sync is None or self._searches >= _MAX_SEARCHES or self.files.end < at + size:
             return None
-        head = fmt.decode_frame_header(os.pread(self._fd, size, at), 0, self._sync)
-        if head is not None and at + size + head[3] > os.fstat(self._fd).st_size:
+        beginning = self.files.pread(size, at)
+        if len(beginning) < size:
+            return None
+        head = fmt.decode_frame_header(beginning, 0, self._sync)
+        if head is not None and at + size + head[3] > self.files.end:
             return None  # it is being written
-        before, border = 0, fmt.FILE_HEADER.size
+        before, border = 0, self.files.begin
         record: tuple[int, int] | None = None
         lost: list[discarded_frames.GivenUp] = []
         while border <= at:
@@ -353,7 +394,7 @@ class FrameReader:
         """Moves to the next valid frame header from `at` on. Returns false if there is none."""
         assert self._sync is not None
         while True:
-            chunk = os.pread(self._fd, _SCAN_BYTES, at)
+            chunk = self.files.pread(_SCAN_BYTES, at)
             found = chunk.find(self._sync)
             while found >= 0:
                 if len(chunk) - found < fmt.FRAME_HEADER.size:
@@ -363,7 +404,11 @@ class FrameReader:
                     return True
                 found = chunk.find(self._sync, found + 1)
             if len(chunk) < fmt.FRAME_HEADER.size:
-                return False
+                following = self.files.next_begin(at + len(chunk))  # after a file that is missing, or cut
+                if following is None:
+                    return False
+                at = following
+                continue
             # A header may cross the border of two chunks.
             at += found if found > 0 else len(chunk) - len(self._sync) + 1
 

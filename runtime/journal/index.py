@@ -19,7 +19,7 @@ from stepscope.runtime.events.clock import now
 from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey, of_kind
-from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
+from stepscope.runtime.journal.format import EventsHeader, FrameType, decode_events_header
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import (
     CapRecord,
@@ -68,6 +68,9 @@ class WindowRow(msgspec.Struct, frozen=True):
     first_step: int
     last_step: int
     complete: bool
+
+
+_END = WindowRow.__struct_fields__.index("end")
 
 
 class _Open:
@@ -239,6 +242,7 @@ class JournalIndex:
     Args:
         records: the index frames, with their positions.
         builder: continues after the last of them.
+        first: position of the first frame of the journal; its older segments may have been deleted.
         begin: position of the first frame after the index frames.
         end: number and position of the frame after the last one.
         ended: whether the journal was closed normally.
@@ -250,6 +254,7 @@ class JournalIndex:
         records: Sequence[tuple[int, IndexRecord]],
         builder: IndexBuilder,
         *,
+        first: int,
         begin: int,
         end: tuple[int, int],
         ended: bool,
@@ -261,12 +266,14 @@ class JournalIndex:
         self.end = end
         self.ended = ended
         self.damage = damage
+        self._first = first
         self._rows = b"".join([*(_whole_rows(record.rows) for _, record in records), builder.rows])
 
     def windows(self) -> Iterator[WindowRow]:
-        """All closed windows, in the order in which they were closed."""
+        """All closed windows of which there is something, in the order in which they were closed."""
         for values in ROW.iter_unpack(self._rows):
-            yield WindowRow(*values)
+            if values[_END] > self._first:
+                yield self._row(values)
 
     def find(self, window: int) -> WindowRow | None:
         """One closed window; `None` if the journal has no such window."""
@@ -274,7 +281,13 @@ class JournalIndex:
         if not len(found):
             return None
         values = ROW.unpack_from(self._rows, int(found[-1]) * ROW.size)
-        return WindowRow(*values)
+        return self._row(values) if values[_END] > self._first else None
+
+    def _row(self, values: tuple[Any, ...]) -> WindowRow:
+        row = WindowRow(*values)
+        if row.begin >= self._first:
+            return row
+        return msgspec.structs.replace(row, begin=self._first, complete=False)
 
 
 def _whole_rows(rows: bytes) -> bytes:
@@ -297,7 +310,7 @@ def index_records(frames: FrameReader) -> list[tuple[int, IndexRecord]]:
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
     at = end.index if isinstance(end, EndRecord) else frames.find_last(FrameType.INDEX)
     found: list[tuple[int, IndexRecord]] = []
-    while at > 0:
+    while at >= frames.files.begin:
         record = record_at(frames, at, FrameType.INDEX)
         if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
             return []
@@ -323,7 +336,10 @@ def scan(frames: FrameReader, records: Sequence[tuple[int, IndexRecord]], *, own
     builder = IndexBuilder.after(*records[-1]) if records else IndexBuilder()
     tail = frames.copy()
     found = frames.frame_at(builder.before) if records else None
-    tail.resume(*((0, FILE_HEADER.size) if found is None else (found[1] + 1, found[2])))
+    if found is None:
+        tail.restart()
+    else:
+        tail.resume(found[1] + 1, found[2])
     begin, ended = tail.position[1], False
 
     def skipped(beginning: bytes) -> bool:
@@ -342,4 +358,6 @@ def scan(frames: FrameReader, records: Sequence[tuple[int, IndexRecord]], *, own
         end = tail.position
     else:
         end = tail.position
-    return JournalIndex(records, builder, begin=begin, end=end, ended=ended, damage=tail.damage)
+    return JournalIndex(
+        records, builder, first=frames.files.begin, begin=begin, end=end, ended=ended, damage=tail.damage
+    )

@@ -21,6 +21,7 @@ from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.index import JournalIndex, index_records, read_index, record_at, scan
+from stepscope.runtime.journal.segments import Segment
 from stepscope.runtime.windows.window import Window
 
 OF_WINDOWS = (fmt.FrameType.EVENTS, fmt.FrameType.WINDOW_OPENED, fmt.FrameType.WINDOW_CLOSED)
@@ -121,6 +122,28 @@ class JournalReader:
         """(number, position) of the end record of the run itself, or where it would be."""
         return self.position if self.end is None and self.recovered is None else self._end_position
 
+    @property
+    def size(self) -> int:
+        """Size of the journal in bytes."""
+        return self._frames.files.end
+
+    @property
+    def last_file(self) -> Path:
+        """The last segment."""
+        return self._frames.files.at(self.size).path
+
+    def own_end(self) -> Segment:
+        """The segment in which the frames of the run itself end."""
+        return self._frames.files.at(self.end_position[1])
+
+    def copy_to(self, path: Path) -> Segment:
+        """Writes all frames of the run itself into one new file, readable by this user only, in which they have the same positions.
+
+        Raises:
+            OSError: if that fails.
+        """
+        return self._frames.copy_to(path, self.end_position[1])
+
     def index(self) -> JournalIndex | None:
         """The index of the journal; `None` if it has none."""
         return read_index(self._frames)
@@ -151,7 +174,7 @@ class JournalReader:
     def outlines(self, record: records.IndexRecord, position: int) -> Iterator[EventBatch]:
         """The outlines of an index with this position: step marks, gaps and spans of steps of windows that were open."""
         at = record.outlines
-        while fmt.FILE_HEADER.size <= at < position and (found := self._frames.frame_at(at)) is not None:
+        while 0 < at < position and (found := self._frames.frame_at(at)) is not None:
             (kind, flags, payload), _, at = found
             batch = self._batch(flags, payload) if kind == fmt.FrameType.OUTLINE else None
             if batch is not None:
@@ -186,8 +209,7 @@ class JournalReader:
             header = found[0]
             return (window is not None and header.window != window) or (wanted is not None and not wanted(header))
 
-        at_beginning = self._frames.position == (0, fmt.FILE_HEADER.size)
-        stop = None if window is None or not at_beginning else self._go_to_window(window)
+        stop = None if window is None or not self._frames.at_beginning else self._go_to_window(window)
         passed = None if window is None and wanted is None else skipped
         while stop is None or self._frames.position[1] < stop:
             frame = self._frames.next(passed)

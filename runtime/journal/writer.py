@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -22,18 +24,25 @@ from stepscope.runtime.files.private_files import (
     CHECK_INTERVAL_S,
     WINDOW_CHECK_INTERVAL_S,
     deleted_error,
+    is_missing,
     make_directories,
 )
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.index import IndexBuilder
+from stepscope.runtime.journal.segments import SEGMENT_AGE_S, Segment
 from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
 
 Fsync = Literal["never", "window", "always"]
 """When to wait for the disk: only synced frames survive a loss of power; all frames survive a killed process."""
+
+WhenFull = Literal["stop", "delete_oldest"]
+"""At the size limit: leave out new events, or delete the oldest segments."""
+
+log = logging.getLogger("stepscope")
 
 MIN_BYTES = 1 << 16
 GROUP_BYTES = 64 << 10
@@ -64,8 +73,17 @@ def _create_file(path: Path) -> AppendFile:
     return AppendFile(path)
 
 
+class ClosedSegment(msgspec.Struct, frozen=True):
+    """A segment that is not written any more."""
+
+    path: Path
+    size: int
+    events: Counter[int]
+    """Number of events, by window."""
+
+
 class JournalWriter:
-    """One journal file. Any thread may call; calls are serialized.
+    """One journal. Any thread may call; calls are serialized.
 
     A write that fails does not change the file. Near `max_bytes`, events are dropped, and counted in a marker; the remaining
     space is reserved for ends of windows and of the file.
@@ -79,9 +97,11 @@ class JournalWriter:
         max_frame: limit of a frame's payload, in bytes, if the target has a lower limit than readers.
         create: creates the target of a path. A frame is never divided between two writes.
         holes: whether events may be written again after others were dropped, because space can become free.
+        segment_bytes: continue in a new file after about so many bytes, or an hour; 0 = one file. Needs `columns`.
+        when_full: leave out new events at the limit, or delete the oldest segments.
 
     Raises:
-        ValueError: for a limit that is too small or an unknown `fsync`.
+        ValueError: for a limit that is too small, or an unknown `fsync` or `when_full`.
     """
 
     dropped = 0
@@ -92,8 +112,10 @@ class JournalWriter:
     """Events written without their arguments, as these were malformed or larger than a frame."""
     lost = 0
     """Events that were counted as written in a group, and that the system refused."""
-    deleted = False
-    """Whether the file was deleted while it was open. Its events are lost."""
+    discarded = 0
+    """Events of the oldest segments, which this deleted because of the size limit."""
+    deleted = 0
+    """Events of files that were deleted, by others, while this was open. Further ones are refused then."""
 
     def __init__(
         self,
@@ -105,7 +127,11 @@ class JournalWriter:
         max_frame: int = fmt.MAX_PAYLOAD,
         create: Callable[[Path], Target] = _create_file,
         holes: bool = False,
+        segment_bytes: int = 0,
+        when_full: WhenFull = "stop",
     ) -> None:
+        if when_full not in ("stop", "delete_oldest"):
+            raise ValueError(f"when_full must be 'stop' or 'delete_oldest', got {when_full!r}")
         if max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes must be at least {MIN_BYTES}, got {max_bytes}")
         if fsync not in ("never", "window", "always"):
@@ -117,7 +143,19 @@ class JournalWriter:
         self._compression: fmt.Compression = compression
         self._max_frame = max_frame
         self._create = create
-        self._holes = holes
+        self._holes = holes or when_full == "delete_oldest"
+        self._when_full = when_full
+        self._segment_bytes = min(segment_bytes, max_bytes // 8)
+        self._segment_end = 0
+        """Position at which the next segment begins."""
+        self._closed: list[ClosedSegment] = []
+        """Closed segments that are still there."""
+        self._segment_events: Counter[int] = Counter()
+        """Number of events in the last segment, by window."""
+        self._discarded_bytes = 0
+        self._discarded: Counter[int] = Counter()
+        self._missing = False
+        """Whether the file that is written was deleted."""
         self._full = False
         self._lock = Lock()
         self._file: Target | None = None
@@ -135,6 +173,7 @@ class JournalWriter:
         self._windows = 0
         self._skipped_records = 0
         self._marked = 0
+        self._run: bytes = b""
         self._metadata: bytes = b""
         self._index: IndexBuilder | None = None
 
@@ -160,20 +199,29 @@ class JournalWriter:
             header = fmt.encode_file_header(self._sync)
             self._pending.append(header)
             self._pending_bytes = len(header)
-            self._control(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
+            self._run = records.encode_record(records.run_record(run, time.time_ns()))
+            self._frame(fmt.FrameType.RUN, [self._run])
             self._commit(self._fsync != "never")
+            self._segment_end = self._segment_bytes
             if self._compression == "columns":  # frames that can be read alone
                 self._index = IndexBuilder()
 
     def append_to(
-        self, sync: bytes, number: int, size: int, *, events: int, windows: int, index: IndexBuilder | None
+        self,
+        segment: Segment,
+        sync: bytes,
+        end: tuple[int, int],
+        *,
+        events: int,
+        windows: int,
+        index: IndexBuilder | None,
     ) -> None:
         """Opens the journal of a killed process, cuts it after its last complete frame, and marks the begin of recovery.
 
         Args:
+            segment: its last file.
             sync: sync word of its frames.
-            number: number of the next frame.
-            size: size of its complete frames, including the file header, which is rewritten.
+            end: number and position of the next frame. The header of the file is rewritten.
             events: number of events in these frames.
             windows: number of closed windows in these frames.
             index: continues the index of these frames.
@@ -183,9 +231,11 @@ class JournalWriter:
         """
         with self._lock:
             self._index = index
-            self._file = AppendFile(self.path, truncate_to=size)
-            self._file.write_header(fmt.encode_file_header(sync))
-            self._sync, self._number = sync, number
+            self._number, size = end
+            file = AppendFile(self.path, segment, size)
+            self._file = file
+            file.write_header(sync)
+            self._sync = sync
             self.written, self._windows = events, windows
         self.mark_recovered()
 
@@ -217,6 +267,7 @@ class JournalWriter:
                 return
             if self._compression == "columns" and self._write_columns(batch):
                 self._write_index_if_due()
+                self._begin_segment_if_due()
                 return
             has_tables = self._compression == "columns"  # those frames contain their names and tracks
             for count, flags, parts, cut in fmt.encode_events(batch, self._compression, max_bytes=self._max_frame):
@@ -240,6 +291,7 @@ class JournalWriter:
                 has_tables = True
                 self._open_windows.add(batch.window)
                 self.written += count
+                self._segment_events[batch.window] += count
                 self.arguments_cut += cut
 
     def _write_columns(self, batch: EventBatch) -> bool:
@@ -265,6 +317,7 @@ class JournalWriter:
             self._index.add_batch(batch, counts, begin)
         self._open_windows.add(batch.window)
         self.written += len(batch)
+        self._segment_events[batch.window] += len(batch)
         self._unwritten += len(batch) if self._pending else 0
         self.arguments_cut += cut
         return True
@@ -297,6 +350,7 @@ class JournalWriter:
             self._open_windows.discard(window.index)
             self._windows += 1
             self._write_index_if_due()
+            self._begin_segment_if_due()
 
     def write_metadata(self, values: Mapping[str, Any]) -> None:
         """Appends the metadata of the run if they have changed.
@@ -410,6 +464,12 @@ class JournalWriter:
                 self._file.close()
                 self._file = None
 
+    def take_discarded(self) -> Counter[int]:
+        """Number of discarded events since the last call, by window."""
+        with self._lock:
+            discarded, self._discarded = self._discarded, Counter()
+            return discarded
+
     def begin_group(self) -> None:
         """The next calls may keep frames in memory until `end_group`, so that they need one write together."""
         with self._lock:
@@ -470,6 +530,49 @@ class JournalWriter:
         index.begin_next(position)
         return position
 
+    def _begin_segment_if_due(self) -> None:
+        """Continues in a new file when the last one is large or old."""
+        file = self._file
+        if not self._segment_bytes or not isinstance(file, AppendFile):
+            return
+        if self._end < self._segment_end and time.monotonic() - file.segment_began_s < SEGMENT_AGE_S:
+            return
+        self._write_index(self._reserve)
+        if self._pending:
+            self._write_pending(False)
+        last = file.segment
+        self._segment_end = file.size + self._segment_bytes
+        try:
+            file.begin_segment(self._sync)
+        except OutputError as error:
+            log.warning("the journal goes on in a file larger than %s bytes: %s", self._segment_bytes, error)
+            file.segment_began_s = time.monotonic()
+            return
+        self._closed.append(ClosedSegment(last.path, file.size - last.begin, self._segment_events))
+        self._segment_events = Counter()
+        if self._when_full == "delete_oldest":
+            self._delete_oldest()
+        self._frame(fmt.FrameType.RUN, [self._run])
+        if self._metadata:
+            if self._index is not None:
+                self._index.metadata = self._end
+            self._frame(fmt.FrameType.METADATA, [self._metadata])
+        self._commit(self._fsync != "never")
+
+    def _delete_oldest(self) -> None:
+        """Deletes closed segments until there is room for another one."""
+        while self._closed and not self._has_room(self._reserve + self._segment_bytes):
+            oldest = self._closed[0]
+            try:
+                oldest.path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("a segment of the journal cannot be deleted: %s", error)
+                return
+            del self._closed[0]
+            self.discarded += oldest.events.total()
+            self._discarded += oldest.events
+            self._discarded_bytes += oldest.size
+
     def _mark_cap(self, exactly: bool = False) -> None:
         """Appends the number of dropped events: at the limit, each time it has doubled, and exactly with each window."""
         if self._index is not None:
@@ -499,7 +602,7 @@ class JournalWriter:
         return self._open_file().size + self._pending_bytes
 
     def _has_room(self, reserve: int) -> bool:
-        return self._end <= self._max_bytes - reserve
+        return self._end - self._discarded_bytes <= self._max_bytes - reserve
 
     def _discard(self) -> None:
         """Discards the frames that are not complete."""
@@ -513,9 +616,11 @@ class JournalWriter:
 
     def _check_deleted(self, within_s: float) -> None:
         """Raises `OutputError` if the file was deleted. No further frames are written to it."""
-        self.deleted = self.deleted or self._open_file().deleted(within_s)
-        if self.deleted:
-            raise deleted_error(self.path, self.written)
+        self._missing = self._missing or self._open_file().deleted(within_s)
+        if self._missing:
+            there = sum(closed.events.total() for closed in self._closed if not is_missing(closed.path))
+            self.deleted = self.written - self.discarded - there
+            raise deleted_error(self.path, self.deleted)
 
     def _commit(self, sync: bool) -> None:
         """Writes all pending frames, or none. Within a group, they may wait."""

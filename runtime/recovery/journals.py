@@ -9,6 +9,7 @@ import msgspec
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.journal.segments import first_file, first_names
 from stepscope.runtime.session.note import WINDOWS
 
 _MAX_NAMED = 8
@@ -31,8 +32,9 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
         """
         found: list[tuple[int, Path, RunRecord | None]] = []
         unusable: list[str] = []
-        for path in sorted(place.glob("journal*")):
-            if not path.is_file():
+        for name in first_names(path.name for path in place.glob("journal*")):
+            path = place / name
+            if path.exists() and not path.is_file():
                 continue
             if path.is_symlink():
                 unusable.append(f"{path} is a symbolic link, and was not followed; name the file that it leads to")
@@ -46,7 +48,7 @@ class Journals(msgspec.Struct, frozen=True, kw_only=True):
                 unusable.append(f"{path}: {error}")
                 continue
             # Without its first frame, the time of the last write counts.
-            created = record.created_ns if record else path.stat().st_mtime_ns
+            created = record.created_ns if record else first_file(path).stat().st_mtime_ns
             found.append((created, path, record))
         found.sort(key=lambda entry: entry[:2], reverse=True)
         return cls(found=tuple((path, record) for _, path, record in found), unusable=tuple(unusable))

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import errno
 import os
-import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -150,9 +149,9 @@ def recover(
         for files, _ in parts:
             stack.callback(files.close)
         if journal is not None:
-            if copy is None:
-                stack.enter_context(_alone(journal))
             reader = stack.enter_context(JournalReader(journal, ids))
+            if copy is None:
+                stack.enter_context(_alone(reader.last_file))
         run = _run(place, reader, note)
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
@@ -238,7 +237,7 @@ def _writer(
     """
     usable = reader is not None and reader.sync_word is not None
     target = copy
-    if reader is not None and target is None and not usable and reader.path.stat().st_size <= FILE_HEADER.size:
+    if reader is not None and target is None and not usable and reader.size <= FILE_HEADER.size:
         target = reader.path
     path = reader.path if reader is not None and usable else new
     if target is not None:
@@ -247,12 +246,14 @@ def _writer(
     writer = JournalWriter(path, max_bytes=1 << 62, compression="columns")
     try:
         if reader is not None and reader.sync_word is not None:
-            if copy is not None:
-                shutil.copyfile(reader.path, path)
-                os.chmod(path, 0o600)
-            number, size = reader.end_position
+            segment = reader.own_end() if copy is None else reader.copy_to(path)
             writer.append_to(
-                reader.sync_word, number, size, events=work.events, windows=work.windows, index=work.index_builder
+                segment,
+                reader.sync_word,
+                reader.end_position,
+                events=work.events,
+                windows=work.windows,
+                index=work.index_builder,
             )
         else:
             writer.open(run)

@@ -59,7 +59,7 @@ _OVER, _OVER_AT = struct.pack("=iI", 0, 1), 8
 """Values and position of two fields of the control page, nothing recorded and closed (`Control` in core/core.h)."""
 PREFIX = "stepscope-"
 KEPT_PREFIX = "kept-"
-"""Begins the names of the flight recorder's files; the number of the profiler and of the segment follow."""
+"""Begins the names of the flight recorder's files; the number of the profiler and of the chunk follow."""
 
 
 class Identity(msgspec.Struct, frozen=True):

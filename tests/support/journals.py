@@ -133,11 +133,11 @@ class HandMade:
 
 def frame_borders(data: bytes) -> list[int]:
     """Offsets at which the frames of a whole journal end, the end of the file's header first."""
-    sync = fmt.decode_file_header(data)
-    assert sync is not None
+    header = fmt.decode_file_header(data)
+    assert header is not None
     borders = [fmt.FILE_HEADER.size]
     while borders[-1] < len(data):
-        found = fmt.decode_frame_header(data, borders[-1], sync)
+        found = fmt.decode_frame_header(data, borders[-1], header.sync)
         assert found is not None
         borders.append(borders[-1] + fmt.FRAME_HEADER.size + found[3])
     return borders

@@ -77,8 +77,9 @@ def on_another_clock(source: Path, target: Path, clock: Clock, name: str) -> Non
 
 def _rewrite(source: Path, target: Path, change: Callable[[int, int, bytes], tuple[int, bytes]]) -> None:
     data = source.read_bytes()
-    sync = fmt.decode_file_header(data)
-    assert sync is not None
+    header = fmt.decode_file_header(data)
+    assert header is not None
+    sync = header.sync
     with open(target, "wb") as file:
         file.write(data[: fmt.FILE_HEADER.size])
         for kind, flags, number, payload in fmt.frames_in(data[fmt.FILE_HEADER.size :], sync):

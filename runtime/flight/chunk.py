@@ -1,4 +1,4 @@
-"""A segment of the flight recorder's retained events: frames in a file of the session directory, or in memory if that fails."""
+"""A chunk of the flight recorder's retained events: frames in a file of the session directory, or in memory if that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.append_file import AppendFile
 
 
-class Segment:
+class Chunk:
     """Frames of events that are discarded together.
 
     The file is a journal without names and tracks, as the session directory has these in other files. If the file is deleted,

@@ -1,0 +1,194 @@
+"""The files of a journal, its segments, which are read as if they were one file.
+
+`journal` is the first segment; `journal.1`, `journal.2`, ... follow. Each has a file header of its own, and can be read alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from bisect import bisect_right
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.format import FILE_HEADER, MAX_FILE_HEADER, FileHeader, decode_file_header
+
+SEGMENT_BYTES = 64 << 20
+SEGMENT_AGE_S = 3600
+"""A journal continues in a new segment when the last one has so many bytes, or is so old."""
+MAX_SEGMENTS = 0xFFFF
+MAX_DESCRIPTORS = 8
+"""Descriptors that the reader of one journal has open at a time."""
+
+_LATER = re.compile(r"(?P<first>.+)\.(?P<number>[1-9][0-9]{0,4})")
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """One file of a journal."""
+
+    path: Path
+    number: int
+    begin: int
+    """Position of its first frame in the journal."""
+    header_bytes: int
+
+    def offset(self, position: int) -> int:
+        """Where a position of the journal is in this file."""
+        return position - self.begin + self.header_bytes
+
+
+def segment_path(first: Path, number: int) -> Path:
+    """Path of a segment of the journal whose first segment has this path."""
+    return first.with_name(f"{first.name}.{number}") if number else first
+
+
+def first_names(names: Iterable[str]) -> list[str]:
+    """Names of a directory's files, sorted; instead of a later segment the first one, even if it was deleted."""
+    later = ((name, _LATER.fullmatch(name)) for name in names)
+    return sorted({name if match is None else match["first"] for name, match in later})
+
+
+def segment_paths(first: Path) -> list[Path]:
+    """Existing files with the name of a segment of this journal, in their order.
+
+    Raises:
+        OSError: if the directory cannot be read.
+    """
+    numbers: list[int] = []
+    with os.scandir(first.parent) as entries:
+        for entry in entries:
+            later = _LATER.fullmatch(entry.name)
+            if entry.name == first.name:
+                numbers.append(0)
+            elif later is not None and later["first"] == first.name:
+                numbers.append(int(later["number"]))
+    return [segment_path(first, number) for number in sorted(numbers)]
+
+
+def first_file(path: Path) -> Path:
+    """The first existing file of the journal whose first segment has this path; that path, if there is none."""
+    if os.path.lexists(path) or not path.parent.is_dir():
+        return path
+    return next(iter(segment_paths(path)), path)
+
+
+class SegmentFiles:
+    """The segments of a journal as one file, which may grow.
+
+    A position counts the bytes of the first segment, and those of the frames of later ones. A file that was deleted, or is too
+    short, has no bytes there.
+
+    Args:
+        path: the first segment, which may have been deleted; or a later one, which is read alone.
+        follow: whether to follow a link.
+
+    Raises:
+        OSError: if there is no such file, or it cannot be opened.
+        FormatError: if it is not a regular file.
+    """
+
+    def __init__(self, path: Path, *, follow: bool = True) -> None:
+        self._path = path
+        self._links = 0 if follow else os.O_NOFOLLOW
+        self._descriptors: dict[Path, int] = {}
+        self._alone = False
+        first = first_file(path)
+        self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
+        self._begins = [FILE_HEADER.size]
+        self._descriptor(first)
+
+    def close(self) -> None:
+        """Closes all files. Idempotent."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    @property
+    def begin(self) -> int:
+        """Position of the first frame."""
+        return self._begins[0]
+
+    @property
+    def end(self) -> int:
+        """Position of the end of the last file."""
+        last = self._segments[-1]
+        return last.begin + os.fstat(self._descriptor(last.path)).st_size - last.header_bytes
+
+    def at(self, position: int) -> Segment:
+        """The segment that has the byte before a position."""
+        return self._segments[max(bisect_right(self._begins, position - 1) - 1, 0)]
+
+    def beginning(self, nbytes: int) -> bytes:
+        """The first bytes of the first file, with its header."""
+        return os.pread(self._descriptor(self._segments[0].path), nbytes, 0)
+
+    def set_header(self, header: FileHeader) -> None:
+        """Makes known what the header of the first file says."""
+        first = self._segments[0].path
+        self._alone = header.segment > 0 and first == self._path
+        self._segments[0] = Segment(first, header.segment, header.begin, header.nbytes)
+        self._begins[0] = header.begin
+
+    def find_later(self, sync: bytes) -> bool:
+        """Looks for further segments: files with the next numbers and the same sync word. Returns whether there are any."""
+        if self._alone:
+            return False
+        before = len(self._segments)
+        try:
+            paths = segment_paths(self._path)
+        except OSError:  # the directory can be searched only; or it was removed
+            return False
+        for path in paths:
+            header = None if path == self._path else self._header(path)
+            if header is None or header.sync != sync:
+                continue
+            if header.segment > self._segments[-1].number and header.begin >= self.end:
+                self._segments.append(Segment(path, header.segment, header.begin, header.nbytes))
+                self._begins.append(header.begin)
+        return len(self._segments) > before
+
+    def pread(self, nbytes: int, position: int) -> bytes:
+        """Bytes at a position; fewer at the end, or where a file is missing or too short."""
+        at = bisect_right(self._begins, position) - 1
+        if at < 0:
+            return b""
+        data = self._read(self._segments[at], nbytes, position)
+        while len(data) < nbytes and at + 1 < len(self._begins) and self._begins[at + 1] == position + len(data):
+            at += 1
+            data += self._read(self._segments[at], nbytes - len(data), position + len(data))
+        return data
+
+    def next_begin(self, position: int) -> int | None:
+        """Begin of the first segment that begins after a position."""
+        at = bisect_right(self._begins, position)
+        return self._begins[at] if at < len(self._begins) else None
+
+    def _read(self, segment: Segment, nbytes: int, position: int) -> bytes:
+        try:
+            descriptor = self._descriptor(segment.path)
+        except FileNotFoundError:  # a run that keeps its last segments has deleted it meanwhile
+            return b""
+        return os.pread(descriptor, nbytes, segment.offset(position))
+
+    def _header(self, path: Path) -> FileHeader | None:
+        try:
+            return decode_file_header(os.pread(self._descriptor(path), MAX_FILE_HEADER, 0))
+        except (OSError, FormatError):  # another's file of this name
+            return None
+
+    def _descriptor(self, path: Path) -> int:
+        descriptor = self._descriptors.get(path)
+        if descriptor is None:
+            # Non-blocking, so that opening a FIFO returns, and it is refused.
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | self._links)
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise FormatError(f"{path} is not a regular file")
+            while len(self._descriptors) >= MAX_DESCRIPTORS:
+                oldest = next(iter(self._descriptors))
+                os.close(self._descriptors.pop(oldest))
+            self._descriptors[path] = descriptor
+        return descriptor

@@ -1,0 +1,256 @@
+"""A journal of several files is read as one; each can be read alone, and what is missing costs itself only."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepscope as sc
+from stepscope.analysis.recording import load
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal import writer as journal_writer
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, first_names, segment_paths
+from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.windows.window import Window
+from tests.support.journals import Described, batch_with_arguments, described, events_of, write_journal
+from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window, write
+
+SIZES = st.integers(1, 4_000)
+
+
+def written(directory: Path, acts: Sequence[Act], segment_bytes: int) -> Path:
+    """A journal that was closed normally, in files of about so many bytes."""
+    directory.mkdir(parents=True, exist_ok=True)
+    writer = JournalWriter(directory / "journal", compression="columns", segment_bytes=segment_bytes)
+    writer.open(run_in(directory))
+    for index in sorted(write(writer, acts)):
+        writer.write_window(window(index))
+    writer.close()
+    return writer.path
+
+
+def many(directory: Path, **settings: Any) -> Path:
+    """A journal of one window in many small files."""
+    batches = [batch_with_arguments([f"n{at}"], [{"at": at}], start_ns=1000 * (at + 1)) for at in range(40)]
+    return write_journal(directory / "journal", batches, compression="columns", segment_bytes=1, **settings)
+
+
+def contents(path: Path, only: int | None = None) -> tuple[list[Described], list[Window], dict[str, Any]]:
+    """Events, windows and metadata of a journal without damage."""
+    with JournalReader(path) as reader:
+        items = list(reader.items(only))
+        assert not reader.damage
+        events = [row for item in items if isinstance(item, EventBatch) for row in described(item)]
+        return events, [item for item in items if isinstance(item, Window)], reader.metadata
+
+
+@given(ACT_LISTS, SIZES)
+def test_several_files_are_one_journal(
+    tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], segment_bytes: int
+) -> None:
+    """All of it, and each of its windows; its files in one; and each file alone."""
+    place = tmp_path_factory.mktemp("journal")
+    one, several = written(place / "one", acts, 0), written(place / "several", acts, segment_bytes)
+    whole = contents(one)
+    assert contents(several) == whole
+    for number in {index for index, *_ in acts}:
+        assert contents(several, number) == contents(one, number)
+    files = segment_paths(several)
+    joined = place / "joined"
+    joined.write_bytes(several.read_bytes() + b"".join(path.read_bytes()[fmt.MAX_FILE_HEADER :] for path in files[1:]))
+    assert contents(joined) == whole
+    with JournalReader(several) as reader, JournalReader(joined) as other:
+        assert list(reader.own_index().windows()) == list(other.own_index().windows())
+    if len(files) > 1:
+        several.rename(place / "several" / "first")
+        alone = [contents(path) for path in (place / "several" / "first", *files[1:])]
+        assert [row for events, _, _ in alone for row in events] == whole[0]
+        assert [each for _, windows, _ in alone for each in windows] == whole[1]
+        assert all(metadata == whole[2] or not events for events, _, metadata in alone[-1:])
+
+
+@given(ACT_LISTS, SIZES, st.sets(st.integers(0, 20)), st.floats(0, 1))
+def test_missing_and_cut_files_cost_themselves_only(
+    tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], segment_bytes: int, missing: set[int], rest: float
+) -> None:
+    """What is left is read in its order; a missing beginning is no damage, a missing middle is."""
+    path = written(tmp_path_factory.mktemp("journal"), acts, segment_bytes)
+    files = segment_paths(path)
+    alone: list[list[Described]] = []
+    for at, file in enumerate(files):
+        moved = file.rename(path.with_name(f"alone-{at}"))
+        alone.append(contents(moved)[0])
+        moved.rename(file)
+    missing &= set(range(len(files)))
+    missing -= {len(files) - 1} if len(missing) == len(files) else set()
+    for at in missing:
+        files[at].unlink()
+    left = [row for at, events in enumerate(alone) if at not in missing for row in events]
+    with JournalReader(path) as reader:
+        assert [row for item in reader if isinstance(item, EventBatch) for row in described(item)] == left
+        beginning = next(at for at in range(len(files)) if at not in missing)
+        middle = [at for at in missing if beginning < at < max(set(range(len(files))) - missing)]
+        assert bool(reader.damage.lost_frames) == bool(middle)
+    last = segment_paths(path)[-1]
+    last.write_bytes(last.read_bytes()[: int(last.stat().st_size * rest)])
+    with JournalReader(path) as reader:
+        rows = [row for item in reader if isinstance(item, EventBatch) for row in described(item)]
+    assert rows == left[: len(rows)]
+
+
+def test_a_window_without_its_beginning_is_listed_as_incomplete(tmp_path: Path) -> None:
+    """One that lies in deleted files is not listed."""
+    acts = [(0, False)] * 4 + [(0, True)] + [(1, False)] * 4 + [(1, True)] + [(2, False)] * 4 + [(2, True)]
+    path = written(tmp_path, acts, 400)
+    with JournalReader(path) as reader:
+        assert [row.complete for row in reader.own_index().windows()] == [True, True, True]
+        begins = {row.window: row.begin for row in reader.own_index().windows()}
+    files = segment_paths(path)
+    while True:
+        files.pop(0).unlink()
+        with JournalReader(path) as reader:
+            listed = {row.window: row.complete for row in reader.own_index().windows()}
+            first = reader.position[1]
+        if 0 not in listed:
+            break
+        assert listed[0] == (begins[0] >= first)
+    assert listed == {number: begins[number] >= first for number in listed}
+    assert listed[2] is True
+    assert [rank.path for rank in load(tmp_path).ranks] == [path]
+
+
+def test_the_file_of_another_run_is_passed_over(tmp_path: Path) -> None:
+    """By the writer, which takes the next number, and by readers."""
+    other = written(tmp_path / "other", [(0, False), (0, True)], 1)
+    for number in (1, 3):
+        other.with_name("journal.1").rename(tmp_path / f"journal.{number}")
+        other = written(tmp_path / f"other-{number}", [(0, False), (0, True)], 1)
+    (tmp_path / "journal.4").write_bytes(b"something else")
+    theirs = [(tmp_path / f"journal.{number}").read_bytes() for number in (1, 3, 4)]
+    path = many(tmp_path)
+    assert len(contents(path)[0]) == 40
+    assert [(tmp_path / f"journal.{number}").read_bytes() for number in (1, 3, 4)] == theirs
+
+
+def test_where_no_file_can_be_made_the_last_one_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is lost, and it is logged."""
+    (tmp_path / "run").mkdir()
+    writer = JournalWriter(tmp_path / "run" / "journal", compression="columns", segment_bytes=100)
+    writer.open(run_in(tmp_path))
+    (tmp_path / "run").rename(tmp_path / "moved")
+    with caplog.at_level(logging.WARNING, "stepscope"):
+        for at in range(20):
+            writer.write_batch(batch_with_arguments([f"n{at}"], [{}], start_ns=at + 1))
+    writer.close()
+    assert "goes on in a file larger than" in caplog.text
+    assert segment_paths(tmp_path / "moved" / "journal") == [tmp_path / "moved" / "journal"]
+    assert len(contents(tmp_path / "moved" / "journal")[0]) == 20
+
+
+def test_a_reader_goes_on_in_the_next_file(tmp_path: Path) -> None:
+    """While the journal grows."""
+    writer = JournalWriter(tmp_path / "journal", compression="columns", segment_bytes=300)
+    writer.open(run_in(tmp_path))
+    found: list[str] = []
+    with JournalReader(writer.path) as reader:
+        for at in range(30):
+            writer.write_batch(batch_with_arguments([f"n{at}"], [{}], start_ns=at + 1))
+            found += [described(item)[0][2] for item in reader if isinstance(item, EventBatch)]
+            assert len(found) == at + 1
+        assert not reader.damage
+    writer.close()
+    assert found == [f"n{at}" for at in range(30)] and len(segment_paths(writer.path)) > 3
+
+
+def test_an_old_file_is_followed_by_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if it is small."""
+    monkeypatch.setattr(journal_writer, "SEGMENT_AGE_S", -1)
+    path = write_journal(
+        tmp_path / "journal", [batch_with_arguments(["x"], [{}])], compression="columns", segment_bytes=1 << 20
+    )
+    assert len(segment_paths(path)) > 1
+
+
+def test_few_descriptors_are_open(tmp_path: Path) -> None:
+    """However many files a journal has."""
+    path = many(tmp_path)
+    assert len(segment_paths(path)) > 2 * MAX_DESCRIPTORS
+    with JournalReader(path) as reader:
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in reader:
+            assert len(os.listdir("/proc/self/fd")) <= before + MAX_DESCRIPTORS
+
+
+@given(ACT_LISTS, SIZES)
+def test_recovery_completes_the_last_file(
+    tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], segment_bytes: int
+) -> None:
+    """Closed files do not change; a copy is one file with the same content."""
+    place = tmp_path_factory.mktemp("journal")
+    writer = JournalWriter(place / "journal", compression="columns", segment_bytes=segment_bytes)
+    writer.open(run_in(place))
+    unfinished = write(writer, acts)
+    writer.abandon()
+    before = events_of(writer.path)
+    files = {path: path.read_bytes() for path in segment_paths(writer.path)}
+    with open(list(files)[-1], "ab") as file:
+        file.write(b"torn")
+    copied = recover(place, place / "copy" / "journal").journal
+    assert segment_paths(copied) == [copied]
+    assert recover(place).unfinished == len(unfinished)
+    assert {path for path in files if path.read_bytes() != files[path]} <= {list(files)[-1]}
+    assert segment_paths(writer.path) == list(files)
+    for path in (writer.path, copied):
+        events, windows, _ = contents(path)
+        assert [row for row in events if row in before] == before
+        assert len(windows) == len({index for index, *_ in acts})
+
+
+def test_the_oldest_files_give_way_to_new_ones(tmp_path: Path) -> None:
+    """All of them stay within the limit; every event is in a file or counted, in its window."""
+    options = sc.Options(journal_max_bytes=1 << 16, journal_when_full="delete_oldest", signals=())
+    with sc.trace(
+        output_dir=tmp_path / "run", exporters=[], options=options, schedule=sc.schedule(wait=0, warmup=0, active=100)
+    ) as profiler:
+        for step in range(3_000):
+            with sc.span("work", text=os.urandom(64).hex(), number=step):
+                pass
+            profiler.step()
+    path = tmp_path / "run" / "journal"
+    assert not path.exists()
+    assert sum(file.stat().st_size for file in segment_paths(path)) <= 1 << 16
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    ledger = next(each.ledger for each in pipeline.exporters if each.name == "journal")
+    events, windows, _ = contents(path)
+    assert ledger.dropped["cap"] > 2_000 and ledger.offered == ledger.exported + ledger.dropped["cap"]
+    assert len(events) == ledger.exported
+    assert windows[-1].index == 29
+
+
+def test_names() -> None:
+    """Files of a directory, as journals."""
+    assert first_names(["journal", "journal.2", "a.journal.10", "journal.x", "b.ssj"]) == [
+        "a.journal",
+        "b.ssj",
+        "journal",
+        "journal.x",
+    ]
+
+
+@pytest.mark.parametrize("setting", [{"when_full": "wait"}, {"segment_bytes": "64 MB"}])
+def test_settings_that_make_no_sense(setting: dict[str, Any]) -> None:
+    """They are refused."""
+    with pytest.raises((ValueError, TypeError), match=next(iter(setting))):
+        sc.exporters.JournalExporter(**setting)
