@@ -78,5 +78,5 @@ def payload(count: int) -> tuple[int, int, bytes]:
     from stepscope.runtime.journal import format as fmt
 
     events = join_blocks([batch.events for batch in recorded(count)])[:count]
-    (made,) = fmt.encode_events(EventBatch("recorder", 0, events, b""), "zstd")
+    (made,) = fmt.encode_events(EventBatch("recorder", 0, events, b""))
     return made[0], made[1], b"".join(map(bytes, made[2]))

@@ -35,7 +35,7 @@ def _collect(directory: Path, events: int) -> None:
     assert memory.run is not None
     ahead = ClockAnchor.read().wall(0)
     for rank in range(RANKS):
-        writer = JournalWriter(directory / f"rank{rank}" / "journal", compression="zstd")
+        writer = JournalWriter(directory / f"rank{rank}" / "journal")
         writer.open(msgspec.structs.replace(memory.run, rank=rank, world_size=RANKS))
         at = now()
         for sent in range(at, at + 10**9, 10**8):

@@ -146,7 +146,7 @@ def _step(number: int) -> tuple[int, bytes]:
     events = empty_block(1)
     events["kind"], events["step"] = int(Kind.SPAN), number
     events["ts"], events["dur"] = time.monotonic_ns() - 10**9, 10**9
-    (made,) = fmt.encode_events(EventBatch(STEPS, 0, events, b""), "zstd")
+    (made,) = fmt.encode_events(EventBatch(STEPS, 0, events, b""))
     return made[1], b"".join(map(bytes, made[2]))
 
 

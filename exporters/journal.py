@@ -58,7 +58,6 @@ class JournalExporter:
             absolute("journal" if path is None else file_argument("path", path, "journal")),
             max_bytes=max_bytes,
             fsync=fsync,
-            compression="columns",
             segment_bytes=segment_bytes,
             when_full=when_full,
         )

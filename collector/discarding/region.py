@@ -19,8 +19,6 @@ LONGEST = 1 << 20
 MOVED = frozenset(
     {
         fmt.FrameType.RUN,
-        fmt.FrameType.STRINGS,
-        fmt.FrameType.TRACKS,
         fmt.FrameType.CLOCK,
         fmt.FrameType.METADATA,
         fmt.FrameType.WINDOW_OPENED,

@@ -221,8 +221,6 @@ class Stream:
                 self._compared(decode_record(kind, bytes(payload)))
             case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
                 self._given_up(kind, payload)
-            case fmt.FrameType.STRINGS:
-                self.waiting.names(payload)
             case fmt.FrameType.WINDOW_OPENED:
                 self.windows.opened(payload)
             case fmt.FrameType.WINDOW_CLOSED:
@@ -248,12 +246,12 @@ class Stream:
         self.events += header.count
         if header.source == STEPS and header.body_bytes <= taken.step_bytes:
             taken.step_bytes -= header.body_bytes
-            decoded = fmt.decode_events(bytes(payload), flags)
+            decoded = fmt.decode_unnamed(bytes(payload), flags, _MOST_STEP_BYTES)
             if decoded is None:
                 self.undecodable += 1
                 return
-            self.windows.stepped(header.window, decoded[1]["step"])
-            self.steps.add(decoded[1], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+            self.windows.stepped(header.window, decoded[0]["step"])
+            self.steps.add(decoded[0], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)
 

@@ -7,29 +7,23 @@ tells it apart is that it waits least.
 from __future__ import annotations
 
 import time
-from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from stepscope.collector.live.stretches import Stretches, Times
-from stepscope.runtime.events.record import Flag, Kind
+from stepscope.runtime.events.record import Block, Flag, Kind
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import Id
 
 COLLECTIVES = (
     *("gloo:", "nccl", "mpi:", "c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms"),
     *("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
 )
 """How the names of spans begin, in lower case, in which a rank waits for others: as torch names them, and as people do."""
-_MOST_NAMES = 4096
-_MOST_STRINGS = 4 * fmt.STRINGS_PER_FRAME
-"""Of a frame: one with more is none that an exporter makes, and is not read."""
 _MOST_STRETCHES = 2048
 _MOST_BYTES = 8 << 20
 """Larger frames of events are not looked into."""
-
-_names = msgspec.msgpack.Decoder(Annotated[list[tuple[Id, str]], msgspec.Meta(max_length=_MOST_STRINGS)]).decode
+_LOOK_EVERY = 8
+"""Of so many frames, one is looked into until a stream has had a collective."""
 
 
 class Allowance:
@@ -64,40 +58,39 @@ class Waiting:
     def __init__(self, allowance: Allowance) -> None:
         """Args: what looking into events may cost, all streams together."""
         self._allowance = allowance
-        self._ids: set[int] = set()
+        self._frames = 0
+        self._collectives = False
+        """Whether it has had any."""
         self._waits = Stretches(_MOST_STRETCHES)
         self._unseen = Stretches(_MOST_STRETCHES)
         self._from: int | None = None
         self._to = 0
 
-    def names(self, payload: fmt.Bytes) -> None:
-        """A frame of strings.
-
-        Raises:
-            msgspec.MsgspecError: if it cannot be read, or has more of them than any that an exporter makes.
-        """
-        for id, text in _names(payload):
-            if text[:32].lower().startswith(COLLECTIVES) and len(self._ids) < _MOST_NAMES:
-                self._ids.add(id)
-
     def events(self, header: fmt.EventsHeader, flags: int, payload: fmt.Bytes) -> None:
-        """A frame of events; it is looked into only where names of collectives are known, and while that is allowed."""
-        if not self._ids:
+        """A frame of events; it is looked into while that is allowed."""
+        self._frames += 1
+        if not self._collectives and self._frames % _LOOK_EVERY != 1:
             return
         if header.body_bytes > _MOST_BYTES or not self._allowance.open():
-            self._unseen.add(np.array([header.first_ns]), np.array([header.last_ns]))
+            if self._collectives:
+                self._unseen.add(np.array([header.first_ns]), np.array([header.last_ns]))
             return
         began = time.perf_counter()
-        decoded = fmt.decode_events(bytes(payload), flags)
+        decoded = fmt.decode_unnamed(bytes(payload), flags, _MOST_BYTES)
         if decoded is not None:
-            events = decoded[1]
-            ours = np.isin(events["name"], np.fromiter(self._ids, np.uint32))
-            ours &= (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.OPEN) == 0)
-            starts = events["ts"][ours].astype(np.int64)
-            self._waits.add(starts, starts + np.clip(events["dur"][ours], 0, 1 << 50))
-            self._from = header.first_ns if self._from is None else self._from
-            self._to = max(self._to, header.last_ns)
+            events, texts = decoded
+            names = [place for place, text in enumerate(texts) if text[:32].lower().startswith(COLLECTIVES)]
+            self._collectives |= bool(names)
+            if self._collectives:
+                self._add(header, events[np.isin(events["name"], np.array(names, np.uint32))])
         self._allowance.spend(time.perf_counter() - began)
+
+    def _add(self, header: fmt.EventsHeader, waits: Block) -> None:
+        waits = waits[(waits["kind"] == int(Kind.SPAN)) & (waits["flags"] & int(Flag.OPEN) == 0)]
+        starts = waits["ts"].astype(np.int64)
+        self._waits.add(starts, starts + np.clip(waits["dur"], 0, 1 << 50))
+        self._from = header.first_ns if self._from is None else self._from
+        self._to = max(self._to, header.last_ns)
 
     def own(self, starts: Times, durations: Times) -> Times:
         """Of the steps of which everything was seen, the time in which the rank did not wait, in ns."""

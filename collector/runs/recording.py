@@ -258,7 +258,7 @@ class _Scan:
         """Notes what any other frame says; those of tables are of no interest here."""
         if kind in discarded_frames.KINDS:
             self._given_up(kind, payload)
-        if kind in (fmt.FrameType.STRINGS, fmt.FrameType.TRACKS) or not is_known(kind):
+        if not is_known(kind):
             return
         record = decode_record(kind, payload)
         if isinstance(record, RunRecord):

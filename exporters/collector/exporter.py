@@ -126,7 +126,6 @@ class CollectorExporter:
         writer = JournalWriter(
             Path(self.url),
             max_bytes=settings.memory_bytes + settings.spool_bytes,
-            compression="zstd",
             create=self._outgoing,
             holes=True,
             max_frame=self.max_frame,
@@ -239,7 +238,7 @@ class CollectorExporter:
         if self._writer is None or self._run is None or self._backlog.restated:
             return
         oldest = self._backlog.oldest
-        frames = self._writer.restated(self._run, oldest)
+        frames = self._writer.restated(oldest)
         # In place of frames that it lacks; not of all of them, or nobody would see that any are missing.
         if len(frames) < oldest - next:
             self._backlog.put_ahead(frames)
@@ -318,7 +317,6 @@ class CollectorExporter:
 def _link_type() -> type[Link]:
     """`Link`, imported when an exporter is made: it needs packages that few programs have."""
     try:
-        import_module("zstandard")
         module = import_module("stepscope.exporters.collector.link")
     except ImportError as error:
         raise ImportError(f"CollectorExporter needs packages: pip install 'stepscope[collector]' ({error})") from error

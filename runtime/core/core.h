@@ -123,7 +123,6 @@ size_t utf8_cut(const char *utf8, size_t len, size_t most);    /* the length tha
 const char *utf8_object(PyObject *text, Py_ssize_t *len, PyObject **keep); /* lone surrogates as \udXXX text */
 PyObject *strings_py_text(PyObject *self, PyObject *id);
 PyObject *strings_py_since(PyObject *self, PyObject *serial);
-PyObject *strings_py_missing(PyObject *self, PyObject *args);
 PyObject *strings_py_intern(PyObject *self, PyObject *name);
 PyObject *strings_py_category(PyObject *self, PyObject *name);
 

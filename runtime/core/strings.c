@@ -10,7 +10,6 @@
 
 #define CHUNK 4096
 #define CACHE 4096
-#define RELEASED_FROM (1 << 20) /* bytes of a block: a tenth of a millisecond */
 
 static String *chunks[(MAX_STRINGS + FIRST_NAME) / CHUNK + 1];
 static const String nothing = {"", "", 0, 0};
@@ -309,64 +308,4 @@ PyObject *strings_py_since(PyObject *self, PyObject *serial) {
         else PyList_SET_ITEM(list, (Py_ssize_t)(i - from), item);
     }
     return list ? Py_BuildValue("(IN)", to, list) : NULL;
-}
-
-typedef struct {
-    char *known;
-    size_t known_len;
-    uint32_t *ids;
-    size_t count, room;
-    bool failed;
-} Missing;
-
-static void look_up(Missing *m, uint32_t id) {
-    if (id >= m->known_len || m->known[id] || strings_get(id) == &nothing) return;
-    if (m->count == m->room) {
-        uint32_t *more = realloc(m->ids, (m->room * 2 + 64) * sizeof *more);
-        if (!more) {
-            m->failed = true;
-            return;
-        }
-        m->ids = more, m->room = m->room * 2 + 64;
-    }
-    m->known[id] = 1, m->ids[m->count++] = id;
-}
-
-static void look_through(Missing *m, const char *events, size_t count, const char *heap, size_t heap_len) {
-    uint32_t name = 0, category = 0;
-    for (size_t i = 0; i < count; i++) {
-        Event e; /* a block of a backend may lie anywhere */
-        memcpy(&e, events + i * sizeof e, sizeof e);
-        if (e.name != name) look_up(m, name = e.name);
-        if (e.category != category && e.category < FIRST_NAME) look_up(m, category = e.category);
-        if (e.flags & FLAG_ARG_INLINE) {
-            look_up(m, e.args_at);
-            continue;
-        }
-        Arguments a = arguments_of(&e, heap, heap_len);
-        ArgItem item;
-        for (const char *value; argument_next(&a, &item, &value);) look_up(m, item.key);
-    }
-}
-
-/* (block, heap, known): what its events use of names and is not known; a byte of `known` for each id, which stays as it is. */
-PyObject *strings_py_missing(PyObject *self, PyObject *args) {
-    Py_buffer events, heap, known;
-    if (!PyArg_ParseTuple(args, "y*y*w*", &events, &heap, &known)) return NULL;
-    Missing m = {known.buf, (size_t)known.len};
-    /* A usual block takes some microseconds; to get the GIL again may take a thousand times as long. */
-    PyThreadState *released = events.len + heap.len > RELEASED_FROM ? PyEval_SaveThread() : NULL;
-    look_through(&m, events.buf, (size_t)events.len / sizeof(Event), heap.buf, (size_t)heap.len);
-    if (released) PyEval_RestoreThread(released);
-    PyObject *list = m.failed ? PyErr_NoMemory() : PyList_New((Py_ssize_t)m.count);
-    for (size_t i = 0; i < m.count; i++) {
-        const String *s = strings_get(m.ids[i]);
-        PyObject *item = list ? Py_BuildValue("(Is#)", m.ids[i], s->text, (Py_ssize_t)s->len) : NULL;
-        if (!item) Py_CLEAR(list);
-        else PyList_SET_ITEM(list, (Py_ssize_t)i, item);
-        m.known[m.ids[i]] = 0;
-    }
-    free(m.ids);
-    PyBuffer_Release(&events), PyBuffer_Release(&heap), PyBuffer_Release(&known);
-    return list;
 }

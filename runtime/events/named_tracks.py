@@ -50,7 +50,3 @@ class NamedTracks:
 
     def __contains__(self, track: int) -> bool:
         return track < len(self._named) and bool(self._named[track])
-
-    def all(self) -> list[Track]:
-        """All written tracks, in the order of their ids."""
-        return [track for track in map(tracks.get, np.flatnonzero(self._named).tolist()) if track is not None]

@@ -31,11 +31,6 @@ since = _core.strings_since
 """`since(serial) -> (serial, [(id, text), ...])`: texts that were added after `serial`, in order; begin with 0."""
 
 
-missing = _core.strings_missing
-"""`missing(block, heap, known) -> [(id, text), ...]`: the names, categories and argument keys of the block's events that are not
-known. `known` has a byte for each id, which is not 0 for known ones. It is not changed."""
-
-
 def texts(ids: Any) -> list[str]:
     """The texts of an array of ids, such as `events()["name"]` or `["category"]`."""
     unique, inverse = np.unique(np.asarray(ids), return_inverse=True)

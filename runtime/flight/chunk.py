@@ -46,13 +46,13 @@ class Chunk:
         """Whether it survives a kill of the process."""
         return self._heap is None
 
-    def append(self, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
+    def append(self, payload: list[fmt.Bytes]) -> tuple[int, int]:
         """Adds a frame of events. Returns its position and length.
 
         Raises:
             OutputError: if the file cannot be written. It is unchanged then.
         """
-        frame = fmt.encode_frame(self._sync, fmt.FrameType.EVENTS, self._frames, payload, flags)
+        frame = fmt.encode_frame(self._sync, fmt.FrameType.EVENTS, self._frames, payload)
         at = self.size
         self._put(frame)
         self._frames += 1

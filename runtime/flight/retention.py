@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.events.intervals import ends
-from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.events.record import Block, Kind
 from stepscope.runtime.flight.chunk import Chunk
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.session.directory import KEPT_PREFIX
@@ -93,12 +93,12 @@ class Retention:
     def add(self, source: str, events: Block, args: bytes) -> Iterator[tuple[RetainedBlock, Block, bytes]]:
         """Retains a block in pieces. Yields each piece with its events and arguments after it was written."""
         for piece, heap, _ in fmt.split_events(events, args, self._piece):
-            ((_, flags, payload, _),) = fmt.encode_events(EventBatch(source, -1, piece, heap), compression="")
+            payload = fmt.encode_rows(source, -1, piece, heap)
             need = sum(len(part) for part in payload) + OVERHEAD + fmt.FRAME_HEADER.size + fmt.FILE_HEADER.size
             while self._chunks and self._bytes + need > self._max:
                 self._take(0, early=True).remove()
             chunk = self._chunk()
-            at, size = self._append(chunk, payload, flags)
+            at, size = self._append(chunk, payload)
             chunk, blocks = self._chunks[-1]
             block = RetainedBlock(
                 source=source,
@@ -124,7 +124,7 @@ class Retention:
     def read(self, block: RetainedBlock) -> tuple[Block, bytes] | None:
         """Returns the events of a block and their arguments; `None`, and counts them, if the file was damaged."""
         payload = block.chunk.read(block.at, block.size)
-        decoded = None if payload is None else fmt.decode_events(payload, 0)
+        decoded = None if payload is None else fmt.decode_rows(payload, 0)
         if decoded is None:
             self._unreadable += block.count
             return None
@@ -185,12 +185,12 @@ class Retention:
         self._chunks.append((chunk, []))
         self._bytes += chunk.size
 
-    def _append(self, chunk: Chunk, payload: list[fmt.Bytes], flags: int) -> tuple[int, int]:
+    def _append(self, chunk: Chunk, payload: list[fmt.Bytes]) -> tuple[int, int]:
         try:
-            at, size = chunk.append(payload, flags)
+            at, size = chunk.append(payload)
         except OutputError:
             self._begin(in_file=False)
-            at, size = self._chunks[-1][0].append(payload, flags)
+            at, size = self._chunks[-1][0].append(payload)
         self._bytes += size
         return at, size
 

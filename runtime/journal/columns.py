@@ -98,26 +98,9 @@ class ColumnDecoder:
         Raises:
             FormatError: if it is damaged.
         """
-        if len(stored) < HEADER.size:
-            raise FormatError("columns of events end before their header does")
-        content_bytes, arguments_bytes, table_bytes = HEADER.unpack_from(stored)
-        if content_bytes > MAX_CONTENT_BYTES or arguments_bytes + table_bytes > content_bytes:
-            raise FormatError("the header of columns of events contradicts itself")
-        body = stored[HEADER.size :]
-        try:
-            content = _core.decompress(body, content_bytes) if compressed else bytes(body)
-            if len(content) != content_bytes:
-                raise FormatError("columns of events are not as long as their header says")
-            table_at = content_bytes - table_bytes
-            arguments_at = table_at - arguments_bytes
-            table = _decode_table.decode(content[table_at:])
-            names = np.array([strings.intern(name) for name in table.names], np.uint32)
-            packed, args, _ = _core.decode_columns(
-                content[:arguments_at], count, content[arguments_at:table_at], names, self._track_ids(table)
-            )
-        except (ValueError, IndexError, msgspec.DecodeError) as error:
-            raise FormatError(f"columns of events are damaged: {error}") from error
-        events: Block = np.frombuffer(bytearray(packed), EVENT_DTYPE)
+        columns, args, table = _parts(stored, compressed, MAX_CONTENT_BYTES)
+        names = np.array([strings.intern(name) for name in table.names], np.uint32)
+        events, args = _events(columns, count, args, names, self._track_ids(table))
         _name_categories(events, table.names)
         return events, args
 
@@ -132,10 +115,64 @@ class ColumnDecoder:
         return np.array([self._tracks.track(row[0]) for row in table.tracks], np.uint32)
 
 
+def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[Block, list[str]]:
+    """Decodes events of others without giving their names ids of this process.
+
+    Args:
+        count: number of events.
+        stored: the header and content of `encode`, joined.
+        compressed: whether the content is compressed.
+        max_bytes: limit of the content.
+
+    Returns:
+        The events, whose names and categories are places in the list of texts, and which have no tracks; the texts.
+
+    Raises:
+        FormatError: if it is damaged, or larger.
+    """
+    columns, args, table = _parts(stored, compressed, max_bytes)
+    names = np.arange(len(table.names), dtype=np.uint32)
+    events, _ = _events(columns, count, args, names, np.zeros(len(table.tracks), np.uint32))
+    return events, table.names
+
+
+def _parts(stored: memoryview, compressed: bool, max_bytes: int) -> tuple[bytes, bytes, _Table]:
+    """Columns, arguments and table."""
+    if len(stored) < HEADER.size:
+        raise FormatError("columns of events end before their header does")
+    content_bytes, arguments_bytes, table_bytes = HEADER.unpack_from(stored)
+    if content_bytes > max_bytes or arguments_bytes + table_bytes > content_bytes:
+        raise FormatError("the header of columns of events contradicts itself, or they are too large")
+    body = stored[HEADER.size :]
+    try:
+        content = _core.decompress(body, content_bytes) if compressed else bytes(body)
+        if len(content) != content_bytes:
+            raise FormatError("columns of events are not as long as their header says")
+        table_at = content_bytes - table_bytes
+        arguments_at = table_at - arguments_bytes
+        return content[:arguments_at], content[arguments_at:table_at], _decode_table.decode(content[table_at:])
+    except (ValueError, msgspec.DecodeError) as error:
+        raise FormatError(f"columns of events are damaged: {error}") from error
+
+
+def _events(
+    columns: bytes, count: int, args: bytes, names: NDArray[np.uint32], track_ids: NDArray[np.uint32]
+) -> tuple[Block, bytes]:
+    try:
+        packed, args, _ = _core.decode_columns(columns, count, args, names, track_ids)
+    except (ValueError, IndexError) as error:
+        raise FormatError(f"columns of events are damaged: {error}") from error
+    events: Block = np.frombuffer(bytearray(packed), EVENT_DTYPE)
+    return events, args
+
+
 def _name_categories(events: Block, names: list[str]) -> None:
     """Replaces indexes into the table by categories of this process."""
     places: NDArray[np.uint16] = events["category"]
     used: list[int] = np.unique(places).tolist()
     ids = np.zeros(max(used, default=-1) + 1, np.uint16)
-    ids[used] = [strings.category(names[place]) for place in used]
+    try:
+        ids[used] = [strings.category(names[place]) for place in used]
+    except IndexError as error:
+        raise FormatError("columns of events are damaged: a category is missing") from error
     events["category"] = ids[places]

@@ -5,16 +5,12 @@ Nothing here touches a file. All numbers are little-endian.
 
 from __future__ import annotations
 
-import importlib
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import lru_cache
-from types import ModuleType
-from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -27,7 +23,7 @@ from stepscope.runtime.journal import columns
 
 MAGIC = b"\x89SSJ\r\n\x1a\n"
 """First bytes of a journal. They reveal a transfer that changed line ends or the eighth bit."""
-VERSION = 1
+VERSION = 2
 """Incremented when old readers cannot read new files. New frame types and new fields do not matter."""
 
 FILE_HEADER = struct.Struct("<8sHH4sI")
@@ -46,23 +42,16 @@ MAX_SOURCE = 255
 MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
 """Maximum number of bytes of an events payload before its events."""
 
-COMPRESSED = 1
-"""Frame flag: a zlib stream follows the source's name."""
 ZSTD = 2
-"""Frame flag: a zstd frame with its content size follows the source's name."""
+"""Frame flag: the columns are compressed by zstd."""
 SPANS = 4
 """Frame flag, except for events: the frame numbers since the previous frame are not missing, but given up."""
 COLUMNS = 8
 """Frame flag: columns follow the source's name (docs/event-columns.md)."""
-Compression = Literal["", "zlib", "zstd", "columns"]
-"""`columns` are compressed by zstd, too, if the system has it."""
 MAX_PAYLOAD = 64 << 20
 """Limit of a frame. Longer ones are neither written nor read."""
-MAX_TABLE = 8 << 20
-"""The same for strings and tracks, which need a multiple of their bytes in memory."""
 CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds the memory of a reader."""
-STRINGS_PER_FRAME = 4096
 
 Bytes = bytes | bytearray | memoryview
 
@@ -71,8 +60,6 @@ class FrameType(IntEnum):
     """Type of a frame. Readers skip unknown types."""
 
     RUN = 1
-    STRINGS = 2
-    TRACKS = 3
     EVENTS = 4
     CLOCK = 5
     METADATA = 6
@@ -121,11 +108,6 @@ class EventsHeader(msgspec.Struct, frozen=True, gc=False):
         return self.count * EVENT_DTYPE.itemsize + self.args_bytes
 
 
-def max_payload(kind: int) -> int:
-    """Limit of the payload of a frame type, in bytes."""
-    return MAX_TABLE if kind in (FrameType.STRINGS, FrameType.TRACKS) else MAX_PAYLOAD
-
-
 def new_sync_word() -> bytes:
     """Creates the sync word, with which every frame of a file begins.
 
@@ -162,8 +144,9 @@ def decode_file_header(head: bytes) -> FileHeader | None:
     if crc != zlib.crc32(head[: FILE_HEADER.size - 4]) or magic != MAGIC or not is_sync_word(sync):
         return None
     if version != VERSION:
+        other = "a newer stepscope" if version > VERSION else "the earlier stepscope that wrote it"
         raise FormatError(
-            f"this journal has format version {version}, this stepscope reads version {VERSION}; use a newer stepscope"
+            f"this journal has format version {version}, this stepscope reads version {VERSION}; use {other}"
         )
     if not segment:
         return FileHeader(bytes(sync))
@@ -182,8 +165,8 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
         FormatError: if the payload is too long for readers.
     """
     length = sum(len(part) for part in parts)
-    if length > max_payload(kind):
-        raise FormatError(f"a frame of {length} bytes is longer than the {max_payload(kind)} that readers accept")
+    if length > MAX_PAYLOAD:
+        raise FormatError(f"a frame of {length} bytes is longer than the {MAX_PAYLOAD} that readers accept")
     crc = 0
     for part in parts:
         crc = zlib.crc32(part, crc)
@@ -194,7 +177,7 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
 def decode_frame_header(head: Bytes, at: int, sync: bytes) -> tuple[int, int, int, int, int] | None:
     """(type, flags, number, length, CRC of the payload) of the frame header at `head[at:]`; `None` if there is none."""
     found, kind, flags, _, number, length, payload_crc, crc = FRAME_HEADER.unpack_from(head, at)
-    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > max_payload(kind):
+    if found != sync or crc != zlib.crc32(head[at : at + FRAME_HEADER.size - 4]) or length > MAX_PAYLOAD:
         return None
     return kind, flags, number, length, payload_crc
 
@@ -227,27 +210,24 @@ def decode_frame(frame: Bytes, sync: bytes) -> bytes | None:
 
 
 def encode_events(
-    batch: EventBatch, compression: Compression, chunk_bytes: int = CHUNK_BYTES, max_bytes: int = MAX_PAYLOAD
+    batch: EventBatch, chunk_bytes: int = CHUNK_BYTES, max_bytes: int = MAX_PAYLOAD
 ) -> Iterator[tuple[int, int, list[Bytes], int]]:
     """Encodes a batch as payloads of frames: (events, flags, parts, events whose arguments were cut).
 
-    A batch that fits is not copied.
-
     Args:
         batch: the events.
-        compression: method; it is used only if the result is smaller.
-        chunk_bytes: target size of a payload before compression.
-        max_bytes: limit of a payload, as it is written.
+        chunk_bytes: bytes of events and arguments in a payload, before they are encoded.
+        max_bytes: limit of a payload.
     """
     source = source_bytes(batch.source)
     for events, args, cut in split_events(batch.events, batch.args, chunk_bytes):
-        flags, parts = _payload(source, batch.window, events, args, compression)
+        flags, parts = _encode_columns(source, batch.window, events, args)
         if sum(map(len, parts)) <= max_bytes:
             yield len(events), flags, parts, cut
             continue
         # It is still too large: split it into pieces that fit without compression.
         for piece, heap, more in split_events(events, args, max_bytes // 2):
-            flags, parts = _payload(source, batch.window, piece, heap, compression)
+            flags, parts = _encode_columns(source, batch.window, piece, heap)
             yield len(piece), flags, parts, cut + more
             cut = 0
 
@@ -259,80 +239,20 @@ def source_bytes(source: str) -> bytes:
     return text.encode()[:MAX_SOURCE].decode(errors="ignore").encode()
 
 
-def _payload(
-    source: bytes, window: int, events: Block, args: bytes, compression: Compression
-) -> tuple[int, list[Bytes]]:
-    first, last = time_range(events)
-    head = EVENTS_HEADER.pack(first, last, window, len(events), len(args), len(source)) + source
-    if compression == "columns":
-        header, content, compressed, _ = columns.encode(np.ascontiguousarray(events), bytes(args))
-        return COLUMNS | (ZSTD if compressed else 0), [head + header, content]
+def _encode_columns(source: bytes, window: int, events: Block, args: bytes) -> tuple[int, list[Bytes]]:
+    header, content, compressed, _ = columns.encode(np.ascontiguousarray(events), bytes(args))
+    return COLUMNS | (ZSTD if compressed else 0), [_events_header(source, window, events, args) + header, content]
+
+
+def encode_rows(source: str, window: int, events: Block, args: bytes) -> list[Bytes]:
+    """Encodes events as they are in memory, with the ids of this process: an events payload without the flag `COLUMNS`."""
     raw = np.ascontiguousarray(events).view(np.uint8).reshape(-1).data
-    if compression:
-        flag, packed = _compress(compression, raw, args)
-        if len(packed) < (len(raw) + len(args)) * 7 // 8:
-            return flag, [head, packed]
-    return 0, [head, raw, args]
+    return [_events_header(source_bytes(source), window, events, args), raw, args]
 
 
-def _compress(compression: Compression, raw: Bytes, args: Bytes) -> tuple[int, bytes]:
-    if compression == "zstd":
-        packed: bytes = _compressor().compress(b"".join((raw, args)) if args else raw)
-        return ZSTD, packed
-    packer = zlib.compressobj(1)
-    return COMPRESSED, packer.compress(raw) + packer.compress(args) + packer.flush()
-
-
-_thread = threading.local()
-
-
-def _compressor() -> Any:
-    """The compressor of this thread. It is created once, and serves one call at a time."""
-    if not hasattr(_thread, "compressor"):
-        module = zstd()
-        # Like level 1, with tables and a window that fit the processor's cache: an event repeats bytes of the few events before
-        # it. With this target length, bytes that do not repeat, such as the lower bytes of times and ids, stay uncompressed: 2
-        # to 4 % more bytes, a tenth less time.
-        parameters = module.ZstdCompressionParameters(
-            strategy=module.STRATEGY_FAST,
-            window_log=17,
-            chain_log=12,
-            hash_log=12,
-            search_log=1,
-            min_match=6,
-            target_length=1,
-        )
-        _thread.compressor = module.ZstdCompressor(compression_params=parameters)
-    return _thread.compressor
-
-
-def _decompress(flags: int, body: memoryview, length: int) -> Bytes | None:
-    """Decompresses `body`; `None` if the result has another length. Memory is limited to `length`."""
-    if flags & ZSTD:
-        module = zstd()
-        try:
-            if module.frame_content_size(body) != length:
-                return None
-            whole: bytes = module.ZstdDecompressor().decompress(body, allow_extra_data=False)
-            return whole
-        except module.ZstdError:
-            return None
-    try:
-        return zlib.decompressobj().decompress(body, length + 1)
-    except zlib.error:
-        return None
-
-
-def zstd() -> ModuleType:
-    """The zstandard package.
-
-    Raises:
-        FormatError: if it is not installed.
-    """
-    try:
-        return importlib.import_module("zstandard")
-    except ImportError as error:
-        raise FormatError("zstd is used here, which needs a package: pip install 'stepscope[collector]'") from error
+def _events_header(source: bytes, window: int, events: Block, args: bytes) -> bytes:
+    first, last = time_range(events)
+    return EVENTS_HEADER.pack(first, last, window, len(events), len(args), len(source)) + source
 
 
 def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
@@ -351,19 +271,13 @@ def decode_events_header(payload: bytes) -> tuple[EventsHeader, int] | None:
     return (header, body) if header.body_bytes <= MAX_PAYLOAD else None
 
 
-def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytearray] | None:
-    """Header, events and arguments of an events payload, copied, with the ids of the writer; `None` if it contradicts its header.
-    For columns, use `decode_columns`."""
-    decoded = None if flags & COLUMNS else decode_events_header(payload)
+def decode_rows(payload: bytes, flags: int) -> tuple[EventsHeader, Block, bytearray] | None:
+    """Header, events and arguments of `encode_rows`, copied, with the ids of the writer; `None` if it contradicts its header."""
+    decoded = None if flags & (COLUMNS | ZSTD) else decode_events_header(payload)
     if decoded is None:
         return None
     header, at = decoded
     body = memoryview(payload)[at:]
-    if flags & (COMPRESSED | ZSTD):
-        whole = _decompress(flags, body, header.body_bytes)
-        if whole is None:
-            return None
-        body = memoryview(whole)
     if len(body) != header.body_bytes:
         return None
     split = header.count * EVENT_DTYPE.itemsize
@@ -374,8 +288,8 @@ def decode_events(payload: bytes, flags: int) -> tuple[EventsHeader, Block, byte
 def decode_columns(
     payload: bytes, flags: int, decoder: columns.ColumnDecoder
 ) -> tuple[EventsHeader, Block, bytes] | None:
-    """The same for a payload with the flag `COLUMNS`, with ids of this process."""
-    decoded = decode_events_header(payload)
+    """Header, events and arguments of an events payload in a journal, with ids of this process; `None` if it is damaged."""
+    decoded = decode_events_header(payload) if flags & COLUMNS else None
     if decoded is None:
         return None
     header, at = decoded
@@ -384,6 +298,19 @@ def decode_columns(
     except FormatError:
         return None
     return header, events, args
+
+
+def decode_unnamed(payload: bytes, flags: int, max_bytes: int) -> tuple[Block, list[str]] | None:
+    """Events of another process, and the texts of which their names and categories are places; `None` if the payload is damaged,
+    or its columns take more than `max_bytes`."""
+    decoded = decode_events_header(payload) if flags & COLUMNS else None
+    if decoded is None:
+        return None
+    header, at = decoded
+    try:
+        return columns.decode_unnamed(header.count, memoryview(payload)[at:], bool(flags & ZSTD), max_bytes)
+    except FormatError:
+        return None
 
 
 def time_range(events: Block) -> tuple[int, int]:

@@ -39,10 +39,6 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     """Frames that are missing, by their numbers."""
     undecodable_frames: int = 0
     """Complete frames that cannot be decoded."""
-    lost_names: int = 0
-    """Uses of a name or category whose text was lost."""
-    lost_arguments: int = 0
-    """Events whose arguments were malformed."""
     torn_bytes: int = 0
     """Bytes after the last complete frame, of an interrupted or a current write."""
 

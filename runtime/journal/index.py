@@ -45,8 +45,6 @@ ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
 
 _MOST = np.iinfo(np.int64).max
-_NOT_ALONE = (FrameType.STRINGS, FrameType.TRACKS, FrameType.GIVEN_UP, FrameType.DISCARDED)
-"""Frames of journals whose events frames cannot be read alone."""
 
 
 class WindowRow(msgspec.Struct, frozen=True):
@@ -110,8 +108,6 @@ class IndexBuilder:
         """Windows that were closed since the last index."""
         self.before = 0
         """Position of the last index."""
-        self.alone = True
-        """Whether each events frame can be read alone."""
         self._opened: dict[int, int] = {}
         """Positions of scanned frames that open windows, before the first events of these."""
         self._events = 0
@@ -176,9 +172,7 @@ class IndexBuilder:
     def add_record(self, kind: int, payload: bytes, begin: int, end: int) -> None:
         """Adds another frame that was scanned, with its position."""
         record = decode_record(kind, payload)
-        if kind in _NOT_ALONE:
-            self.alone = False
-        elif isinstance(record, WindowOpened):
+        if isinstance(record, WindowOpened):
             self._opened[record.index] = begin
         elif isinstance(record, WindowRecord):
             self.close_window(record.window(), begin, end)
@@ -298,7 +292,7 @@ def read_index(frames: FrameReader) -> JournalIndex | None:
     """The index of a journal. What was written after the last index frame is scanned. Does not move the reader.
 
     Returns:
-        `None` if there is no index frame: the journal is short, or its frames cannot be read alone.
+        `None` if there is no index frame, as in a short journal, or in a file of a collector.
     """
     records = index_records(frames)
     return scan(frames, records) if records else None

@@ -8,12 +8,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import msgspec
-
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.record import Block, EventBatch
+from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
@@ -100,9 +98,7 @@ class JournalReader:
     @property
     def damage(self) -> Damage:
         """Damage so far."""
-        return msgspec.structs.replace(
-            self._frames.damage, lost_names=self._ids.lost_names, lost_arguments=self._ids.lost_arguments
-        )
+        return self._frames.damage
 
     def __iter__(self) -> Iterator[JournalItem]:
         return self.items()
@@ -238,10 +234,6 @@ class JournalReader:
         record = records.decode_record(kind, payload)
         if record is None:
             self._frames.count_undecodable()
-        elif kind == fmt.FrameType.STRINGS:
-            self._ids.add_strings(record)
-        elif kind == fmt.FrameType.TRACKS:
-            self._ids.add_tracks(record)
         else:
             return self._note(record)
         return None
@@ -269,18 +261,11 @@ class JournalReader:
         return item
 
     def _batch(self, flags: int, payload: bytes) -> EventBatch | None:
-        if flags & fmt.COLUMNS:
-            found = fmt.decode_columns(payload, flags, self._columns)
-            if found is not None:
-                return self._read_only(*found)
-        elif (decoded := fmt.decode_events(payload, flags)) is not None:
-            header, events, args = decoded
-            self._ids.localise(events, args)
-            return self._read_only(header, events, bytes(args))
-        self._frames.count_undecodable()
-        return None
-
-    def _read_only(self, header: fmt.EventsHeader, events: Block, args: bytes) -> EventBatch:
+        found = fmt.decode_columns(payload, flags, self._columns)
+        if found is None:
+            self._frames.count_undecodable()
+            return None
+        header, events, args = found
         events.flags.writeable = False
         return EventBatch(header.source, header.window, events, args)
 

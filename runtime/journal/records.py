@@ -219,8 +219,6 @@ encode_record = msgpack_bytes
 
 _DECODERS: dict[int, msgspec.msgpack.Decoder[Any]] = {
     FrameType.RUN: msgspec.msgpack.Decoder(RunRecord),
-    FrameType.STRINGS: msgspec.msgpack.Decoder(list[tuple[Id, str]]),
-    FrameType.TRACKS: msgspec.msgpack.Decoder(list[TrackRecord]),
     FrameType.CLOCK: msgspec.msgpack.Decoder(ClockAnchor),
     FrameType.METADATA: msgspec.msgpack.Decoder(MetadataRecord),
     FrameType.WINDOW_OPENED: msgspec.msgpack.Decoder(WindowOpened),

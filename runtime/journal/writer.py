@@ -32,7 +32,6 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.index import IndexBuilder
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, Segment
-from stepscope.runtime.journal.tables import Tables
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
 
@@ -93,11 +92,10 @@ class JournalWriter:
             suffix. Links are not followed.
         max_bytes: size limit, at least 64 KiB.
         fsync: when to wait for the disk.
-        compression: compression of event frames; it is used only if the result is smaller.
         max_frame: limit of a frame's payload, in bytes, if the target has a lower limit than readers.
         create: creates the target of a path. A frame is never divided between two writes.
         holes: whether events may be written again after others were dropped, because space can become free.
-        segment_bytes: continue in a new file after about so many bytes, or an hour; 0 = one file. Needs `columns`.
+        segment_bytes: continue in a new file after about so many bytes, or an hour; 0 = one file.
         when_full: leave out new events at the limit, or delete the oldest segments.
 
     Raises:
@@ -123,7 +121,6 @@ class JournalWriter:
         *,
         max_bytes: int = 8 << 30,
         fsync: Fsync = "never",
-        compression: fmt.Compression = "",
         max_frame: int = fmt.MAX_PAYLOAD,
         create: Callable[[Path], Target] = _create_file,
         holes: bool = False,
@@ -140,7 +137,6 @@ class JournalWriter:
         self._max_bytes = max_bytes
         self._reserve = min(1 << 20, max_bytes // 8)
         self._fsync = fsync
-        self._compression: fmt.Compression = compression
         self._max_frame = max_frame
         self._create = create
         self._holes = holes or when_full == "delete_oldest"
@@ -168,7 +164,6 @@ class JournalWriter:
         self._unwritten = 0
         """Events among them."""
         self._grouping = False
-        self._tables = Tables(max_frame)
         self._open_windows: set[int] = set()
         self._windows = 0
         self._skipped_records = 0
@@ -203,7 +198,7 @@ class JournalWriter:
             self._frame(fmt.FrameType.RUN, [self._run])
             self._commit(self._fsync != "never")
             self._segment_end = self._segment_bytes
-            if self._compression == "columns":  # frames that can be read alone
+            if isinstance(self._file, AppendFile):  # else positions are others at the receiver
                 self._index = IndexBuilder()
 
     def append_to(
@@ -251,7 +246,7 @@ class JournalWriter:
             self._record(fmt.FrameType.RECOVERED, records.RecoveredRecord(time.time_ns()))
 
     def write_batch(self, batch: EventBatch) -> None:
-        """Appends a batch, and new strings and tracks that it uses.
+        """Appends a batch.
 
         Raises:
             OutputError: if the file cannot be written. Frames of the batch that were written remain.
@@ -265,17 +260,12 @@ class JournalWriter:
                 self.dropped += len(batch)
                 self._mark_cap()
                 return
-            if self._compression == "columns" and self._write_columns(batch):
+            if self._max_frame == fmt.MAX_PAYLOAD and self._write_at_once(batch):
                 self._write_index_if_due()
                 self._begin_segment_if_due()
                 return
-            has_tables = self._compression == "columns"  # those frames contain their names and tracks
-            for count, flags, parts, cut in fmt.encode_events(batch, self._compression, max_bytes=self._max_frame):
-                if not has_tables:
-                    for kind, rows in self._tables.missing(batch):
-                        self._control(kind, rows)
-                opened = batch.window not in self._open_windows
-                if opened:
+            for count, flags, parts, cut in fmt.encode_events(batch, max_bytes=self._max_frame):
+                if batch.window not in self._open_windows:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
                     self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
                 self._frame(fmt.FrameType.EVENTS, parts, flags)
@@ -285,16 +275,14 @@ class JournalWriter:
                     self.dropped += count
                     self._mark_cap()
                     continue
-                self._index = None  # without columns, or not whole
+                self._index = None  # not whole
                 self._commit(self._fsync == "always")
-                self._tables.mark_written()
-                has_tables = True
                 self._open_windows.add(batch.window)
                 self.written += count
                 self._segment_events[batch.window] += count
                 self.arguments_cut += cut
 
-    def _write_columns(self, batch: EventBatch) -> bool:
+    def _write_at_once(self, batch: EventBatch) -> bool:
         """Appends a batch in one write. Returns false, and writes nothing, if there is not enough space."""
         opened = batch.window not in self._open_windows
         begin = self._end
@@ -404,7 +392,7 @@ class JournalWriter:
             self._skipped_records += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
 
     def restate(self, run: Run) -> None:
-        """Appends the run again. Tables and metadata will be written again, too: all frames so far were lost.
+        """Appends the run again. Its metadata will be written again, too: all frames so far were lost.
 
         Raises:
             OutputError: if the file cannot be written.
@@ -413,22 +401,16 @@ class JournalWriter:
         with self._lock:
             self._open_file()
             self._skipped_records += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
-            self._tables.reset()
             self._metadata = b""
 
-    def restated(self, run: Run, before: int) -> list[bytes]:
-        """Encodes the run, all tables and the metadata again, for a receiver that lost the first frames. Appends nothing.
+    def restated(self, before: int) -> list[bytes]:
+        """Encodes the run and its metadata again, for a receiver that lost the first frames. Appends nothing.
 
         Args:
-            run: the run of the journal.
             before: number of the first frame that was not lost. The new frames get the numbers before it.
         """
         with self._lock:
-            found: list[tuple[fmt.FrameType, object]] = [
-                (fmt.FrameType.RUN, records.run_record(run, time.time_ns())),
-                *self._tables.all(),
-            ]
-            payloads = [(kind, records.encode_record(record)) for kind, record in found]
+            payloads = [(fmt.FrameType.RUN, self._run)]
             if self._metadata:
                 payloads.append((fmt.FrameType.METADATA, self._metadata))
             payloads = [(kind, payload) for kind, payload in payloads if len(payload) <= self._max_frame]
@@ -516,7 +498,7 @@ class JournalWriter:
             return 0
         outlines = self._end
         for batch in index.outlines():
-            for _, flags, parts, _ in fmt.encode_events(batch, "columns", max_bytes=self._max_frame):
+            for _, flags, parts, _ in fmt.encode_events(batch, max_bytes=self._max_frame):
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
         position = self._end
         payload = records.encode_record(index.record(outlines))

@@ -41,7 +41,7 @@ def retained_blocks(session: SessionFiles, profiler: int) -> Iterator[RingConten
         try:
             while (frame := frames.next()) is not None:
                 kind, flags, payload = frame
-                decoded = fmt.decode_events(payload, flags) if kind == fmt.FrameType.EVENTS else None
+                decoded = fmt.decode_rows(payload, flags) if kind == fmt.FrameType.EVENTS else None
                 if decoded is None:
                     frames.count_undecodable()
                     continue

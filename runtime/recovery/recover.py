@@ -243,7 +243,7 @@ def _writer(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         path = temporary_name(target)
-    writer = JournalWriter(path, max_bytes=1 << 62, compression="columns")
+    writer = JournalWriter(path, max_bytes=1 << 62)
     try:
         if reader is not None and reader.sync_word is not None:
             segment = reader.own_end() if copy is None else reader.copy_to(path)
@@ -360,8 +360,8 @@ class _Recovering:
 
     @property
     def index_builder(self) -> IndexBuilder | None:
-        """Continues the index of the run's own frames, if they can be read alone."""
-        return None if self._index is None or not self._index.builder.alone else self._index.builder
+        """Continues the index of the run's own frames."""
+        return None if self._index is None else self._index.builder
 
     @property
     def whole(self) -> bool:

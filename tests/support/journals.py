@@ -126,9 +126,9 @@ class HandMade:
         return self.frame(kind, msgspec.msgpack.encode(record))
 
     def events(self, block: Any, args: bytes = b"", *, window: int = 0) -> HandMade:
-        """Appends an events frame, whatever the ids in it."""
-        head = fmt.EVENTS_HEADER.pack(0, 0, window, len(block), len(args), 1) + b"x"
-        return self.frame(fmt.FrameType.EVENTS, head + block.tobytes() + args)
+        """Appends an events frame."""
+        ((_, flags, parts, _),) = fmt.encode_events(EventBatch("x", window, block, args))
+        return self.frame(fmt.FrameType.EVENTS, b"".join(parts), flags)
 
 
 def frame_borders(data: bytes) -> list[int]:

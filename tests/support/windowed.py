@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from stepscope.collector.files.store import Store
+from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.record import EventBatch, empty_block
+from stepscope.runtime.events.record import Block, EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.columns import HEADER
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
 from tests.support.streams import SYNC
 
@@ -29,10 +31,10 @@ def run_of(rank: int | None = 0, began: int = 0) -> Frame:
     return int(fmt.FrameType.RUN), 0, encode_record(run)
 
 
-def events(window: int, nbytes: int, second: int, packed: fmt.Compression = "") -> Frame:
+def events(window: int, nbytes: int, second: int, packed: bool = False) -> Frame:
     """Events of a window, of so many bytes in all before they are packed, at one second.
 
-    Packed as `CollectorExporter` does (`zstd`), they take about a tenth of that, as those of a real run do.
+    Packed as `CollectorExporter` does, they take about a tenth of that, as those of a real run do.
     """
     block = empty_block(nbytes // 64)
     block["ts"] = START + second * SECOND
@@ -40,8 +42,30 @@ def events(window: int, nbytes: int, second: int, packed: fmt.Compression = "") 
         noise = np.random.default_rng(window * 1000 + second)
         block["ts"] += np.sort(noise.integers(0, SECOND, len(block)))
         block["dur"] = noise.integers(1000, 1_000_000, len(block))
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, block, b""), packed)
+    if not packed:
+        return of_size(block, window, fmt.EVENTS_HEADER.size + 8 + block.nbytes)
+    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, block, b""))
     return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+
+
+def of_size(block: Block, window: int, nbytes: int) -> Frame:
+    """Events whose payload has so many bytes, if they do not need more: they are not compressed, and the first has an argument
+    that fills it."""
+    block = block.copy()
+    payload, fill = _uncompressed(block, window, b""), 0
+    for _ in range(4 if len(block) and len(payload) < nbytes else 0):  # the length of a length may change
+        fill = max(fill + nbytes - len(payload), 1)
+        heap = _core.encode_arguments({"f": "x" * fill})
+        block["args_len"][0] = len(heap)
+        payload = _uncompressed(block, window, heap)
+    return int(fmt.FrameType.EVENTS), fmt.COLUMNS, payload
+
+
+def _uncompressed(block: Block, window: int, heap: bytes) -> bytes:
+    content, arguments_bytes, table_bytes, _ = _core.encode_columns(block, heap)
+    first, last = fmt.time_range(block)
+    head = fmt.EVENTS_HEADER.pack(first, last, window, len(block), len(heap), 8) + b"recorder"
+    return head + HEADER.pack(len(content), arguments_bytes, table_bytes) + content
 
 
 def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:
@@ -67,7 +91,7 @@ def windows(
     first: int = 0,
     frames: int = 4,
     ended: bool = True,
-    packed: fmt.Compression = "",
+    packed: bool = False,
 ) -> Iterator[Frame]:
     """Windows of two steps and a second each, one after the other; their events are in several frames.
 

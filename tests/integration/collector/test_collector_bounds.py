@@ -333,7 +333,7 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     block["kind"], block["ts"] = int(Kind.SPAN), range(60_000)
     payloads = [
         b"".join(bytes(part) for part in parts)
-        for _, _, parts, _ in fmt.encode_events(EventBatch("steps", 0, block, b""), "")
+        for _, _, parts, _ in fmt.encode_events(EventBatch("steps", 0, block, b""))
     ]
     stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
     taken: list[int] = []

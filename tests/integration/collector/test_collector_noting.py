@@ -41,7 +41,7 @@ MANY = 5000
 
 def many() -> list[Frame]:
     """Frames of a step each, and round trips."""
-    step = events_frame(steps([SECOND]), compression="")
+    step = events_frame(steps([SECOND]))
     trips = [
         record_frame(fmt.FrameType.CLOCK_SYNC, sync(START + n * SECOND, START + n * SECOND, 100, "ab"[n % 2]))
         for n in range(2)
@@ -232,12 +232,6 @@ def gone(windows: int) -> Frame:
     return int(fmt.FrameType.GIVEN_UP), 0, discarded_frames.encode(GivenUp(dict.fromkeys(range(windows), 1)))
 
 
-def strings(count: int) -> Frame:
-    """So many names, the last of which is of a span in which a rank waits."""
-    rows = [(n, "") for n in range(count - 1)]
-    return record_frame(fmt.FrameType.STRINGS, [*rows, (count, "nccl:all_reduce")])
-
-
 LARGE: dict[str, tuple[Frame, Frame, Callable[[Stream], object]]] = {
     "a ledger": (
         record_frame(fmt.FrameType.LEDGER, large_ledger(900)),
@@ -255,7 +249,6 @@ LARGE: dict[str, tuple[Frame, Frame, Callable[[Stream], object]]] = {
         lambda stream: next(iter(stream.windows)).diagnostics,
     ),
     "what was given up": (gone(20_000), gone(100_000), lambda stream: stream.events),
-    "names": (strings(16_000), strings(17_000), lambda stream: stream.waiting._ids),  # pyright: ignore[reportPrivateUsage]
     "a round trip": (
         record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 4000)),
         record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 5000)),

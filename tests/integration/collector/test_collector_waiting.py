@@ -18,9 +18,9 @@ from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.stretches import Stretches
 from stepscope.collector.live.waiting import Allowance, Waiting
+from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import encode_record
 from tests.support.basics import require
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
@@ -79,9 +79,9 @@ def life(rank: int, wait: int, *, known: bool = True) -> Stream:
     stream = Stream(f"{rank:032x}", run_of(rank))
     waits: Any = empty_block(40)
     waits["ts"] = START + STEP * (1 + np.arange(40)) - wait
-    waits["dur"], waits["kind"], waits["name"] = wait, int(Kind.SPAN), NAME
-    names = (int(fmt.FrameType.STRINGS), 0, encode_record([(NAME, "gloo:all_reduce" if known else "forward")]))
-    frames = [names, events_frame(waits, source="recorder"), events_frame(steps([STEP] * 40))]
+    waits["dur"], waits["kind"] = wait, int(Kind.SPAN)
+    waits["name"] = strings.intern("gloo:all_reduce" if known else "forward")
+    frames = [events_frame(waits, source="recorder"), events_frame(steps([STEP] * 40))]
     stream.took(frames, 0, len(frames))
     return stream
 
@@ -108,9 +108,8 @@ def test_steps_that_were_not_seen_whole_do_not_count() -> None:
     """When looking into events would cost too much, frames are passed over, and so are the steps that they are of."""
     allowance = Allowance(share=0.0, saved=1e9)
     waiting = Waiting(allowance)
-    waiting.names(encode_record([(NAME, "nccl:all_reduce")]))
     block: Any = empty_block(1)
-    block["name"], block["kind"], block["dur"] = NAME, int(Kind.SPAN), STEP // 2
+    block["name"], block["kind"], block["dur"] = strings.intern("nccl:all_reduce"), int(Kind.SPAN), STEP // 2
     for step in range(10):
         block["ts"] = START + STEP * step
         _, flags, payload = events_frame(block, source="recorder")

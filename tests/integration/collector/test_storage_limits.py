@@ -183,7 +183,7 @@ def test_a_run_that_is_over_goes_when_its_time_comes(store: Store) -> None:
     """Whole, the oldest first: not one with a window that is among the slowest, nor one that was not copied whole."""
     streams = [f"{number:032x}" for number in range(1, 7)]
     for at, stream in enumerate(streams):
-        made = list(windows(range(3), 256 * KIB, began=100 * at, first=100 * at, packed="zstd"))
+        made = list(windows(range(3), 256 * KIB, began=100 * at, first=100 * at, packed=True))
         if at == 1:
             made[4] = closed(0, 100, 100, seconds=50.0)
         stored(store, stream, [run_of(began=100 * at), *made, END])

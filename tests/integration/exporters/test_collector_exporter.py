@@ -161,7 +161,7 @@ async def test_a_collector_with_another_directory_is_told_everything_again(tmp_p
     with JournalReader(journal) as reader:
         for _ in reader:
             pass
-        assert reader.damage.lost_frames > 0 and reader.damage.lost_names == 0
+        assert reader.damage.lost_frames > 0
         assert reader.run is not None and reader.run.rank == 3
         assert reader.metadata == {"model": "m"}
 

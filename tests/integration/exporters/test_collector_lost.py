@@ -62,7 +62,7 @@ async def test_what_waits_is_read_with_names_that_were_lost(tmp_path: Path) -> N
                 names.update(strings.name_of(event) for event in spans_only)
         assert names == Counter(before=1, after=1)
         assert reader.run is not None and reader.run.rank == 3 and reader.metadata == {"model": "m"}
-        assert reader.damage.lost_names == 0 and reader.damage.lost_frames == shown > 0
+        assert reader.damage.lost_frames == shown > 0
     restarted = Streams(8)
     restoring = Restoring(Store(CollectorSettings(directory=tmp_path / "two")), restarted)
     restoring.look()

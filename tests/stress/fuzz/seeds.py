@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import tempfile
-import zlib
 from pathlib import Path
 
 from stepscope.collector.files.stream_file import StreamFile
@@ -12,13 +11,15 @@ from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.columns import encode
 from stepscope.runtime.journal.discarded_frames import GivenUp
-from stepscope.runtime.journal.records import ClockSync, encode_record
+from stepscope.runtime.journal.records import ClockSync, MetadataRecord, encode_record
 from tests.support.journals import frame_borders, write_journal
 from tests.support.streams import SYNC, frames, hello
-from tests.support.windowed import END, Frame, closed, no_text, run_of, windows
+from tests.support.windowed import END, Frame, closed, no_text, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
 """Before each frame of a stream: its type, its flags, bytes of its payload."""
@@ -34,10 +35,7 @@ def _of(target: str, place: Path) -> list[bytes]:
     batch = every_kind()
     events, heap = batch.events.tobytes(), batch.args
     if target in ("journal", "journal_frames"):
-        made = [
-            write_journal(place / name, [batch], compression="zlib" if name == "packed" else "").read_bytes()
-            for name in ("a", "packed")
-        ]
+        made = [write_journal(place / name, [batch] * count).read_bytes() for name, count in (("a", 1), ("b", 3))]
         return made if target == "journal" else [*(_records(data) for data in made), _raw([run_of(), no_text(), END])]
     if target == "arguments":
         encoded = _core.encode_arguments(dict(ARGUMENTS))
@@ -75,12 +73,9 @@ def _streamed(target: str, place: Path) -> list[bytes]:
         file.write(file.check(0, 3, memoryview(data)))
         file.close()
         return [file.path.read_bytes() + b"\xff\xfe\xfd" + (place / "end").read_bytes(), fmt.encode_file_header(SYNC)]
-    raw = bytes(3 * 64 + 5)
-    return [
-        zlib.compress(raw),
-        fmt.zstd().ZstdCompressor().compress(raw),
-        fmt.zstd().ZstdCompressor().compress(raw * 99),
-    ]
+    ((_, _, packed, _),) = fmt.encode_events(every_kind())
+    header, content, compressed, _ = encode(empty_block(3), b"")
+    return [b"".join(packed), header + content if compressed else b"", of_size(empty_block(3), 0, 500)[2]]
 
 
 def _windows() -> list[bytes]:
@@ -90,11 +85,11 @@ def _windows() -> list[bytes]:
     trip = ClockSync(sent=1, arrived=2, answered=3, returned=4, clock="a")
     comparisons = [(int(fmt.FrameType.CLOCK_SYNC), 0, encode_record(trip))] * 9
     gone = (int(fmt.FrameType.GIVEN_UP), 4, discarded_frames.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
-    names = (int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * 3000]]))
+    names = (int(fmt.FrameType.METADATA), 0, encode_record(MetadataRecord({"text": "x" * 3000})))
     streams = [
         [*windows(range(6), 4096, frames=2), gone, gone, *windows(range(6, 8), 4096, ended=False)],
         [closed(0, 0, 0), closed(1, 2, 1), names, tiny, reading, closed(2, 4, 2), *windows(range(3, 5), 4096)],
-        [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed="zlib"), reading],
+        [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed=True), reading],
         [*windows(range(2), 8192), END],
         [*windows(range(2), 4096), no_text(), *windows(range(2, 6), 4096)],
     ]

@@ -28,6 +28,7 @@ from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
@@ -225,9 +226,11 @@ def blocks(data: bytes) -> None:
     heap = data[len(block) * _SIZE :]
     assert join_blocks([block[:1], block[1:1], block[1:]]).tobytes() == block.tobytes()
     ends(block)
-    for count, flags, parts, cut in fmt.encode_events(EventBatch("any", 0, block, heap), "zlib"):
-        decoded = fmt.decode_events(b"".join(map(bytes, parts)), flags)
+    for count, flags, parts, cut in fmt.encode_events(EventBatch("any", 0, block, heap)):
+        decoded = fmt.decode_columns(b"".join(map(bytes, parts)), flags, ColumnDecoder(IdMap()))
         assert decoded is not None and len(decoded[1]) == count and cut <= count
+    rows = fmt.decode_rows(b"".join(map(bytes, fmt.encode_rows("any", 0, block, heap))), 0)
+    assert rows is not None and rows[1].tobytes() == block.tobytes()
 
 
 def collector_messages(data: bytes) -> None:
@@ -357,13 +360,13 @@ def otlp_answers(data: bytes) -> None:
 
 
 def compressed_events(data: bytes) -> None:
-    """Events whose body is any bytes, said to be compressed: what comes out has the size that was announced, or nothing does."""
-    for flag in (fmt.COMPRESSED, fmt.ZSTD, fmt.COMPRESSED | fmt.ZSTD):
+    """Events whose body is any bytes, said to be columns: there are as many events as were announced, or none."""
+    for flags in (fmt.COLUMNS, fmt.COLUMNS | fmt.ZSTD):
         for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
-            decoded = fmt.decode_events(payload, flag)
-            if decoded is not None:
-                header, events, args = decoded
-                assert events.nbytes + len(args) == header.body_bytes <= fmt.MAX_PAYLOAD
+            decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
+            assert decoded is None or len(decoded[1]) == decoded[0].count
+            unnamed = fmt.decode_unnamed(payload, flags, 1 << 20)
+            assert decoded is None or unnamed is None or len(unnamed[0]) == decoded[0].count
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -386,7 +389,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
 }
 
 NEEDS = {
-    "compressed_events": ("zstandard",),
     "otlp": ("opentelemetry.proto",),
     "otlp_answers": ("opentelemetry.proto", "aiohttp"),
 }

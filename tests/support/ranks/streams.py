@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.columns import ColumnDecoder
+from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.records import ClockSync, RunRecord, WindowRecord, decode_record, encode_record
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
@@ -30,7 +31,7 @@ def write_stream(
 ) -> Path:
     """A stream of a collector's directory; a window without an end is left without, and so is a stream without windows."""
     path = directory / "streams" / uuid.uuid4().hex / "journal"
-    writer = JournalWriter(path, compression="zstd" if importlib.util.find_spec("zstandard") else "zlib")
+    writer = JournalWriter(path)
     writer.open(run)
     writer.write_metadata(run.metadata())
     for sync in syncs:
@@ -115,7 +116,7 @@ def _anchor(anchor: ClockAnchor, clock: Clock) -> ClockAnchor:
 
 
 def _events(payload: bytes, flags: int, clock: Clock) -> bytes:
-    decoded = fmt.decode_events(payload, flags)
+    decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
     assert decoded is not None
     header, events, args = decoded
     starts = events["ts"].tolist()
@@ -123,5 +124,5 @@ def _events(payload: bytes, flags: int, clock: Clock) -> bytes:
     events["ts"] = [clock(at) for at in starts]
     events["dur"] = [clock(end) - clock(at) for at, end in zip(starts, ends, strict=True)]
     batch = EventBatch(header.source, header.window, events, bytes(args))
-    (_, _, parts, _), *_ = fmt.encode_events(batch, "")
+    (_, _, parts, _), *_ = fmt.encode_events(batch)
     return b"".join(parts)

@@ -143,7 +143,7 @@ def test_a_real_device_that_is_replayed(recorded: Path, tmp_path: Path) -> None:
     data = recorded.read_bytes()
     original.write_bytes(lzma.decompress(data) if recorded.suffix == ".xz" else gzip.decompress(data))
     rank = trace_of(original)
-    writer = JournalWriter(tmp_path / "journal", compression="columns")
+    writer = JournalWriter(tmp_path / "journal")
     writer.open(run_in(tmp_path))
     for batch in rank.batches():
         writer.write_batch(batch)

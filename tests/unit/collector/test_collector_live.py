@@ -54,9 +54,9 @@ def steps(durations: list[int], start: int = START, number: int = 0) -> Any:
     return block
 
 
-def events_frame(events: Any, source: str = "steps", compression: fmt.Compression = "zstd") -> tuple[int, int, bytes]:
+def events_frame(events: Any, source: str = "steps") -> tuple[int, int, bytes]:
     """A frame of events."""
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch(source, 0, events, b""), compression)
+    ((_, flags, parts, _),) = fmt.encode_events(EventBatch(source, 0, events, b""))
     return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
 
 

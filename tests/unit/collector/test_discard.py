@@ -20,16 +20,16 @@ from stepscope.collector.discarding.discard import EventsPlace, block_bytes, dis
 from stepscope.collector.discarding.region import LONGEST
 from stepscope.collector.retention.inventory import Inventory
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.record import EventBatch, empty_block
+from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.discarded_frames import KINDS, GivenUp, decode, encode
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import encode_record
+from stepscope.runtime.journal.records import MetadataRecord, encode_record
 from tests.support.calls import counted
 from tests.support.streams import SYNC
-from tests.support.windowed import Frame, closed, encoded, run_of
+from tests.support.windowed import Frame, closed, encoded, of_size, run_of
 
 BLOCK = 4096
 HEADER = fmt.FRAME_HEADER.size
@@ -38,15 +38,12 @@ FALLOCATE: Callable[..., int] = vars(holes)["_fallocate"]
 
 def batch(window: int, size: int) -> Frame:
     """A frame of events of so many bytes in all, as nearly as whole events and their arguments make it."""
-    count = max((size - HEADER - 41) // 64, 1)
-    args = bytes(max(size - HEADER - 41 - 64 * count, 0))
-    ((_, flags, parts, _),) = fmt.encode_events(EventBatch("recorder", window, empty_block(count), args), "")
-    return int(fmt.FrameType.EVENTS), flags, b"".join(parts)
+    return of_size(empty_block(max((size - HEADER - 41) // 64, 1)), window, size - HEADER)
 
 
 def names(number: int, size: int = 20) -> Frame:
-    """A frame of names."""
-    return int(fmt.FrameType.STRINGS), 0, encode_record([[5000 + number, "x" * size]])
+    """A frame of metadata."""
+    return int(fmt.FrameType.METADATA), 0, encode_record(MetadataRecord({str(number): "x" * size}))
 
 
 def discarded(number: int) -> Frame:

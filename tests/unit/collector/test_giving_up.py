@@ -24,7 +24,7 @@ from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import encode_record
+from stepscope.runtime.journal.records import MetadataRecord, encode_record
 from tests.support.calls import counted
 from tests.support.streams import SYNC
 from tests.support.windowed import END, SECOND, START, Frame, closed, encoded, events, no_text, run_of, stored, windows
@@ -41,8 +41,8 @@ def store(tmp_path: Path) -> Store:
 
 
 def names(size: int) -> Frame:
-    """A frame of names of so many bytes."""
-    return int(fmt.FrameType.STRINGS), 0, encode_record([[5000, "x" * size]])
+    """A frame of metadata of so many bytes."""
+    return int(fmt.FrameType.METADATA), 0, encode_record(MetadataRecord({"text": "x" * size}))
 
 
 def clock(payload: bytes) -> Frame:

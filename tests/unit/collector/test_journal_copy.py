@@ -67,7 +67,7 @@ async def test_a_download_while_events_are_given_up(tmp_path: Path, monkeypatch:
         async def slowly() -> None:
             nonlocal chunks
             chunks += 1
-            await trained(30 if chunks in (1, 6) else 0)
+            await trained(60 if chunks in (1, 6) else 0)
 
         await trained()
         while journal.stat().st_size < limit // 2:

@@ -80,7 +80,6 @@ def test_every_run_fits_a_header() -> None:
 
 def test_every_frame_fits_a_message() -> None:
     """The largest frame that exporters make is taken by every collector."""
-    tables = fmt.MAX_TABLE + fmt.FRAME_HEADER.size
     events = 2 * fmt.CHUNK_BYTES + fmt.MAX_EVENTS_HEADER + fmt.FRAME_HEADER.size
-    assert max(tables, events) <= protocol.MAX_FRAME
+    assert events <= protocol.MAX_FRAME
     assert protocol.MAX_FRAME + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MIN_MAX_MESSAGE

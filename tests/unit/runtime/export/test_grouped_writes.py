@@ -143,7 +143,7 @@ def test_a_journal_in_groups(tmp_path_factory: pytest.TempPathFactory, acts: lis
         files.append(Refusing(path))
         return files[-1]
 
-    writer = JournalWriter(directory / "journal", compression="columns", create=create)
+    writer = JournalWriter(directory / "journal", create=create)
     writer.open(run_in(directory))
     wanted: list[EventBatch] = []
     for number, (act, window) in enumerate(acts):

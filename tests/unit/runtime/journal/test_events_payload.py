@@ -8,84 +8,73 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, EventBatch, Flag, empty_block, join_blocks
+from stepscope.runtime.events import strings
+from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.writer import JournalWriter
-from tests.support.journals import read_journal
+from tests.support.journals import Described, batch_with_arguments, described, read_journal
 
-COMPRESSIONS: list[fmt.Compression] = ["", "zlib", "zstd"]
-INLINE, OUTSIDE = -1, -2
-"""In the place of a size: the only argument is in the record; the arguments lie outside the heap."""
-sizes = st.lists(st.sampled_from([INLINE, OUTSIDE, 0, 0, 8, 40, 700, 3000]), max_size=40)
+sizes = st.lists(st.sampled_from([0, 0, 8, 40, 700, 3000]), max_size=40)
 int64 = st.integers(-(1 << 63), (1 << 63) - 1)
 
 
-def batch_of_sizes(sizes: Sequence[int], seed: int = 0) -> EventBatch:
-    """Events with arguments of so many bytes, which nothing makes smaller."""
-    noise = random.Random(seed)
-    events, heap = empty_block(len(sizes)), b""
-    events["id"] = np.arange(len(sizes))
-    for event, size in zip(events, sizes, strict=True):
-        event["ts"], event["dur"] = noise.randrange(1 << 40), noise.randrange(-5, 1 << 20)
-        if size == INLINE:
-            event["flags"], event["args_at"], event["args_len"] = int(Flag.ARG_INLINE), 7, 1 << 31
-        elif size == OUTSIDE:
-            event["args_at"], event["args_len"] = (1 << 32) - 1, 9
-        else:
-            event["args_at"], event["args_len"] = len(heap), size
-            heap += noise.randbytes(size)
-    return EventBatch("any", 3, events, heap)
+def batch_of_sizes(sizes: Sequence[int]) -> EventBatch:
+    """Events with an argument of so many characters, which hardly anything makes smaller."""
+    noise = random.Random(0)
+    arguments = [{"text": noise.randbytes(size // 2).hex()} if size else {} for size in sizes]
+    return batch_with_arguments([f"name {size}" for size in sizes], arguments, window=3)
 
 
-def own_arguments(events: Block, heap: bytes | bytearray) -> list[bytes]:
-    """Of each event, where they lie in the heap."""
-    held, _ = fmt.heap_arguments(events, len(heap))
-    return [
-        bytes(heap[int(event["args_at"]) :][: int(event["args_len"])]) if inside else b""
-        for event, inside in zip(events, held, strict=True)
-    ]
-
-
-def without_arguments(events: Block) -> Block:
-    """The events, without where arguments lie that are not in them."""
-    events = events.copy()
-    elsewhere = events["flags"] & int(Flag.ARG_INLINE) == 0
-    events["args_at"][elsewhere] = events["args_len"][elsewhere] = 0
-    return events
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
 @given(sizes=sizes, chunk=st.integers(64, 8000), most=st.integers(1000, 20_000))
 @example(sizes=[40] * 40, chunk=8000, most=1000)
-def test_batches_come_back_from_their_payloads(
-    compression: fmt.Compression, sizes: list[int], chunk: int, most: int
-) -> None:
-    """Whatever a payload may hold: every event with its arguments, but those that point outside or fit no payload."""
+def test_batches_come_back_from_their_payloads(sizes: list[int], chunk: int, most: int) -> None:
+    """Every event with its arguments, but those that fit no payload."""
     batch = batch_of_sizes(sizes)
-    payloads = list(fmt.encode_events(batch, compression, chunk, most))
-    parts: list[Block] = []
-    arguments: list[bytes] = []
-    for count, flags, pieces, _ in payloads:
+    decoder = ColumnDecoder(IdMap())
+    found: list[Described] = []
+    cut = 0
+    for count, flags, pieces, lost in fmt.encode_events(batch, chunk, most):
         payload = b"".join(map(bytes, pieces))
-        decoded = fmt.decode_events(payload, flags)
+        decoded = fmt.decode_columns(payload, flags, decoder)
         assert decoded is not None and len(payload) <= most
         header, events, heap = decoded
-        assert (header.source, header.window, header.count) == ("any", 3, count)
+        assert (header.source, header.window, header.count) == (batch.source, 3, count)
         assert (header.first_ns, header.last_ns) == fmt.time_range(events)
-        parts.append(events)
-        arguments += own_arguments(events, heap)
-    assert without_arguments(join_blocks(parts)).tobytes() == without_arguments(batch.events).tobytes()
-    expected = own_arguments(batch.events, batch.args)
-    cut = [size == OUTSIDE or size > min(chunk, most // 2) for size in sizes]
-    assert all(mine == theirs for mine, theirs, gone in zip(arguments, expected, cut, strict=True) if not gone)
-    lost = sum(size != INLINE and size != 0 and not mine for size, mine in zip(sizes, arguments, strict=True))
-    assert lost == sum(cut for _, _, _, cut in payloads)
+        unnamed = fmt.decode_unnamed(payload, flags, 1 << 20)
+        assert unnamed is not None and unnamed[0]["ts"].tolist() == events["ts"].tolist()
+        assert [unnamed[1][place] for place in unnamed[0]["name"].tolist()] == [
+            strings.text(int(each)) for each in events["name"]
+        ]
+        assert fmt.decode_unnamed(payload, flags, 10) is None
+        found += described(EventBatch(header.source, header.window, events, heap))
+        cut += lost
+    whole = described(batch)
+    without = [(*row[:4], "{}", *row[5:]) for row in whole]
+    assert all(row in (mine, less) for row, mine, less in zip(found, whole, without, strict=True))
+    assert sum(row != mine for row, mine in zip(found, whole, strict=True)) == cut
+    assert cut == 0 or max(sizes) + 100 > min(chunk, most // 2)
+
+
+@given(st.binary(max_size=640), st.binary(max_size=50), st.integers(0, 400))
+def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> None:
+    """Whatever they hold; and nothing of a payload that is not whole."""
+    events = np.frombuffer(data[: len(data) // 64 * 64], EVENT_DTYPE)
+    payload = b"".join(map(bytes, fmt.encode_rows("any", 3, events, heap)))
+    decoded = fmt.decode_rows(payload, 0)
+    assert decoded is not None
+    header, back, args = decoded
+    assert (header.source, header.window, back.tobytes(), bytes(args)) == ("any", 3, events.tobytes(), heap)
+    assert short == 0 or fmt.decode_rows(payload[:-short], 0) is None
+    assert (
+        fmt.decode_rows(payload, fmt.COLUMNS) is None and fmt.decode_columns(payload, 0, ColumnDecoder(IdMap())) is None
+    )
 
 
 def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
@@ -94,7 +83,7 @@ def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
     noise["args_len"] = 0
     sizes: list[list[int]] = []
     for number, events in enumerate((empty_block(10_000), noise)):
-        writer = JournalWriter(tmp_path / f"journal{number}", compression="zstd", max_frame=64_000)
+        writer = JournalWriter(tmp_path / f"journal{number}", max_frame=64_000)
         writer.open(run_in(tmp_path))
         writer.write_batch(EventBatch("recorder", 0, events, b""))
         writer.close()
@@ -107,22 +96,17 @@ def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
     assert len(sizes[0]) == 1 and len(sizes[1]) > 10 and max(sizes[1]) <= 64_000
 
 
-def test_threads_compress_beside_each_other() -> None:
-    """Each has a compressor of its own, which serves one frame after the other."""
+def test_threads_encode_beside_each_other() -> None:
+    """Each gets what it had encoded."""
 
-    def compressed(seed: int) -> bool:
-        batches = [batch_of_sizes([0] * 500 + [40] * 20, seed + turn) for turn in range(5)]
-        made = [next(iter(fmt.encode_events(batch, "zstd"))) for batch in batches]
-        found = [fmt.decode_events(b"".join(map(bytes, parts)), flags) for _, flags, parts, _ in made]
-        return all(
-            flags == fmt.ZSTD
-            and back is not None
-            and (back[1].tobytes(), bytes(back[2])) == (b.events.tobytes(), b.args)
-            for b, (_, flags, _, _), back in zip(batches, made, found, strict=True)
-        )
+    def encoded(seed: int) -> bool:
+        batch = batch_with_arguments([f"{seed} {at}" for at in range(500)], [{"at": at} for at in range(500)])
+        ((_, flags, parts, _),) = fmt.encode_events(batch)
+        back = fmt.decode_columns(b"".join(map(bytes, parts)), flags, ColumnDecoder(IdMap()))
+        return back is not None and described(EventBatch(batch.source, 0, back[1], back[2])) == described(batch)
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(compressed, range(0, 40, 5)))
+        assert all(pool.map(encoded, range(40)))
 
 
 @given(st.lists(st.tuples(int64, int64), max_size=20))

@@ -32,7 +32,7 @@ SIZES = st.integers(1, 4_000)
 def written(directory: Path, acts: Sequence[Act], segment_bytes: int) -> Path:
     """A journal that was closed normally, in files of about so many bytes."""
     directory.mkdir(parents=True, exist_ok=True)
-    writer = JournalWriter(directory / "journal", compression="columns", segment_bytes=segment_bytes)
+    writer = JournalWriter(directory / "journal", segment_bytes=segment_bytes)
     writer.open(run_in(directory))
     for index in sorted(write(writer, acts)):
         writer.write_window(window(index))
@@ -43,7 +43,7 @@ def written(directory: Path, acts: Sequence[Act], segment_bytes: int) -> Path:
 def many(directory: Path, **settings: Any) -> Path:
     """A journal of one window in many small files."""
     batches = [batch_with_arguments([f"n{at}"], [{"at": at}], start_ns=1000 * (at + 1)) for at in range(40)]
-    return write_journal(directory / "journal", batches, compression="columns", segment_bytes=1, **settings)
+    return write_journal(directory / "journal", batches, segment_bytes=1, **settings)
 
 
 def contents(path: Path, only: int | None = None) -> tuple[list[Described], list[Window], dict[str, Any]]:
@@ -146,7 +146,7 @@ def test_the_file_of_another_run_is_passed_over(tmp_path: Path) -> None:
 def test_where_no_file_can_be_made_the_last_one_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is lost, and it is logged."""
     (tmp_path / "run").mkdir()
-    writer = JournalWriter(tmp_path / "run" / "journal", compression="columns", segment_bytes=100)
+    writer = JournalWriter(tmp_path / "run" / "journal", segment_bytes=100)
     writer.open(run_in(tmp_path))
     (tmp_path / "run").rename(tmp_path / "moved")
     with caplog.at_level(logging.WARNING, "stepscope"):
@@ -160,7 +160,7 @@ def test_where_no_file_can_be_made_the_last_one_goes_on(tmp_path: Path, caplog: 
 
 def test_a_reader_goes_on_in_the_next_file(tmp_path: Path) -> None:
     """While the journal grows."""
-    writer = JournalWriter(tmp_path / "journal", compression="columns", segment_bytes=300)
+    writer = JournalWriter(tmp_path / "journal", segment_bytes=300)
     writer.open(run_in(tmp_path))
     found: list[str] = []
     with JournalReader(writer.path) as reader:
@@ -176,9 +176,7 @@ def test_a_reader_goes_on_in_the_next_file(tmp_path: Path) -> None:
 def test_an_old_file_is_followed_by_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if it is small."""
     monkeypatch.setattr(journal_writer, "SEGMENT_AGE_S", -1)
-    path = write_journal(
-        tmp_path / "journal", [batch_with_arguments(["x"], [{}])], compression="columns", segment_bytes=1 << 20
-    )
+    path = write_journal(tmp_path / "journal", [batch_with_arguments(["x"], [{}])], segment_bytes=1 << 20)
     assert len(segment_paths(path)) > 1
 
 
@@ -198,7 +196,7 @@ def test_recovery_completes_the_last_file(
 ) -> None:
     """Closed files do not change; a copy is one file with the same content."""
     place = tmp_path_factory.mktemp("journal")
-    writer = JournalWriter(place / "journal", compression="columns", segment_bytes=segment_bytes)
+    writer = JournalWriter(place / "journal", segment_bytes=segment_bytes)
     writer.open(run_in(place))
     unfinished = write(writer, acts)
     writer.abandon()
