@@ -49,15 +49,16 @@ def events(window: int, nbytes: int, second: int, packed: bool = False) -> Frame
 
 
 def of_size(block: Block, window: int, nbytes: int) -> Frame:
-    """Events whose payload has so many bytes, if they do not need more: they are not compressed, and the first has an argument
-    that fills it."""
+    """Events whose payload has so many bytes, if they do not need more: they are not compressed, and have arguments that fill it."""
     block = block.copy()
     payload, fill = _uncompressed(block, window, b""), 0
-    for _ in range(4 if len(block) and len(payload) < nbytes else 0):  # the length of a length may change
-        fill = max(fill + nbytes - len(payload), 1)
-        heap = _core.encode_arguments({"f": "x" * fill})
-        block["args_len"][0] = len(heap)
-        payload = _uncompressed(block, window, heap)
+    for _ in range(6 if len(block) and len(payload) < nbytes else 0):  # the length of a length may change
+        fill = max(fill + nbytes - len(payload), 0)
+        each, more = divmod(fill, len(block))
+        arguments = [_core.encode_arguments({"f": "x" * (each + (at < more))}) for at in range(len(block))]
+        block["args_len"] = [len(encoded) for encoded in arguments]
+        block["args_at"] = np.cumsum([0, *map(len, arguments[:-1])])
+        payload = _uncompressed(block, window, b"".join(arguments))
     return int(fmt.FrameType.EVENTS), fmt.COLUMNS, payload
 
 

@@ -22,7 +22,7 @@ Found = tuple[list[Frame], tuple[int, int], Damage, list[int]]
 def content() -> list[bytes]:
     """The frames of a journal: small and large, with and without events, and one that stands for five."""
     gone = int(fmt.FrameType.GIVEN_UP), fmt.SPANS, discarded_frames.encode(GivenUp({0: 7}, 1)) + bytes(100)
-    frames = [*a_life()[:4], events_frame(empty_block(100), "recorder", ""), gone, *a_life()[1:4], *a_life() * 5]
+    frames = [*a_life()[:4], events_frame(empty_block(100), "recorder"), gone, *a_life()[1:4], *a_life() * 5]
     numbers = [number + 4 * (number >= 5) for number in range(len(frames))]
     return [
         b"".join(fmt.encode_frame(SYNC, kind, number, [body], flags))
