@@ -16,7 +16,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.encoding import msgpack_bytes
 from stepscope.runtime.journal.records import Int64, RunRecord
 
-VERSION = 1
+VERSION = 2
 """Changes when old collectors could no longer read new exporters, or the other way round."""
 SUBPROTOCOL = f"stepscope.v{VERSION}"
 PATH = "/v1/stream"

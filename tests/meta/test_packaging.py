@@ -176,7 +176,6 @@ def test_import_loads_little(module: str) -> None:
         "opentelemetry",
         "google.protobuf",
         "websockets",
-        "zstandard",
         "starlette",
     ],  # fmt: skip
 )

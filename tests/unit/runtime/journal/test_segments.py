@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 
 import stepscope as sc
 from stepscope.analysis.recording import load
+from stepscope.cli.main import main
 from stepscope.exporters.specimens import run_in
-from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import writer as journal_writer
 from stepscope.runtime.journal.reader import JournalReader
@@ -24,6 +27,7 @@ from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.windows.window import Window
 from tests.support.journals import Described, batch_with_arguments, described, events_of, write_journal
+from tests.unit.runtime.journal import segment_reader
 from tests.unit.runtime.journal.test_journal_index import ACT_LISTS, Act, window, write
 
 SIZES = st.integers(1, 4_000)
@@ -252,3 +256,36 @@ def test_settings_that_make_no_sense(setting: dict[str, Any]) -> None:
     """They are refused."""
     with pytest.raises((ValueError, TypeError), match=next(iter(setting))):
         sc.exporters.JournalExporter(**setting)
+
+
+def test_the_page_says_how_to_read_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reader that was written from docs/journal-format.md finds what `stepscope convert` does, in all files."""
+    exporter = sc.exporters.JournalExporter(segment_bytes=1_000)
+    settings: dict[str, Any] = {
+        "output_dir": tmp_path / "run",
+        "options": sc.Options(journal=False),
+        "metadata": {"model": "m"},
+    }
+    with sc.trace(exporters=[exporter], **settings) as profiler:
+        for step in range(400):
+            with sc.span("outer", step_number=step, text="é" * (step % 9)), sc.span("inner"):
+                sc.instant("now")
+            profiler.step()
+    assert len(segment_paths(exporter.path)) > 1
+    assert main(["convert", str(exporter.path), str(tmp_path / "trace.json")]) == 0
+    shown = [row for row in json.loads((tmp_path / "trace.json").read_text()) if row["ph"] == "X"]
+    events, windows, metadata = segment_reader.read(exporter.path)
+    spans = [event for event in events if event["kind"] == Kind.SPAN]
+
+    def names(rows: Iterable[tuple[str, float]]) -> Counter[tuple[str, int]]:
+        return Counter((name, round(duration)) for name, duration in rows)
+
+    assert names((row["name"].partition("#")[0], row["dur"] * 1000) for row in shown) == names(
+        (event["name"].partition("#")[0], event["dur"]) for event in spans
+    )
+    outer = [event for event in spans if event["name"] == "outer"]
+    assert [dict((key, value) for key, _, value in event["arguments"])["text"].decode() for event in outer] == [
+        "é" * (step % 9) for step in range(400)
+    ]
+    assert [window["index"] for window in windows] == [0]
+    assert metadata["model"] == "m"
