@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -229,7 +230,7 @@ async def test_a_full_stream_that_takes_nothing_more(server: NatsServer, tmp_pat
         await context.delete_stream(layout.STREAM)
         exporter = NatsExporter(server.url, limits=NatsLimits(max_bytes=1 << 12, discard="new"), settings=QUICK)
         await exporter.open(run_in(tmp_path))
-        await exporter.export(batch_of(spans([f"span {number}" for number in range(2000)])))
+        await exporter.export(batch_of(spans([os.urandom(8).hex() for _ in range(2000)])))
         await poll(lambda: (found := exporter.statistics()) and "maximum bytes" in found.last_error)
         untyped: Any = context
         config: Any = (await context.stream_info(layout.STREAM)).config

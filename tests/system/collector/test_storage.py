@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Window
 from tests.support.collecting import CollectorProcess, ask, collecting, until
 from tests.support.launch import run_to_end
@@ -30,21 +30,18 @@ STREAM = "0123456789abcdef" * 2
 
 
 RECORDING = """
-import sys
-import subprocess
+import os
 import sys
 from pathlib import Path
 import stepscope as sc
-from stepscope.runtime.journal.writer import JournalWriter
 path, windows, spans = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 exporter = sc.exporters.JournalExporter(path)
-exporter._writer = JournalWriter(path)  # as in a stream: not as columns
 options = sc.Options(journal=False)
 schedule = sc.schedule(wait=0, warmup=0, active=2)
 with sc.trace(output_dir=path.parent / "run", schedule=schedule, exporters=[exporter], options=options) as profiler:
     for number in range(2 * windows):
         for _ in range(spans):
-            with sc.span("work"):
+            with sc.span("work", noise=os.urandom(24).hex()):
                 pass
         profiler.step()
         if number % 2:
@@ -183,16 +180,14 @@ def test_a_window_without_an_end_gives_up_its_oldest(tmp_path: Path) -> None:
     store = Store(CollectorSettings(directory=tmp_path))
     path = store.path(STREAM)
     exporter = sc.exporters.JournalExporter(path)
-    exporter._writer = JournalWriter(path)  # pyright: ignore[reportPrivateUsage] - as in a stream: not as columns
     options = sc.Options(journal=False, drain_interval=0.01)
     with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], options=options) as profiler:
         for _ in range(40):
             for _ in range(1000):
-                with sc.span("work"):
+                with sc.span("work", noise=os.urandom(24).hex()):
                     pass
             profiler.step()
             profiler.flush(0.2)
-        # The names of this process are in it as well, and are not given up.
         limit = path.stat().st_blocks * 512 - (1 << 20)
         done = Storage(store, StoragePolicy(max_bytes=limit)).enforce()
         assert done.events and done.used <= limit
