@@ -209,17 +209,18 @@ def _note(directory: Path) -> StreamNote:
 
 def _whole_journal(path: Path, supersedes: str, what: str) -> Parcel:
     """A journal as a stream of its own, the same one each time."""
-    segment = _opened(path)
+    opened: list[Segment] = []
     reader = FrameReader(path, follow=False)
     try:
         head = Head.of(path)
         if head is None:
             raise FormatError(f"{path} does not say whose journal it is; `stepscope recover` it first")
-        pieces, ended = _pieces(segment, reader, 0)
+        pieces, ended = _pieces(opened, reader, reader.position[0])
         if not ended:
             raise FormatError(f"{path} is not complete; `stepscope recover` it first")
     except BaseException:
-        segment.close()
+        for segment in opened:
+            segment.close()
         raise
     finally:
         reader.close()
@@ -238,16 +239,17 @@ def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool, str
     for path in segments:
         if path.stat().st_size <= fmt.FILE_HEADER.size:
             continue
-        segment = _opened(path)
+        opened: list[Segment] = []
         reader = FrameReader(path, follow=False)
         try:
             first = int(path.stem) if path.stem.isdecimal() else -1
             if reader.sync_word != sync or first < 0 or pieces and first != pieces[-1].next:
                 raise FormatError(f"{path} does not belong where it is")
-            more, ended = _pieces(segment, reader, first)
+            more, ended = _pieces(opened, reader, first)
             pieces += more
         except FormatError as error:
-            segment.close()
+            for segment in opened:
+                segment.close()
             if not pieces:
                 raise
             return pieces, False, str(error)
@@ -256,15 +258,20 @@ def _rest(segments: Sequence[Path], sync: bytes) -> tuple[list[Piece], bool, str
     return pieces, ended, ""
 
 
-def _pieces(segment: Segment, reader: FrameReader, expected: int) -> tuple[list[Piece], bool]:
-    """The pieces of a file from frame `expected` on, and whether the last frame ends the journal."""
+def _pieces(opened: list[Segment], reader: FrameReader, expected: int) -> tuple[list[Piece], bool]:
+    """The pieces of a journal from frame `expected` on, and whether the last frame ends the journal. Adds the files that it opens."""
     pieces: list[Piece] = []
     ended = False
     for kind, payload, number, at, end in _frames(reader):
         if number != expected & 0xFFFFFFFF:
-            raise FormatError(f"{segment.path} is damaged: frame {expected} is missing")
+            raise FormatError(f"{reader.path} is damaged: frame {expected} is missing")
+        file = reader.files.at(end)
+        if not opened or opened[-1].path != str(file.path):
+            opened.append(_opened(file.path))
+        segment, at, end = opened[-1], file.offset(at), file.offset(end)
         last = pieces[-1] if pieces else None
-        if last is not None and last.at + last.size == at and last.size + end - at <= MERGED:
+        adjacent = last is not None and last.segment is segment and last.at + last.size == at
+        if last is not None and adjacent and last.size + end - at <= MERGED:
             last.count += 1
             last.size += end - at
             last.events.update(events_in(kind, payload))

@@ -14,6 +14,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.journal.segments import first_file
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import RecoveryTarget, choose
@@ -86,7 +87,8 @@ def _choice(place: Path, note: StreamNote) -> tuple[Path, RecoveryTarget] | None
 
 def _head(path: Path, note: StreamNote) -> Head | None:
     """The beginning of a journal of the run whose spool this is; `None` if it is none of that run."""
-    if path.is_symlink() or not path.is_file():
+    first = first_file(path)
+    if first.is_symlink() or not first.is_file():
         return None
     try:
         head = Head.of(path)
