@@ -91,7 +91,7 @@ def _rewrite(source: Path, target: Path, change: Callable[[int, int, bytes], tup
 
 def _changed(kind: int, flags: int, payload: bytes, clock: Clock, name: str) -> tuple[int, bytes]:
     if kind == fmt.FrameType.EVENTS:
-        return 0, _events(payload, flags, clock)
+        return _events(payload, flags, clock)
     record = decode_record(kind, payload)
     match record:
         case ClockSync():
@@ -115,7 +115,7 @@ def _anchor(anchor: ClockAnchor, clock: Clock) -> ClockAnchor:
     return msgspec.structs.replace(anchor, monotonic_ns=clock(anchor.monotonic_ns))
 
 
-def _events(payload: bytes, flags: int, clock: Clock) -> bytes:
+def _events(payload: bytes, flags: int, clock: Clock) -> tuple[int, bytes]:
     decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
     assert decoded is not None
     header, events, args = decoded
@@ -124,5 +124,5 @@ def _events(payload: bytes, flags: int, clock: Clock) -> bytes:
     events["ts"] = [clock(at) for at in starts]
     events["dur"] = [clock(end) - clock(at) for at, end in zip(starts, ends, strict=True)]
     batch = EventBatch(header.source, header.window, events, bytes(args))
-    (_, _, parts, _), *_ = fmt.encode_events(batch)
-    return b"".join(parts)
+    ((_, flags, parts, _),) = fmt.encode_events(batch)
+    return flags, b"".join(parts)

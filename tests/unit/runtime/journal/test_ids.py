@@ -57,7 +57,7 @@ def test_ids_are_translated() -> None:
     """Ids that mean something else here are rewritten, also those inside the arguments, shared ones once."""
     ids = IdMap()
     ids.add_strings(
-        [(40_000, "their name"), (40_001, "their key"), (40_002, "their inline key"), (5, "their category")]
+        [(40_000, "their name"), (40_001, "their key"), (40_002, "their inline key"), (5, "user_annotation")]
     )
     ids.add_tracks([TrackRecord(77, 2, 5, 6, 0, "their track")])
     item = (40_001).to_bytes(4, "little") + bytes([1, 0, ord("b"), 0, 1])
@@ -68,8 +68,8 @@ def test_ids_are_translated() -> None:
     heap = bytearray(item)
     ids.localise(block, heap)
     assert [row[2:5] for row in described(EventBatch("x", 0, block, bytes(heap)))] == [
-        *[("their name", "their category", "{'their key': True}")] * 3,
-        ("their name", "their category", "{'their inline key': 8}"),
+        *[("their name", "user_annotation", "{'their key': True}")] * 3,
+        ("their name", "user_annotation", "{'their inline key': 8}"),
     ]
     track = tracks.get(int(block["track"][0]))
     assert track is not None
