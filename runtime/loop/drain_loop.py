@@ -431,7 +431,7 @@ class DrainLoop:
 
         def wanted() -> bool:
             free = not pipelines or any(queues[one].empty for one in pipelines)
-            space = not any(queues[one].full for one in pipelines)
+            space = all(queues[one].has_room for one in pipelines)
             return bool(self._removing or self._inbox_waits or free or (space and self._recorder.needs_drain()))
 
         with anyio.move_on_after(PATIENCE):
@@ -439,10 +439,11 @@ class DrainLoop:
         while not wanted():
             with anyio.move_on_after(PATIENCE):
                 await self._passed.wait_for(wanted)
-            if workers.joined():  # these cannot wake the loop
+            if workers.joined() and not any(queues[one].full for one in pipelines):  # these cannot wake the loop
                 return
+            crowded = self._recorder.needs_drain() or self._recorder.late_release.waiting()
             for one in pipelines:
-                queues[one].mark_slow()
+                queues[one].mark_slow(wanted=crowded)
 
 
 def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
@@ -452,7 +453,7 @@ def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
         await pipeline.process(turn, queue.part_events, pace)
 
     deliveries, workers = pipeline.delivered, pipeline.workers
-    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.options, pipeline.faults)
+    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.limits, pipeline.faults)
     return queue
 
 

@@ -21,13 +21,15 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import MIN_BYTES, MIN_JUDGED_S, BackpressureQueue, DrainedTurn
+from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 
 SMALL = 64 << 10
+MANY = 16 << 20
 PAUSE = 0.2
 """Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
 
@@ -259,10 +261,10 @@ class Bench:
     def __init__(self) -> None:
         self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
         # 1,024 events on top of what is under way.
-        options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
+        limits = memory_limits(sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize, ring_bytes=MANY), 2)
         workers, faults = [self.slow, self.quick], InternalErrors("it")
         self.backlog = BackpressureQueue(
-            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, options, faults
+            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, limits, faults
         )
 
     def give(self, count: int, until: int, *, spans: int | None = None) -> None:
@@ -383,7 +385,7 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         bench.give(1, 2)
         await bench.pause()
         assert not bench.backlog.empty, "this one has kept nobody waiting so far"
-        bench.give(MIN_BYTES // EVENT_DTYPE.itemsize + 1, 3)
+        bench.give((MANY + SMALL) // EVENT_DTYPE.itemsize + 1, 3)
         await bench.pause()
         assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
 
