@@ -29,7 +29,7 @@ from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 
 SMALL = 64 << 10
-MANY = 16 << 20
+MANY = 256 << 20
 PAUSE = 0.2
 """Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
 
@@ -261,7 +261,7 @@ class Bench:
     def __init__(self) -> None:
         self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
         # 1,024 events on top of what is under way.
-        limits = memory_limits(sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize, ring_bytes=MANY), 2)
+        limits = memory_limits(sc.Options(memory_bytes=4 * MANY, queue_bytes=SMALL, ring_bytes=MANY), 2)
         workers, faults = [self.slow, self.quick], InternalErrors("it")
         self.backlog = BackpressureQueue(
             self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, limits, faults
