@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, heap_bytes, own_heap
 from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
@@ -54,11 +54,15 @@ class DrainedTurn:
     def next_part(self, max_events: int) -> tuple[Block, bytes]:
         """Removes and returns the next events, at most `max_events`, and their arguments. With many arguments they are fewer."""
         events, args = self.blocks[0]
-        max_events = max(max_events * events.nbytes // (events.nbytes + len(args) or 1), MIN_PART_EVENTS)
-        first, *others = [(events, args)] if len(events) <= max_events else split_block(events, args, max_events)
-        self.blocks.popleft()  # after the split, so that a lack of memory loses nothing
-        self.blocks.extendleft(reversed(others))
-        return first
+        some = events[:max_events]
+        heap = heap_bytes(some)
+        count = max(len(some) * some.nbytes // (some.nbytes + heap or 1), min(MIN_PART_EVENTS, len(some)))
+        whole = count == len(events) and len(args) == heap
+        part = (events, args) if whole else own_heap(events[:count], args)
+        self.blocks.popleft()  # after the cut, so that a lack of memory loses nothing
+        if count < len(events):
+            self.blocks.appendleft((events[count:], args))
+        return part
 
 
 class BackpressureQueue:

@@ -18,7 +18,7 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, own_heap
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
 from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedTurn
@@ -359,16 +359,16 @@ async def test_a_second_slow_one_is_passed_over_as_well() -> None:
         assert bench.slow.busy and bench.quick.busy
 
 
-async def test_what_cannot_be_split_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again."""
     failures = [MemoryError("once")]
 
-    def split(*arguments: Any) -> Any:
+    def cut(*arguments: Any) -> Any:
         if failures:
             raise failures.pop()
-        return split_block(*arguments)
+        return own_heap(*arguments)
 
-    monkeypatch.setattr(backpressure, "split_block", split)
+    monkeypatch.setattr(backpressure, "own_heap", cut)
     async with running() as bench:
         bench.give(300, 1)
         await bench.through()
