@@ -60,7 +60,7 @@ class Device:
     def deliver(self, count):
         events = np.zeros(count, EVENT_DTYPE)
         events["kind"], events["ts"], events["dur"] = Kind.SPAN, clock.now(), 10
-        self.sink.deliver(events)
+        self.sink.deliver(events, watermark=clock.now())
 
 
 def held(session):
@@ -114,7 +114,9 @@ def main():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join()
+        while thread.is_alive():
+            profiler.step()
+            thread.join(0.01)
     profiler.close()
     ended.set()
     watcher.join()
