@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.options import Options
 
 SHARES = {"ring_bytes": 4, "inbox_bytes": 2, "queue_bytes": 2}
@@ -63,7 +64,7 @@ def memory_limits(options: Options, exporters: int) -> MemoryLimits:
         parts = " + ".join(f"{times[name]} * {name} ({value:,})" for name, value in given.items())
         others = f", and {' and '.join(open_)} must have some, too" if open_ else ""
         raise ValueError(
-            f"Options.memory_bytes is {memory:,}, and with {exporters} exporters {parts} is {taken:,}{others}: set "
+            f"Options.memory_bytes is {memory:,}, and with {human_count(exporters, 'exporter')} {parts} is {taken:,}{others}: set "
             f"Options.memory_bytes={needed >> 20} << 20 or more, or lower the others"
         )
     weights = sum(SHARES[name] for name in open_)
