@@ -16,6 +16,7 @@ from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 from stepscope.runtime.lifecycle.opening import RunFacts
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop.pipeline import RunSetup
+from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.report.notebook import progress
@@ -70,7 +71,12 @@ class Profiler:
         self._start_on_enter = start
         facts = RunFacts(name=name, rank=rank, world_size=world_size, metadata=metadata, output=output)
         setup = RunSetup(
-            options=options, backends=list(backends), exporters=list(exporters), keep_last=keep_last, budget=budget
+            options=options,
+            limits=memory_limits(options, len(exporters)),
+            backends=list(backends),
+            exporters=list(exporters),
+            keep_last=keep_last,
+            budget=budget,
         )
         self._steps = StepController(name, schedule, setup.backends)
         vars(self)["step"] = self._steps.step  # the native method itself: each step of training pays for its call

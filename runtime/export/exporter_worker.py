@@ -58,6 +58,13 @@ class WindowDiscarded(msgspec.Struct, frozen=True):
     index: int
 
 
+class _Exported(msgspec.Struct, frozen=True):
+    """A batch that the exporter has taken, without its memory."""
+
+    window: int
+    events: int
+
+
 Item = EventBatch | WindowClosed | WindowDiscarded
 
 
@@ -112,7 +119,7 @@ class ExporterWorker:
         self._kept: UnsentFiles | None = None
         self._cap_seen = self._written_before = 0
         self._grouped = exporter if isinstance(exporter, SupportsGroupedWrites) else None
-        self._group: list[EventBatch | WindowClosed | None] = []
+        self._group: list[_Exported | WindowClosed | None] = []
         """Items that the exporter may not have written yet; `None` = one whose outcome is not known, or counted."""
         self._is_programs = is_programs(exporter)
         self._counting = exporter if isinstance(exporter, Counting) else None
@@ -338,8 +345,8 @@ class ExporterWorker:
                 if isinstance(batch, EventBatch):
                     self._accounts.drop(batch.window, reason, len(batch))
             for item in self._group:
-                if isinstance(item, EventBatch):
-                    self._accounts.lose(Lost(len(item), reason, item.window))
+                if isinstance(item, _Exported):
+                    self._accounts.lose(Lost(item.events, reason, item.window))
             self._group.clear()
             self._accounts.drop_in_flight(reason)
             if self._unreadable:
@@ -485,7 +492,7 @@ class ExporterWorker:
             elif not lost:
                 self._accounts.export(batch.window, rest)
                 if self._group:
-                    self._group[-1] = batch
+                    self._group[-1] = _Exported(batch.window, rest)
             else:
                 done = min(self._written() - self._written_before, rest)
                 self._accounts.export(batch.window, done)

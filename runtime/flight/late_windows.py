@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -240,13 +241,11 @@ class FlightWindows(WindowRouter):
         while self._absences and self._absences[0][2][1] < horizon:
             self._absences.popleft()
 
-    def end_retention(self) -> list[EventBatch]:
-        """Returns the batches of all queued blocks, and discards everything; the files stay until `retention.remove_files`."""
-        batches: list[EventBatch] = []
+    def end_retention(self) -> Iterator[list[EventBatch]]:
+        """Yields the batches of each queued block, then discards everything; the files stay until `retention.remove_files`."""
         while (more := self.deliver()) is not None:
-            batches += more
+            yield more
         self.retention.clear()
-        return batches
 
     def finish(self, open_spans: Block) -> list[tuple[OpenWindow, list[EventBatch]]]:
         """Closes the windows that `closable` found."""

@@ -102,6 +102,11 @@ class Inbox(Generic[T]):
         """Bytes of waiting items, and of popped ones that are not handled yet. Another thread may change it at any moment."""
         return self._bytes + self.unhandled
 
+    @property
+    def room(self) -> int:
+        """Bytes that fit now. Another thread may change it at any moment."""
+        return max(self._max - self.waiting_bytes, 0)
+
     def pop_all(self) -> list[T]:
         """Removes and returns all items, in order."""
         with self._lock:

@@ -18,6 +18,7 @@ from pathlib import Path
 from stepscope.runtime import _core
 from stepscope.runtime.errors import SessionError
 from stepscope.runtime.files.private_files import is_missing
+from stepscope.runtime.memory_limits import worker_ring_bytes
 from stepscope.runtime.recording import recorder
 from stepscope.runtime.session.directory import (
     ENVIRONMENT,
@@ -167,7 +168,7 @@ def _join(session: Path) -> None:
     if not owner.running:
         raise SessionError(f"process {owner.pid}, whose session {session} is, does not run, or not where we can see it")
     options = read_options(session)
-    slots, rings = recorder.ring_sizes(options, options.worker_ring_bytes)
+    slots, rings = recorder.ring_sizes(options, worker_ring_bytes(options))
     try:
         part = make_part(session)
     except OSError as error:

@@ -63,7 +63,7 @@ def open_run(
         OSError, MemoryError, RuntimeError: if the system gives no files, memory or thread.
     """
     output, options, keep_last = facts.output, setup.options, setup.keep_last
-    source = recorder(options, output, output.path, output.path if output.made else None)
+    source = recorder(options, output, output.path, output.path if output.made else None, setup.limits)
     accounts: list[RecorderAccounts] = []
     with ExitStack() as undo:
         undo.callback(source.delivered, output)
@@ -88,7 +88,7 @@ def open_run(
 
         def make() -> Pipeline:
             accounts.append(RecorderAccounts(source))
-            inbox: Inbox[Message] = Inbox(options.inbox_bytes, hub.wake, hub.wake_later)
+            inbox: Inbox[Message] = Inbox(setup.limits.inbox_bytes, hub.wake, hub.wake_later)
             return Pipeline(run, setup, inbox, steps, actions=output, session=source.directory)
 
         output.pipeline = pipeline = hub.add(make)

@@ -13,16 +13,16 @@ import anyio.lowlevel
 
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, heap_bytes, own_heap
 from stepscope.runtime.loop_threads.condition import LoopCondition
-from stepscope.runtime.options import Options
+from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.windows.router import RECORDER
 
 AFTER_FAULT = 0.1
 """Seconds until the queue continues after an internal error."""
-MIN_BYTES = 256 << 20
-"""Minimum limit of a queue, for any options: one drain may bring as much."""
+MIN_PART_EVENTS = 256
+"""Events of a part, for any options."""
 MIN_JUDGED_S = 0.05
 """Seconds of waiting before an exporter can count as slow."""
 
@@ -52,27 +52,32 @@ class DrainedTurn:
         self.blocks.extend(blocks)
 
     def next_part(self, max_events: int) -> tuple[Block, bytes]:
-        """Removes and returns the next events, at most `max_events`, and their arguments."""
+        """Removes and returns the next events, at most `max_events`, and their arguments. With many arguments they are fewer."""
         events, args = self.blocks[0]
-        first, *others = [(events, args)] if len(events) <= max_events else split_block(events, args, max_events)
-        self.blocks.popleft()  # after the split, so that a lack of memory loses nothing
-        self.blocks.extendleft(reversed(others))
-        return first
+        some = events[:max_events]
+        heap = heap_bytes(some)
+        count = max(len(some) * some.nbytes // (some.nbytes + heap or 1), min(MIN_PART_EVENTS, len(some)))
+        whole = count == len(events) and len(args) == heap
+        part = (events, args) if whole else own_heap(events[:count], args)
+        self.blocks.popleft()  # after the cut, so that a lack of memory loses nothing
+        if count < len(events):
+            self.blocks.appendleft((events[count:], args))
+        return part
 
 
 class BackpressureQueue:
     """Passes drained events to a pipeline, and waits for slow exporters, so that a burst loses no events.
 
     There is one task per profiler, on the loop, so that slow exporters delay no other profiler. Waiting turns and deliveries of
-    backends share `Options.queue_bytes`. When they need more, the queue skips slow exporters, which took half of the time or more,
-    until it is empty again: their queues drop events that do not fit, and the other exporters get all events.
+    backends share `MemoryLimits.queue_bytes`. When they need more, or rings fill up, the queue skips slow exporters, which took half
+    of the time or more, until it is empty again: their queues drop events that do not fit, and the other exporters get all events.
 
     Args:
         process: routes a turn. It awaits its second argument after each part, and ends when that is false.
         drop: counts events of a source that were not routed.
         deliveries: deliveries of backends, which wait for the turn of their time, and share the limit.
         workers: workers of the exporters.
-        options: options of the profiler.
+        limits: limits of the profiler.
         faults: collects internal errors.
     """
 
@@ -82,15 +87,15 @@ class BackpressureQueue:
         drop: Callable[[str, Block], None],
         deliveries: PendingDeliveries,
         workers: Sequence[SlowConsumer],
-        options: Options,
+        limits: MemoryLimits,
         faults: InternalErrors,
     ) -> None:
         self._process, self._drop, self._deliveries = process, drop, deliveries
         self._workers, self._faults = workers, faults
-        self._limit = options.queue_bytes
-        self._max_bytes = max(2 * options.queue_bytes, options.ring_bytes, MIN_BYTES)
+        self._limit = limits.queue_bytes
+        self._max_bytes = limits.drained_bytes
         """With more waiting bytes, the queue waits for no exporter."""
-        self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, 256)
+        self.part_events = max(self._limit // EVENT_DTYPE.itemsize // 4, MIN_PART_EVENTS)
         """Events of one part of a turn. Several parts fit the queues of exporters, so that full ones are noticed in time."""
         self._turns: deque[DrainedTurn] = deque()
         """Turns that are not completely routed. The first one is being routed."""
@@ -121,6 +126,11 @@ class BackpressureQueue:
     def full(self) -> bool:
         """Whether the waiting turns and deliveries exceed the limit."""
         return self._waiting + self._deliveries.bytes > self._limit
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another drain fits: the turn under way, what waits behind it and deliveries are within the limit."""
+        return sum(turn.bytes for turn in self._turns) + self._deliveries.bytes <= self._limit
 
     @property
     def _waiting(self) -> int:
@@ -161,9 +171,13 @@ class BackpressureQueue:
         last.add(marks, blocks, until, open_spans)
         self._turns.append(last)
 
-    def mark_slow(self) -> None:
-        """If the queue is full, skips slow exporters. Must be called repeatedly while nothing is pushed."""
-        if self.full:
+    def mark_slow(self, *, wanted: bool = False) -> None:
+        """If the queue is full, skips slow exporters. Must be called repeatedly while nothing is pushed.
+
+        Args:
+            wanted: whether rings need its room, so that it counts as full without room for another drain.
+        """
+        if self.full or (wanted and not self.has_room):
             self._skip_slow(MIN_JUDGED_S)
 
     def _skip_slow(self, least: float) -> None:

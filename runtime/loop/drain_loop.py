@@ -420,9 +420,9 @@ class DrainLoop:
     async def _wait(self, behind: Sequence[Pipeline]) -> None:
         """Waits for full queues. Events that are recorded meanwhile are safe in the rings.
 
-        It waits a moment for profilers that were not `behind` before. If none is ready then, it waits until one is, a message
-        arrives, a profiler closes, or rings fill up while the queues have space. So a profiler waits for the exporters of another
-        one only for that moment.
+        It waits a moment for profilers that were not `behind` before. If none is ready then, it waits until one is, a profiler
+        closes, or a message arrives or rings fill up while the queues have space. So a profiler waits for the exporters of another
+        one only for that moment. Without space it handles messages, but does not return, as the caller would drain more.
         """
         pipelines, queues, workers = self._pipelines, self._queues, self._recorder.workers
 
@@ -431,18 +431,23 @@ class DrainLoop:
 
         def wanted() -> bool:
             free = not pipelines or any(queues[one].empty for one in pipelines)
-            space = not any(queues[one].full for one in pipelines)
-            return bool(self._removing or self._inbox_waits or free or (space and self._recorder.needs_drain()))
+            space = all(queues[one].has_room for one in pipelines)
+            return bool(self._removing or free or (space and (self._inbox_waits or self._recorder.needs_drain())))
 
         with anyio.move_on_after(PATIENCE):
             await self._passed.wait_for(lambda: self._removing or fresh() or self._recorder.needs_drain())
         while not wanted():
             with anyio.move_on_after(PATIENCE):
-                await self._passed.wait_for(wanted)
-            if workers.joined():  # these cannot wake the loop
+                await self._passed.wait_for(lambda: self._inbox_waits or wanted())
+            if self._inbox_waits and not wanted():
+                if _core.changing(0) > 0:
+                    return
+                self._handle_messages()
+            if workers.joined() and not any(queues[one].full for one in pipelines):  # these cannot wake the loop
                 return
+            crowded = self._recorder.needs_drain() or self._recorder.late_release.waiting()
             for one in pipelines:
-                queues[one].mark_slow()
+                queues[one].mark_slow(wanted=crowded)
 
 
 def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
@@ -452,7 +457,7 @@ def _queue_before(pipeline: Pipeline) -> BackpressureQueue:
         await pipeline.process(turn, queue.part_events, pace)
 
     deliveries, workers = pipeline.delivered, pipeline.workers
-    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.options, pipeline.faults)
+    queue = BackpressureQueue(process, pipeline.drop_closed, deliveries, workers, pipeline.limits, pipeline.faults)
     return queue
 
 

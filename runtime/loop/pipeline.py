@@ -42,6 +42,7 @@ from stepscope.runtime.inbox.messages import (
 )
 from stepscope.runtime.loop.backpressure import DrainedTurn
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+from stepscope.runtime.memory_limits import MemoryLimits
 from stepscope.runtime.options import Options
 from stepscope.runtime.overhead.budget import OverheadBudget
 from stepscope.runtime.overhead.controller import OVERHEAD, OverheadController
@@ -75,6 +76,7 @@ class RunSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Backends, exporters and settings of a run, as `trace()` got them."""
 
     options: Options
+    limits: MemoryLimits
     backends: Sequence[Producer]
     exporters: Sequence[Exporter]
     keep_last: FlightRecorder | None
@@ -125,12 +127,12 @@ class Pipeline:
         """
         self.run_facts = run = msgspec.structs.replace(run, ledger=self.ledger)
         self.faults = InternalErrors(f"profiler {run.name!r}")
-        self.options = options = setup.options
+        self.options, self.limits = options, limits = setup.options, setup.limits
         self.inbox = inbox
         self.delivered = PendingDeliveries(inbox)
         enter = partial(deliver_for, self)
-        self.sources = [source_of(backend, inbox, options, enter) for backend in setup.backends]
-        self.fanout = Fanout(setup.exporters, run, options.queue_bytes, options.overflow == "drop_oldest")
+        self.sources = [source_of(backend, inbox, enter) for backend in setup.backends]
+        self.fanout = Fanout(setup.exporters, run, limits.queue_bytes, options.overflow == "drop_oldest")
         self.derived = 0
         """Calls of `derive` that have returned."""
         self.tables = WindowTables()
@@ -542,7 +544,8 @@ class Pipeline:
         """Completes windows that are being saved."""
         if self.flight is not None:
             self.flight.watch.end()
-            self._emit(self.flight.windows.end_retention())
+            for batches in self.flight.windows.end_retention():
+                self._emit(batches)
 
     @contained(None)
     def _remove_retained(self) -> None:

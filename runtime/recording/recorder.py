@@ -21,6 +21,7 @@ from stepscope.runtime.events.record import EVENT_DTYPE, Block, join_blocks
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.paths import temporary_directory
 from stepscope.runtime.files.private_files import is_missing
+from stepscope.runtime.memory_limits import MemoryLimits, memory_limits
 from stepscope.runtime.options import Options
 from stepscope.runtime.recording.joined_processes import Workers
 from stepscope.runtime.recording.late_release import LateRelease
@@ -62,19 +63,23 @@ class Recorder:
     free.
     """
 
-    def __init__(self, options: Options, last: Path | None = None) -> None:
+    def __init__(self, options: Options, limits: MemoryLimits, last: Path | None = None) -> None:
         """Creates the session directory, and opens the native recorder in it.
 
         Args:
-            options: sizes, and the place of the directory.
+            options: settings, and the place of the directory.
+            limits: of the rings.
             last: the last place to try.
 
         Raises:
             OutputError: if no session directory can be created.
         """
-        self._options, self._last = options, last
+        self._limits, self._last = limits, last
+        self._options = msgspec.structs.replace(
+            options, ring_bytes=limits.ring_bytes, worker_ring_bytes=limits.worker_ring_bytes
+        )
         self.late_release: LateRelease
-        self._slots, self._rings = ring_sizes(options, options.ring_bytes)
+        self._slots, self._rings = ring_sizes(options, limits.ring_bytes)
         self._overwrites = options.overflow == "drop_oldest"
         self.undelivered: dict[object, Path | None] = {}
         """Directories of runs with undelivered events, by the user of `recorder`; `None`: the run has no directory, so that its
@@ -99,7 +104,7 @@ class Recorder:
 
         self.directory = make_session(options, sweep_in_background, open_there, self._last, again)
         self._was_removed = False
-        self.workers = Workers(self.directory, options.worker_ring_bytes)
+        self.workers = Workers(self.directory, self._limits.worker_ring_bytes)
         self.late_release = LateRelease(self.workers, self._crowded)
         self._outer_session = os.environ.get(ENVIRONMENT)
         os.environ[ENVIRONMENT] = str(self.directory)
@@ -299,7 +304,13 @@ _closed = False
 _making = Lock()
 
 
-def recorder(options: Options, user: object = None, run: Path | None = None, last: Path | None = None) -> Recorder:
+def recorder(
+    options: Options,
+    user: object = None,
+    run: Path | None = None,
+    last: Path | None = None,
+    limits: MemoryLimits | None = None,
+) -> Recorder:
     """Returns the recorder of the process, with a session directory.
 
     Args:
@@ -307,6 +318,7 @@ def recorder(options: Options, user: object = None, run: Path | None = None, las
         user: identifies the caller for `Recorder.delivered`.
         run: directory of its run.
         last: the last place to try for the session directory; that of the first call counts.
+        limits: of the rings; those of the first call count. Default: for one exporter.
 
     Raises:
         OutputError: if no session directory can be created.
@@ -317,7 +329,7 @@ def recorder(options: Options, user: object = None, run: Path | None = None, las
         if _closed:
             raise ProfilerStateError("nothing can be recorded any more: the interpreter exits")
         if _recorder is None:
-            _recorder = Recorder(options, last)
+            _recorder = Recorder(options, limits or memory_limits(options, 1), last)
         else:
             _recorder.ensure_directory(options)
         if user is not None:

@@ -26,7 +26,6 @@ from stepscope.runtime.inbox.messages import (
     Spawn,
     Watermark,
 )
-from stepscope.runtime.options import Options
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import Detail
 from stepscope.runtime.settings.arguments import got
@@ -57,10 +56,9 @@ class Producer(Protocol):
 class InboxSink:
     """The sink of a backend: it checks calls, and puts messages into the profiler's inbox."""
 
-    def __init__(self, source: str, inbox: Inbox[Message], options: Options) -> None:
+    def __init__(self, source: str, inbox: Inbox[Message]) -> None:
         self._source = source
         self._inbox = inbox
-        self._max = options.inbox_bytes
 
     def deliver(
         self,
@@ -75,7 +73,7 @@ class InboxSink:
             raise TypeError(f"the arguments of a block of {self._source!r} must be bytes, {got(args)}")
         until = None if watermark is None else self._time("watermark", watermark)
         launched = None if launched_before is None else self._time("launched_before", launched_before)
-        accepted, heap = cut_block(events, args, self._max - self._inbox.waiting_bytes)
+        accepted, heap = cut_block(events, args, self._inbox.room)
         # It may still not fit, as other threads put into the same inbox.
         delivery = Delivery(self._source, accepted, heap, launched)
         if len(accepted) and not self._inbox.put(delivery, delivery.nbytes):
@@ -122,7 +120,7 @@ class Source:
     Exceptions of the program's signal handlers propagate, and so does the cancellation of `aclose`.
     """
 
-    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
+    def __init__(self, backend: Producer, inbox: Inbox[Message], enter: Callable[[], object]) -> None:
         """
         Args:
             enter: called on the backend's thread before each call, to set the context variables of the backend.
@@ -140,7 +138,7 @@ class Source:
         self._inbox = inbox
         self._last_change: tuple[ProfilerAction, int] | None = None
         """The latest change, with its time: the caller repeats a change that a signal handler interrupted."""
-        self._sink = InboxSink(backend.name, inbox, options)
+        self._sink = InboxSink(backend.name, inbox)
         self._derive: Callable[[EventBatch], Block | None] | None = getattr(backend, "derive", None)
         self._set_detail: Callable[[Detail], None] | None = getattr(backend, "set_detail", None)
         self._choose: Callable[[Mapping[str, bool]], None] | None = getattr(backend, "choose", None)

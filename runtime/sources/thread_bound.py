@@ -14,7 +14,6 @@ from stepscope.runtime.events import clock
 from stepscope.runtime.events.intervals import Interval
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
-from stepscope.runtime.options import Options
 from stepscope.runtime.schedule.action import ProfilerAction
 from stepscope.runtime.schedule.detail import FULL, Detail
 from stepscope.runtime.sources.recording_intervals import RecordingIntervals
@@ -47,8 +46,8 @@ class BoundSource(Source):
     change is refused: torch's profiler, for example, records nothing or crashes if another thread stops it.
     """
 
-    def __init__(self, backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> None:
-        super().__init__(backend, inbox, options, enter)
+    def __init__(self, backend: Producer, inbox: Inbox[Message], enter: Callable[[], object]) -> None:
+        super().__init__(backend, inbox, enter)
         self._thread: weakref.ref[_Token] | None = None
         self._thread_name, self._thread_number = "", 0
         self._intervals = RecordingIntervals(backend)
@@ -248,6 +247,6 @@ class BoundSource(Source):
             return  # the profiler was closed meanwhile
 
 
-def source_of(backend: Producer, inbox: Inbox[Message], options: Options, enter: Callable[[], object]) -> Source:
+def source_of(backend: Producer, inbox: Inbox[Message], enter: Callable[[], object]) -> Source:
     """Makes the source of a backend."""
-    return (BoundSource if backend.thread_bound else Source)(backend, inbox, options, enter)
+    return (BoundSource if backend.thread_bound else Source)(backend, inbox, enter)

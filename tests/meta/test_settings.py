@@ -42,7 +42,8 @@ def test_help_explains_every_field(kind: type[msgspec.Struct]) -> None:
 def test_fields_are_told_with_type_default_and_range() -> None:
     """As a person would write them, whatever the annotations are made of."""
     told = {field.name: (field.type, field.default, field.range) for field in fields_of(stepscope.Options)}
-    assert told["ring_bytes"] == ("int", "256 << 20", "at least 1 << 12")
+    assert told["memory_bytes"] == ("int", "256 << 20", "at least 1 << 24")
+    assert told["ring_bytes"] == ("int | None", "None", "at least 1 << 12")
     assert told["linger"] == ("float", "5.0", "at least 0")
     assert told["session_dir"] == ("str | None", "None", "")
     steps, *_ = fields_of(stepscope.FlightRecorder)

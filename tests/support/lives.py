@@ -175,7 +175,7 @@ def live(life: Life, overflow: Overflow, ring_slots: int, ring_bytes: int, direc
             backends: list[Any] = [backend for backend in (device, _late_backend() if party.late else None) if backend]
             exporters = [_exporter(kind) for kind in party.exporters]
             options = sc.Options(
-                ring_slots=ring_slots, ring_bytes=ring_bytes, overflow=overflow if number == 0 else party.overflow,
+                memory_bytes=1 << 32, ring_slots=ring_slots, ring_bytes=ring_bytes, overflow=overflow if number == 0 else party.overflow,
                 inbox_bytes=party.inbox_bytes, queue_bytes=party.queue_bytes, linger=0.02, close_timeout=1.0,
                 block_seconds=0.05, drain_interval=0.05,
             )  # fmt: skip

@@ -65,7 +65,7 @@ def profiler(plan: Plan, place: Path, port: int) -> sc.Profiler:
         backends=[Unruly(each, number) for number, each in enumerate(plan.backends)],
         exporters=exporters,
         options=sc.Options(
-            journal=bool(plan.keep_last), ring_slots=plan.slots, ring_bytes=max(plan.rings * plan.slots * 64, 1 << 12),
+            memory_bytes=1 << 32, journal=bool(plan.keep_last), ring_slots=plan.slots, ring_bytes=max(plan.rings * plan.slots * 64, 1 << 12),
             overflow=plan.overflow, block_seconds=0.02, queue_bytes=plan.queue_bytes, inbox_bytes=plan.inbox_bytes,
             drain_interval=plan.drain_interval, linger=plan.linger, close_timeout=plan.close_timeout,
         ),

@@ -202,7 +202,7 @@ def main(what: str, place: Path) -> Said:
     """Trains, and returns the accounts."""
     session = str(place / "shm") if what == "shm" else None
     options = sc.Options(
-        drain_interval=0.05, close_timeout=2.0, session_dir=session, queue_bytes=1 << 20 if what == "disk" else 64 << 20
+        drain_interval=0.05, close_timeout=2.0, session_dir=session, queue_bytes=1 << 20 if what == "disk" else None
     )
     chrome = (SlowDisk if what == "disk" else Counting)(place / "trace.json")
     profiler = sc.trace(exporters=[chrome], output_dir=place / "run", options=options)

@@ -58,6 +58,7 @@ def profiler(directory: Path, seed: int, ending: str, **settings: Any) -> stepsc
         options=stepscope.Options(
             session_dir=str(directory / "session"),
             ring_slots=slots,
+            memory_bytes=1 << 30,
             ring_bytes=chance.choice([16, 64]) * slots * 64,
             drain_interval=chance.choice([0.001, 0.05, 0.25]),
             overflow=POLICIES[(seed + len(ending)) % len(POLICIES)],

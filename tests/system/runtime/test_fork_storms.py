@@ -39,7 +39,7 @@ def test_forks_from_another_thread_beside_threads_that_record(family: Family) ->
         done.set()
     if __name__ == "__main__":
         done = threading.Event()
-        with trace(options=sc.Options(queue_bytes=1 << 30)) as profiler:
+        with trace(options=sc.Options(memory_bytes=1 << 33, queue_bytes=1 << 30)) as profiler:
             threads = [threading.Thread(target=storm, args=(number,)) for number in range(8)]
             forking = threading.Thread(target=fork_all)
             [thread.start() for thread in [*threads, forking]]

@@ -18,16 +18,18 @@ from stepscope.backends.scripted import ScriptedBackend
 from stepscope.runtime.accounting.error_log import InternalErrors
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.events import clock
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, split_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Kind, join_blocks, own_heap
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.loop import backpressure
-from stepscope.runtime.loop.backpressure import MIN_BYTES, MIN_JUDGED_S, BackpressureQueue, DrainedTurn
+from stepscope.runtime.loop.backpressure import MIN_JUDGED_S, BackpressureQueue, DrainedTurn
 from stepscope.runtime.loop_threads.condition import LoopCondition
+from stepscope.runtime.memory_limits import memory_limits
 from stepscope.runtime.sources.pending_deliveries import PendingDeliveries
 from stepscope.runtime.sources.sink import Sink
 from tests.support.basics import poll
 
 SMALL = 64 << 10
+MANY = 256 << 20
 PAUSE = 0.2
 """Seconds that the slow one takes for a batch: it gets on, so it is never taken for one that hangs."""
 
@@ -259,10 +261,10 @@ class Bench:
     def __init__(self) -> None:
         self.diary, self.slow, self.quick, self.passed = Diary(), Exporter(), Exporter(), LoopCondition()
         # 1,024 events on top of what is under way.
-        options = sc.Options(queue_bytes=1024 * EVENT_DTYPE.itemsize)
+        limits = memory_limits(sc.Options(memory_bytes=4 * MANY, queue_bytes=SMALL, ring_bytes=MANY), 2)
         workers, faults = [self.slow, self.quick], InternalErrors("it")
         self.backlog = BackpressureQueue(
-            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, options, faults
+            self.diary.process, self.diary.drop_closed, self.diary.delivered, workers, limits, faults
         )
 
     def give(self, count: int, until: int, *, spans: int | None = None) -> None:
@@ -357,16 +359,16 @@ async def test_a_second_slow_one_is_passed_over_as_well() -> None:
         assert bench.slow.busy and bench.quick.busy
 
 
-async def test_what_cannot_be_split_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_cannot_be_cut_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again."""
     failures = [MemoryError("once")]
 
-    def split(*arguments: Any) -> Any:
+    def cut(*arguments: Any) -> Any:
         if failures:
             raise failures.pop()
-        return split_block(*arguments)
+        return own_heap(*arguments)
 
-    monkeypatch.setattr(backpressure, "split_block", split)
+    monkeypatch.setattr(backpressure, "own_heap", cut)
     async with running() as bench:
         bench.give(300, 1)
         await bench.through()
@@ -383,7 +385,7 @@ async def test_nobody_is_waited_for_with_too_much() -> None:
         bench.give(1, 2)
         await bench.pause()
         assert not bench.backlog.empty, "this one has kept nobody waiting so far"
-        bench.give(MIN_BYTES // EVENT_DTYPE.itemsize + 1, 3)
+        bench.give((MANY + SMALL) // EVENT_DTYPE.itemsize + 1, 3)
         await bench.pause()
         assert bench.diary.taken()[-1] == "256 events" and bench.quick.asked
 

@@ -120,7 +120,7 @@ def press(pressure: Pressure) -> Outcome:
         )
     output = _Output(pressure)
     options = sc.Options(
-        overflow=pressure.overflow, ring_slots=pressure.ring_slots, ring_bytes=pressure.ring_bytes,
+        memory_bytes=1 << 30, overflow=pressure.overflow, ring_slots=pressure.ring_slots, ring_bytes=pressure.ring_bytes,
         inbox_bytes=pressure.inbox_bytes, queue_bytes=pressure.queue_bytes, block_seconds=BLOCK_SECONDS,
         close_timeout=CLOSE_TIMEOUT,
     )  # fmt: skip

@@ -57,7 +57,7 @@ def fork_all():
         reap(in_child(lambda: work(number)))
     done.set()
 if __name__ == "__main__":
-    with trace(options=sc.Options(queue_bytes=1 << 30)) as profiler:
+    with trace(options=sc.Options(memory_bytes=1 << 33, queue_bytes=1 << 30)) as profiler:
         threads = [threading.Thread(target=storm, args=(number,)) for number in range(8)]
         threads.append(threading.Thread(target=fork_all))
         [thread.start() for thread in threads]

@@ -284,7 +284,7 @@ def test_a_thread_without_a_ring_is_accounted_for() -> None:
         now = recorder.statistics()
         tell([counts, lost(), [now.produced, now.drained, now.dropped, now.waiting], now.cut["rings_failed"]])
         """,
-        options="ring_slots=1 << 24, ring_bytes=1 << 32",
+        options="ring_slots=1 << 24, ring_bytes=1 << 32, memory_bytes=1 << 34",
     )
     assert cut > 0 and counts == {"main": 10}
     assert missing == 51 and statistics == [61, 10, 51, 0]

@@ -95,7 +95,7 @@ def test_nothing_fires() -> None:
         run.until(step * STEP, instant_block(step * STEP - 10)).settle()
     assert not run.batches
     assert len(run.windows.steps) < 80
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     known = run.windows.statistics()
     assert known.outside[RECORDER] == known.seen[RECORDER] == 2 * 1999
     assert known.kept[RECORDER] == 0 and run.windows.retention.statistics().bytes == 0
@@ -154,7 +154,7 @@ def test_at_once() -> None:
     (span,) = run.events(0, Kind.SPAN)
     assert (span["ts"], span["dur"]) == (520, 480)
     run.batches += run.windows.route(RECORDER, span_block((520, 1200), first_id=5), b"")
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     assert run.windows.statistics().superseded[RECORDER] == 1
     run.check_accounts()
 
@@ -182,7 +182,7 @@ def test_a_span_across_two_windows_is_accepted_once() -> None:
     run.settle()
     parts = [run.events(window, Kind.SPAN) for window in (0, 1)]
     assert [(int(part["ts"][0]), int(part["dur"][0])) for part in parts] == [(50, 250), (300, 290)]
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     known = run.windows.statistics()
     assert known.accepted[RECORDER] == 6 and known.late[RECORDER] == 0  # five marks and the span
     run.check_accounts()
@@ -201,7 +201,7 @@ def test_late_device() -> None:
     run.settle()
     assert run.events(0, source="device")["ts"].tolist() == [450]
     run.until(7 * STEP, device=instant_block(460))
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     known = run.windows.statistics()
     assert (known.accepted["device"], known.late["device"], known.outside["device"]) == (1, 1, 1)
     assert known.dropped["device"] == {"late": 1}
@@ -327,7 +327,7 @@ def test_damaged_files_are_counted(tmp_path: Path) -> None:
     assert not len(run.events(0, Kind.INSTANT))
     assert run.closed[0].ledger()[RECORDER].dropped["unreadable"] == 5
     assert run.windows.retention.statistics().unreadable == 5
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     run.windows.retention.remove_files()
     assert not list(tmp_path.iterdir())
     run.check_accounts()
@@ -405,7 +405,7 @@ def test_what_is_saved_is_what_belongs_to_the_last_steps(
         assert len(rows) == len(found)
         assert rows == expected
         assert window.ledger().get(RECORDER) is None or window.ledger()[RECORDER].balanced()
-    run.windows.end_retention()
+    list(run.windows.end_retention())
     run.check_accounts()
     known = run.windows.statistics()
     assert not any(known.kept.values())

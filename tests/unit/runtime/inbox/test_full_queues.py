@@ -16,7 +16,6 @@ from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, cut_b
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Delivery, Dropped, Message
-from stepscope.runtime.options import Options
 from stepscope.runtime.sources.source import InboxSink
 from tests.support.exporter_workers import closed, run_facts
 from tests.support.messages import refused
@@ -69,9 +68,8 @@ def test_arguments_that_point_nowhere_cost_nothing() -> None:
 
 def test_the_inbox_takes_the_first_events_of_a_block() -> None:
     """The others are dropped and counted; the watermark arrives all the same."""
-    options = Options(inbox_bytes=64 * 50)
-    inbox: Inbox[Message] = Inbox(options.inbox_bytes, lambda: None)
-    sink = InboxSink("device", inbox, options)
+    inbox: Inbox[Message] = Inbox(64 * 50, lambda: None)
+    sink = InboxSink("device", inbox)
     assert sink.deliver(*block(30), watermark=1) == 30
     assert sink.deliver(*block(30), watermark=9) == 20
     assert sink.deliver(*block(30)) == 0
@@ -136,7 +134,7 @@ async def test_a_batch_that_is_larger_than_the_queue(drop_oldest: bool, tmp_path
 def test_the_inbox_refuses_impossible_events(kind: Kind, field: str, value: int) -> None:
     """Their block costs the backend its own events: in a journal they would spoil all accounts."""
     inbox: Inbox[Message] = Inbox(1 << 20, lambda: None)
-    sink = InboxSink("device", inbox, Options())
+    sink = InboxSink("device", inbox)
     events, args = block(3)
     events["kind"][1] = int(kind)
     events[field][1] = value
