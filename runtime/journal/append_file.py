@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -58,20 +59,28 @@ class AppendFile:
         """The last file."""
         return self._segment
 
-    def begin_segment(self, sync: bytes) -> None:
-        """Continues in a new file with the next free number.
+    def begin_segment(self, sync: bytes, pieces: list[Piece], fsync: bool) -> None:
+        """Continues in a new file with the next free number, which begins with these frames.
+
+        Args:
+            sync: sync word of the frames.
+            pieces: the frames.
+            fsync: whether to wait for the disk.
 
         Raises:
-            OutputError: if it cannot be created: then this goes on in the last one.
+            OutputError: if it cannot be created or written: then this goes on in the last one.
         """
         try:
             number, path, descriptor = self._create_next()
         except OSError as error:
             raise self._error(error, "continue") from error
         header = encode_file_header(sync, number, self.size)
+        content = b"".join([header, *pieces])
         try:
-            if os.write(descriptor, header) != len(header):
-                raise OSError("the disk is full")
+            if os.write(descriptor, content) != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if fsync:
+                os.fsync(descriptor)
         except OSError as error:
             os.close(descriptor)
             path.unlink(missing_ok=True)
@@ -79,6 +88,7 @@ class AppendFile:
         os.close(self._fd)
         self._fd, self._deletion = descriptor, DeletionCheck()
         self._segment = Segment(path, number, self.size, len(header))
+        self.size += len(content) - len(header)
         self.segment_began_s = time.monotonic()
 
     def _create_next(self) -> tuple[int, Path, int]:

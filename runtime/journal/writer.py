@@ -522,24 +522,28 @@ class JournalWriter:
         self._write_index(self._reserve)
         if self._pending:
             self._write_pending(False)
-        last = file.segment
-        self._segment_end = file.size + self._segment_bytes
+        last, end = file.segment, file.size
+        payloads = [(fmt.FrameType.RUN, self._run), (fmt.FrameType.METADATA, self._metadata)]
+        frames = [(kind, payload) for kind, payload in payloads if payload]
+        encoded = [
+            fmt.encode_frame(self._sync, kind, self._number + at, [payload])
+            for at, (kind, payload) in enumerate(frames)
+        ]
         try:
-            file.begin_segment(self._sync)
+            file.begin_segment(self._sync, [piece for frame in encoded for piece in frame], self._fsync != "never")
         except OutputError as error:
             log.warning("the journal goes on in a file larger than %s bytes: %s", self._segment_bytes, error)
             file.segment_began_s = time.monotonic()
+            self._segment_end = end + self._segment_bytes
             return
-        self._closed.append(ClosedSegment(last.path, file.size - last.begin, self._segment_events))
+        self._number += len(frames)
+        self._segment_end = end + self._segment_bytes
+        if self._index is not None and len(frames) > 1:
+            self._index.metadata = end + sum(map(len, encoded[0]))
+        self._closed.append(ClosedSegment(last.path, end - last.begin, self._segment_events))
         self._segment_events = Counter()
         if self._when_full == "delete_oldest":
             self._delete_oldest()
-        self._frame(fmt.FrameType.RUN, [self._run])
-        if self._metadata:
-            if self._index is not None:
-                self._index.metadata = self._end
-            self._frame(fmt.FrameType.METADATA, [self._metadata])
-        self._commit(self._fsync != "never")
 
     def _delete_oldest(self) -> None:
         """Deletes closed segments until there is room for another one."""
