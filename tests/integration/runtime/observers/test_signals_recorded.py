@@ -239,11 +239,11 @@ def test_samples_are_of_where_the_time_goes_and_not_of_where_the_lock_is_free(tm
     """The main thread looks itself, at its next instruction."""
     with traced(tmp_path, "stacks") as found:
         found.profiler.step()
-        for _ in range(10):
+        for _ in range(30):
             between_calls()
         found.profiler.step()
     innermost = Counter(row.arguments["stack"].split(";")[-1].partition(" (")[0] for row in found.of("stack sample"))
-    assert innermost["count_up"] > 0.7 * innermost.total(), innermost
+    assert innermost["count_up"] > 0.6 * innermost.total(), innermost
     lines = {row.arguments["stack"].rpartition(":")[2] for row in found.of("stack sample")}
     assert not lines & {"-1)", "0)"}, lines
 
