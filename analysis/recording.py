@@ -22,6 +22,7 @@ from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
+from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.index import JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
@@ -226,7 +227,7 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
     from stepscope.analysis.torch_traces import is_trace, trace_of, traces_below
 
     place = Path(path_argument("path", path))
-    if not place.exists():
+    if not segments.exists(place):
         raise FileNotFoundError(f"there is no file or directory {str(place)!r}")
     if is_trace(place):
         return Recording(place, [trace_of(place)], [])

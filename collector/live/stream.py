@@ -246,7 +246,7 @@ class Stream:
         self.events += header.count
         if header.source == STEPS and header.body_bytes <= taken.step_bytes:
             taken.step_bytes -= header.body_bytes
-            decoded = fmt.decode_unnamed(bytes(payload), flags, _MOST_STEP_BYTES)
+            decoded = fmt.decode_unnamed(bytes(payload), flags)
             if decoded is None:
                 self.undecodable += 1
                 return

@@ -7,6 +7,7 @@ tells it apart is that it waits least.
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import numpy as np
 
@@ -23,7 +24,8 @@ _MOST_STRETCHES = 2048
 _MOST_BYTES = 8 << 20
 """Larger frames of events are not looked into."""
 _LOOK_EVERY = 8
-"""Of so many frames, one is looked into until a stream has had a collective."""
+"""Of so many frames of a source, one is looked into until a stream has had a collective."""
+_MOST_SOURCES = 64
 
 
 class Allowance:
@@ -58,7 +60,8 @@ class Waiting:
     def __init__(self, allowance: Allowance) -> None:
         """Args: what looking into events may cost, all streams together."""
         self._allowance = allowance
-        self._frames = 0
+        self._frames: Counter[str] = Counter()
+        """Number of frames, by source."""
         self._collectives = False
         """Whether it has had any."""
         self._waits = Stretches(_MOST_STRETCHES)
@@ -68,15 +71,16 @@ class Waiting:
 
     def events(self, header: fmt.EventsHeader, flags: int, payload: fmt.Bytes) -> None:
         """A frame of events; it is looked into while that is allowed."""
-        self._frames += 1
-        if not self._collectives and self._frames % _LOOK_EVERY != 1:
+        source = header.source if len(self._frames) < _MOST_SOURCES else ""
+        self._frames[source] += 1
+        if not self._collectives and self._frames[source] % _LOOK_EVERY != 1:
             return
         if header.body_bytes > _MOST_BYTES or not self._allowance.open():
             if self._collectives:
                 self._unseen.add(np.array([header.first_ns]), np.array([header.last_ns]))
             return
         began = time.perf_counter()
-        decoded = fmt.decode_unnamed(bytes(payload), flags, _MOST_BYTES)
+        decoded = fmt.decode_unnamed(bytes(payload), flags)
         if decoded is not None:
             events, texts = decoded
             names = [place for place, text in enumerate(texts) if text[:32].lower().startswith(COLLECTIVES)]

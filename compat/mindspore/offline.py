@@ -25,6 +25,7 @@ from stepscope.compat.mindspore.target import Target
 from stepscope.compat.mindspore.window_names import named_after
 from stepscope.runtime.errors import FormatError, ProfilerStateError, RecoveredError
 from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.target import choose
@@ -131,7 +132,9 @@ def _raw_directories(places: Mapping[Path, frozenset[str]]) -> list[Path]:
     found: list[Path] = []
     copies: list[Path] = []
     for place, names in places.items():
-        if "journal" in names or any(name.startswith(SESSION_FILE) and is_note(place / name) for name in names):
+        if "journal" in segments.first_names(names) or any(
+            name.startswith(SESSION_FILE) and is_note(place / name) for name in names
+        ):
             found.append(place)
         elif "window.journal" in names:
             copies.append(place)

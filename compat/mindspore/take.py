@@ -34,7 +34,7 @@ from stepscope.runtime import _core
 from stepscope.runtime.control.entry_points.environment import options_in_effect
 from stepscope.runtime.control.settings import Control
 from stepscope.runtime.errors import ControlError, FormatError
-from stepscope.runtime.journal.segments import segment_paths
+from stepscope.runtime.journal import segments
 from stepscope.runtime.options import Options
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.schedule.schedule import ScheduleFunction
@@ -97,7 +97,7 @@ class TakenWindow:
     def raw(self) -> Path:
         """The journal that has the window: its own copy if there is one."""
         own = self.directory / RAW / "window.journal"
-        return own if own.exists() else self._journal
+        return own if segments.exists(own) else self._journal
 
     def moved(self, old: Path, new: Path, journal: Path | None) -> None:
         """A directory has another name now."""
@@ -124,7 +124,7 @@ class TakenWindow:
         if steps is None and self._operators is not None:
             return self._operators
         journal = self.raw
-        if not journal.exists():
+        if not segments.exists(journal):
             raise FileNotFoundError(f"raw data of {self.directory} were deleted; record with data_simplification=False")
         index = self.window.index
         return analyses.call(lambda: operators_of(journal, index, steps))
@@ -239,7 +239,7 @@ class Take:
             costs.add(
                 self._plan.options,
                 steps=steps,
-                size=sum(path.stat().st_size for path in segment_paths(journal)) if journal.exists() else 0,
+                size=sum(path.stat().st_size for path in segments.segment_paths(journal)),
                 cost_ns=overhead.training_ns + overhead.background_ns,
                 recorded_ns=overhead.recorded_ns,
             )
@@ -275,7 +275,7 @@ class Take:
 
     def missing(self) -> tuple[str, ...]:
         """Windows that were recorded and that this take cannot analyse: a sentence for each. Their raw data are kept."""
-        if not self.journal.exists():  # deleted, as all was analysed
+        if not segments.exists(self.journal):  # deleted, as all was analysed
             return ()
         try:
             recorded = windows_in(self.journal)

@@ -13,6 +13,7 @@ from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.export.formats import staged
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import replay_into, run_of
 from stepscope.runtime.loop_threads.loop_thread import run_on_own_loop
@@ -38,7 +39,7 @@ def export_window(cycle: Cycle, path: Path, facts: Mapping[str, Any]) -> None:
             run = msgspec.structs.replace(run_of(reader, directory), metadata=lambda: facts)
             await replay_into(reader, exporter, run, cycle.window)
 
-    if not cycle.journal.exists():
+    if not segments.exists(cycle.journal):
         raise ProfilerStateError(f"the events of window {cycle.window.index} were in {cycle.journal}, which is gone")
     with staged(path) as place:
         exporter = ChromeTraceExporter(place, form="object", dialect="tensorboard" if plugin else "kineto")

@@ -73,7 +73,13 @@ def _is_named(path: Path, about: os.stat_result) -> bool:
         return False
 
 
-def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], Path]) -> tuple[int, Path]:
+def create(
+    path: Path,
+    flags: int,
+    mode: int,
+    other_name: Callable[[Path, int], Path],
+    taken: Callable[[Path], bool] = lambda _: False,
+) -> tuple[int, Path]:
     """Creates a file with this name, or with the next free one. Links are not followed.
 
     Args:
@@ -81,6 +87,7 @@ def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], 
         flags: for `os.open`.
         mode: permissions, before the umask is applied.
         other_name: returns alternative number 2, 3, ... of a name.
+        taken: whether a name is not free although no file has it.
 
     Raises:
         OSError: if it cannot be created.
@@ -88,6 +95,8 @@ def create(path: Path, flags: int, mode: int, other_name: Callable[[Path, int], 
     name = path
     for number in range(2, _MAX_NAMES):
         try:
+            if taken(name):
+                raise FileExistsError
             return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, mode), name
         except FileExistsError:
             name = other_name(path, number)

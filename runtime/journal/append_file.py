@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -11,7 +12,7 @@ from stepscope.runtime.errors import OutputError
 from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.private_files import DeletionCheck, create
 from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
-from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, segment_path
+from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, has_later, segment_path
 
 Piece = bytes | bytearray | memoryview
 
@@ -49,7 +50,7 @@ class AppendFile:
                 self._fd = os.open(segment.path, _FLAGS | os.O_CLOEXEC | os.O_NOFOLLOW)
                 os.ftruncate(self._fd, segment.offset(size))
             else:
-                self._fd, self.path = create(path, _FLAGS, 0o600, _other_name)
+                self._fd, self.path = create(path, _FLAGS, 0o600, _other_name, has_later)
                 self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
         except OSError as error:
             raise self._error(error, "create" if segment is None else "open") from error
@@ -83,7 +84,8 @@ class AppendFile:
                 os.fsync(descriptor)
         except OSError as error:
             os.close(descriptor)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # readers pass over a file that is not whole
+                path.unlink()
             raise self._error(error, "continue") from error
         os.close(self._fd)
         self._fd, self._deletion = descriptor, DeletionCheck()

@@ -20,6 +20,8 @@ from stepscope.runtime.events.record import EVENT_DTYPE, Block
 
 MAX_CONTENT_BYTES = 64 << 20
 """Limit for columns, arguments and table together."""
+MAX_TEXTS = 1 << 19
+"""Limit for the names, and for the tracks, of a table: a frame has up to 65,536 events."""
 HEADER = struct.Struct("<III")
 """Bytes of the uncompressed content; of the arguments in it; of the table in it."""
 
@@ -40,8 +42,8 @@ class TrackRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Table(msgspec.Struct, frozen=True, array_like=True):
-    names: list[str]
-    tracks: list[tuple[Id, int, Int64, Int64, Id, int]]
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_TEXTS)]
+    tracks: Annotated[list[tuple[Id, int, Int64, Int64, Id, int]], msgspec.Meta(max_length=MAX_TEXTS)]
     """Id, kind, pid, tid, id of the parent or 0, place of the name. Ids are the writer's."""
 
 
@@ -98,7 +100,7 @@ class ColumnDecoder:
         Raises:
             FormatError: if it is damaged.
         """
-        columns, args, table = _parts(stored, compressed, MAX_CONTENT_BYTES)
+        columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
         names = np.array([strings.intern(name) for name in table.names], np.uint32)
         events, args = _events(columns, count, args, names, self._track_ids(table))
         _name_categories(events, table.names)
@@ -130,13 +132,13 @@ def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: 
     Raises:
         FormatError: if it is damaged, or larger.
     """
-    columns, args, table = _parts(stored, compressed, max_bytes)
+    columns, args, table = _parts(count, stored, compressed, max_bytes)
     names = np.arange(len(table.names), dtype=np.uint32)
     events, _ = _events(columns, count, args, names, np.zeros(len(table.tracks), np.uint32))
     return events, table.names
 
 
-def _parts(stored: memoryview, compressed: bool, max_bytes: int) -> tuple[bytes, bytes, _Table]:
+def _parts(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[bytes, bytes, _Table]:
     """Columns, arguments and table."""
     if len(stored) < HEADER.size:
         raise FormatError("columns of events end before their header does")
@@ -150,9 +152,20 @@ def _parts(stored: memoryview, compressed: bool, max_bytes: int) -> tuple[bytes,
             raise FormatError("columns of events are not as long as their header says")
         table_at = content_bytes - table_bytes
         arguments_at = table_at - arguments_bytes
+        # An event has a name, a category, a track with a few parents, and arguments of 8 bytes or more, each with a key.
+        if _array_length(content, table_at + 1) > 8 * count + arguments_bytes // 8 + 64:
+            raise FormatError("a table of names has more of them than its events can use")
         return content[:arguments_at], content[arguments_at:table_at], _decode_table.decode(content[table_at:])
     except (ValueError, msgspec.DecodeError) as error:
         raise FormatError(f"columns of events are damaged: {error}") from error
+
+
+def _array_length(data: bytes, at: int) -> int:
+    """Length of the array in MessagePack that begins there; 0 if there is none."""
+    kind = data[at] if at < len(data) else 0
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F
+    return int.from_bytes(data[at + 1 : at + 1 + (2 if kind == 0xDC else 4)], "big") if kind in (0xDC, 0xDD) else 0
 
 
 def _events(

@@ -53,6 +53,9 @@ MAX_PAYLOAD = 64 << 20
 CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds the memory of a reader."""
 
+MAX_SMALL_BYTES = 1 << 16
+"""Of a few events with long names, `decode_unnamed` decodes so many bytes."""
+
 Bytes = bytes | bytearray | memoryview
 
 
@@ -300,15 +303,17 @@ def decode_columns(
     return header, events, args
 
 
-def decode_unnamed(payload: bytes, flags: int, max_bytes: int) -> tuple[Block, list[str]] | None:
+def decode_unnamed(payload: bytes, flags: int) -> tuple[Block, list[str]] | None:
     """Events of another process, and the texts of which their names and categories are places; `None` if the payload is damaged,
-    or its columns take more than `max_bytes`."""
+    or needs more memory than events like those that its header announces."""
     decoded = decode_events_header(payload) if flags & COLUMNS else None
     if decoded is None:
         return None
     header, at = decoded
     try:
-        return columns.decode_unnamed(header.count, memoryview(payload)[at:], bool(flags & ZSTD), max_bytes)
+        return columns.decode_unnamed(
+            header.count, memoryview(payload)[at:], bool(flags & ZSTD), 4 * header.body_bytes + MAX_SMALL_BYTES
+        )
     except FormatError:
         return None
 

@@ -251,7 +251,7 @@ class FrameReader:
                 self._events_so_far = None if self._events_so_far is None else self._events_so_far + self._events
                 return self._without_read(found) if self._ahead else found
             if not self._find_header(self._at + 1):
-                if self.files.find_later(self._sync):
+                if self._find_later(self._sync):
                     self._at = start
                     continue
                 break
@@ -280,7 +280,7 @@ class FrameReader:
             self.damage = Damage(header=True)
             self._begin_at(fmt.FileHeader(sync))
             return sync
-        if len(head) < at and head[: len(fmt.MAGIC)] == fmt.MAGIC[: len(head)]:
+        if len(head) < fmt.MAX_FILE_HEADER and head[: len(fmt.MAGIC)] == fmt.MAGIC[: len(head)]:
             self.damage = Damage(torn_bytes=len(head))
             return None
         raise FormatError(f"{self.path} is not a stepscope journal, or its beginning is destroyed")
@@ -290,9 +290,18 @@ class FrameReader:
         self.files.set_header(header)
         self._at = self.files.begin
         self._sync = header.sync
-        if header.segment and (first := self._frame_at(self._at)) is not None:
-            self._number = self._first_number = first[1]
-        self.files.find_later(header.sync)
+        if header.segment:  # frames before it have the numbers before
+            found = self._frame_at(self._at)
+            if found is None and self._find_header(self._at + 1):
+                found, self._at = self._frame_at(self._at), self.files.begin
+            self._number = self._first_number = 0 if found is None else found[1]
+        self._find_later(header.sync)
+
+    def _find_later(self, sync: bytes) -> bool:
+        found = self.files.find_later(sync)
+        if self.files.damaged_header and not self.damage.header:
+            self.damage = msgspec.structs.replace(self.damage, header=True)
+        return found
 
     def _frame_at(
         self, at: int, skipped: Callable[[bytes], bool] | None = None

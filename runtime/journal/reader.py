@@ -123,11 +123,6 @@ class JournalReader:
         """Size of the journal in bytes."""
         return self._frames.files.end
 
-    @property
-    def last_file(self) -> Path:
-        """The last segment."""
-        return self._frames.files.at(self.size).path
-
     def own_end(self) -> Segment:
         """The segment in which the frames of the run itself end."""
         return self._frames.files.at(self.end_position[1])

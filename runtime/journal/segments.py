@@ -58,6 +58,10 @@ def segment_paths(first: Path) -> list[Path]:
     Raises:
         OSError: if the directory cannot be read.
     """
+    return [segment_path(first, number) for number in _numbers(first)]
+
+
+def _numbers(first: Path) -> list[int]:
     numbers: list[int] = []
     with os.scandir(first.parent) as entries:
         for entry in entries:
@@ -66,7 +70,7 @@ def segment_paths(first: Path) -> list[Path]:
                 numbers.append(0)
             elif later is not None and later["first"] == first.name:
                 numbers.append(int(later["number"]))
-    return [segment_path(first, number) for number in sorted(numbers)]
+    return sorted(numbers)
 
 
 def first_file(path: Path) -> Path:
@@ -74,6 +78,29 @@ def first_file(path: Path) -> Path:
     if os.path.lexists(path) or not path.parent.is_dir():
         return path
     return next(iter(segment_paths(path)), path)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or directory of this name, or a journal whose first segment had this name."""
+    return first_file(path).exists()
+
+
+def has_later(first: Path) -> bool:
+    """Whether any file has the name of a later segment of this journal."""
+    return first.parent.is_dir() and any(_numbers(first)[-1:])
+
+
+def journal_of(path: Path) -> Path:
+    """The journal to which a file belongs: the path of its first segment, if the file is a later one."""
+    later = _LATER.fullmatch(path.name)
+    if later is None or not path.is_file():
+        return path
+    try:
+        with path.open("rb") as file:
+            header = decode_file_header(file.read(MAX_FILE_HEADER))
+    except (OSError, FormatError):
+        return path
+    return path.with_name(later["first"]) if header is not None and header.segment == int(later["number"]) else path
 
 
 class SegmentFiles:
@@ -95,6 +122,8 @@ class SegmentFiles:
         self._path = path
         self._links = 0 if follow else os.O_NOFOLLOW
         self._descriptors: dict[Path, int] = {}
+        self.damaged_header = False
+        """Whether a later segment was found in spite of its header."""
         self._alone = False
         first = first_file(path)
         self._segments = [Segment(first, 0, FILE_HEADER.size, FILE_HEADER.size)]
@@ -136,17 +165,18 @@ class SegmentFiles:
         """Looks for further segments: files with the next numbers and the same sync word. Returns whether there are any."""
         if self._alone:
             return False
+        while len(self._segments) > 1 and not os.path.lexists(self._segments[-1].path):
+            del self._segments[-1], self._begins[-1]  # deleted; or it could not be written, and the one before goes on
         before = len(self._segments)
         try:
-            paths = segment_paths(self._path)
+            numbers = _numbers(self._path)
         except OSError:  # the directory can be searched only; or it was removed
             return False
-        for path in paths:
-            header = None if path == self._path else self._header(path)
-            if header is None or header.sync != sync:
-                continue
-            if header.segment > self._segments[-1].number and header.begin >= self.end:
-                self._segments.append(Segment(path, header.segment, header.begin, header.nbytes))
+        for number in numbers[bisect_right(numbers, self._segments[-1].number) :]:
+            header = self._header(segment_path(self._path, number), number, sync)
+            if header is not None and header.sync == sync and header.begin >= self.end:
+                path = segment_path(self._path, number)
+                self._segments.append(Segment(path, number, header.begin, header.nbytes))
                 self._begins.append(header.begin)
         return len(self._segments) > before
 
@@ -173,11 +203,17 @@ class SegmentFiles:
             return b""
         return os.pread(descriptor, nbytes, segment.offset(position))
 
-    def _header(self, path: Path) -> FileHeader | None:
+    def _header(self, path: Path, number: int, sync: bytes) -> FileHeader | None:
+        """The header of a later file; `None` if it is none of this journal."""
         try:
-            return decode_file_header(os.pread(self._descriptor(path), MAX_FILE_HEADER, 0))
-        except (OSError, FormatError):  # another's file of this name
+            head = os.pread(self._descriptor(path), MAX_FILE_HEADER + len(sync), 0)
+            header = decode_file_header(head)
+        except (OSError, FormatError):
             return None
+        if header is None and sync in (head[12:16], head[MAX_FILE_HEADER:]):
+            self.damaged_header = True
+            return FileHeader(sync, number, self.end)
+        return header if header is None or header.segment == number else None
 
     def _descriptor(self, path: Path) -> int:
         descriptor = self._descriptors.get(path)

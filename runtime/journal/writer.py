@@ -129,6 +129,8 @@ class JournalWriter:
     ) -> None:
         if when_full not in ("stop", "delete_oldest"):
             raise ValueError(f"when_full must be 'stop' or 'delete_oldest', got {when_full!r}")
+        if when_full == "delete_oldest" and not segment_bytes:
+            raise ValueError("when_full='delete_oldest' deletes segments; segment_bytes must not be 0")
         if max_bytes < MIN_BYTES:
             raise ValueError(f"max_bytes must be at least {MIN_BYTES}, got {max_bytes}")
         if fsync not in ("never", "window", "always"):
@@ -139,8 +141,8 @@ class JournalWriter:
         self._fsync = fsync
         self._max_frame = max_frame
         self._create = create
-        self._holes = holes or when_full == "delete_oldest"
-        self._when_full = when_full
+        self._holes = holes
+        self._deletes_oldest = when_full == "delete_oldest"
         self._segment_bytes = min(segment_bytes, max_bytes // 8)
         self._segment_end = 0
         """Position at which the next segment begins."""
@@ -269,8 +271,8 @@ class JournalWriter:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
                     self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
                 self._frame(fmt.FrameType.EVENTS, parts, flags)
-                if self._full or not self._has_room(self._reserve):
-                    self._full = True
+                if self._full or not self._fits(self._reserve):
+                    self._full = not self._deletes_oldest
                     self._discard()
                     self.dropped += count
                     self._mark_cap()
@@ -297,7 +299,7 @@ class JournalWriter:
         self._pending.append(frames)
         self._pending_bytes += len(frames)
         self._pending_frames += count
-        if not self._has_room(self._reserve):
+        if not self._fits(self._reserve):
             self._discard()
             return False
         self._commit(self._fsync == "always")
@@ -432,7 +434,7 @@ class JournalWriter:
             self._grouping = False
             try:
                 end = records.EndRecord(
-                    self.written - self.lost,
+                    self.written - self.lost - self.discarded,
                     self._windows,
                     self.dropped,
                     self.arguments_cut,
@@ -481,7 +483,7 @@ class JournalWriter:
         if len(payload) > self._max_frame:
             return False
         self._frame(kind, [payload])
-        if not self._has_room(_END_BYTES):
+        if not self._fits(_END_BYTES):
             self._discard()
             return False
         self._commit(sync or self._fsync == "always")
@@ -504,7 +506,7 @@ class JournalWriter:
         payload = records.encode_record(index.record(outlines))
         if len(payload) <= self._max_frame:
             self._frame(fmt.FrameType.INDEX, [payload])
-        if len(payload) > self._max_frame or not self._has_room(reserve):
+        if len(payload) > self._max_frame or not self._fits(reserve):
             self._discard()
             self._index = None
             return 0
@@ -542,22 +544,22 @@ class JournalWriter:
             self._index.metadata = end + sum(map(len, encoded[0]))
         self._closed.append(ClosedSegment(last.path, end - last.begin, self._segment_events))
         self._segment_events = Counter()
-        if self._when_full == "delete_oldest":
-            self._delete_oldest()
+        self._fits(self._reserve + self._segment_bytes)
 
-    def _delete_oldest(self) -> None:
-        """Deletes closed segments until there is room for another one."""
-        while self._closed and not self._has_room(self._reserve + self._segment_bytes):
+    def _fits(self, reserve: int) -> bool:
+        """Whether the pending frames, and then so many bytes, fit. Deletes the oldest segments for it, if that is wanted."""
+        while self._deletes_oldest and self._closed and not self._has_room(reserve):
             oldest = self._closed[0]
             try:
                 oldest.path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("a segment of the journal cannot be deleted: %s", error)
-                return
+                break
             del self._closed[0]
             self.discarded += oldest.events.total()
             self._discarded += oldest.events
             self._discarded_bytes += oldest.size
+        return self._has_room(reserve)
 
     def _mark_cap(self, exactly: bool = False) -> None:
         """Appends the number of dropped events: at the limit, each time it has doubled, and exactly with each window."""
@@ -605,7 +607,7 @@ class JournalWriter:
         self._missing = self._missing or self._open_file().deleted(within_s)
         if self._missing:
             there = sum(closed.events.total() for closed in self._closed if not is_missing(closed.path))
-            self.deleted = self.written - self.discarded - there
+            self.deleted = self.written - self.lost - self.discarded - there
             raise deleted_error(self.path, self.deleted)
 
     def _commit(self, sync: bool) -> None:

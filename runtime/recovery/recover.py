@@ -26,6 +26,7 @@ from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import IndexRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
+from stepscope.runtime.journal.segments import first_file, journal_of
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
 from stepscope.runtime.recovery.journals import suggest_journals
@@ -135,7 +136,7 @@ def recover(
     """
     if force and out is None:
         raise ValueError("force=True needs out=: the journal of a process that runs is copied, not changed")
-    choice = choose(Path(directory), force=force)
+    choice = choose(journal_of(Path(directory)), force=force)
     place, note, journal = choice.place, choice.note, choice.journal
     notes, missing = list(choice.notes), list(choice.missing)
     session = _open_session(note, missing)
@@ -151,7 +152,7 @@ def recover(
         if journal is not None:
             reader = stack.enter_context(JournalReader(journal, ids))
             if copy is None:
-                stack.enter_context(_alone(reader.last_file))
+                stack.enter_context(_alone(first_file(journal)))
         run = _run(place, reader, note)
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)

@@ -10,6 +10,7 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
+from stepscope.runtime.journal.segments import first_file
 from stepscope.runtime.recovery.journals import Journals, run_record_of
 from stepscope.runtime.session.note import JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
 
@@ -143,7 +144,7 @@ def _journals_elsewhere(note: SessionNote, place: Path, notes: list[tuple[Path, 
     for output in map(Path, note.outputs):
         if _real(output.parent) == _real(place) or output.name.endswith(_NO_JOURNALS):
             continue
-        if is_own_file(output, note.owner):
+        if is_own_file(first_file(output), note.owner):
             try:
                 record = run_record_of(output)
             except (FormatError, OSError):

@@ -19,6 +19,7 @@ from stepscope.runtime.errors import (
     TriggerError,
 )
 from stepscope.runtime.events import clock
+from stepscope.runtime.journal import segments
 from stepscope.runtime.lifecycle.lifecycle import Lifecycle
 from stepscope.runtime.loop.pipeline import Pipeline
 from stepscope.runtime.observers import observing
@@ -150,7 +151,7 @@ class Reporting:
             return analysed.by.refused(output.path, f"Nothing was recorded: {self._steps.inert_because}.")
         self._life.flush()
         path = output.journal_path()
-        if path is None or not path.exists():
+        if path is None or not segments.exists(path):
             why = (
                 self.diagnostics()
                 if self._life.setup.keep_last is None

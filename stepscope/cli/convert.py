@@ -21,6 +21,7 @@ from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.formats import writing
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.paths import absolute
+from stepscope.runtime.journal import segments
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.replay import Replayed, replay_into, run_of
 from stepscope.runtime.recovery.journals import Journals, suggest_journals
@@ -67,7 +68,7 @@ def convert(arguments: argparse.Namespace) -> int:
     parser: argparse.ArgumentParser = arguments.parser
     source: Path = arguments.source
     formats.check(arguments, "target")
-    if not source.exists():
+    if not segments.exists(source):
         raise FormatError(f"there is no run or journal at {source}")
     if source.is_dir():
         source = _journal_in(source)

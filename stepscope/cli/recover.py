@@ -14,6 +14,7 @@ from stepscope.cli.messages import message
 from stepscope.cli.progress import Progress
 from stepscope.cli.traces import TARGETS, free_name, is_trace, refuse_trace, rewrite_traces
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError, RecoveredError
+from stepscope.runtime.journal import segments
 from stepscope.runtime.recovery.recover import Recovery, recover
 from stepscope.runtime.recovery.target import being_written, unfinished
 from stepscope.runtime.session.note import is_note
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         OSError: if files cannot be read or written.
     """
     named: Path = arguments.path
-    if not named.exists():
+    if not segments.exists(named):
         raise FormatError(f"there is no run or journal at {named}")
     if named.is_file() and not is_note(named) and is_trace(named):
         refuse_trace(named)

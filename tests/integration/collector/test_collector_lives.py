@@ -308,7 +308,7 @@ def test_the_end_of_a_stream_closes_its_windows() -> None:
 
 def _of_window(frame: Frame, index: int) -> Frame:
     kind, flags, payload = frame
-    decoded = fmt.decode_unnamed(payload, flags, 1 << 20)
+    decoded = fmt.decode_unnamed(payload, flags)
     assert decoded is not None
     ((_, flags, parts, _),) = fmt.encode_events(EventBatch("steps", index, decoded[0], b""))
     return kind, flags, b"".join(parts)

@@ -365,7 +365,7 @@ def compressed_events(data: bytes) -> None:
         for payload in (data, fmt.EVENTS_HEADER.pack(0, 0, 0, 3, 5, 0) + data):
             decoded = fmt.decode_columns(payload, flags, ColumnDecoder(IdMap()))
             assert decoded is None or len(decoded[1]) == decoded[0].count
-            unnamed = fmt.decode_unnamed(payload, flags, 1 << 20)
+            unnamed = fmt.decode_unnamed(payload, flags)
             assert decoded is None or unnamed is None or len(unnamed[0]) == decoded[0].count
 
 

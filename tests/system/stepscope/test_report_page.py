@@ -293,7 +293,15 @@ def wider(page: Page) -> int:
         if pixels == 0:
             break
         page.wait_for_timeout(100)
+    assert pixels == 0, page.evaluate(WIDE)
     return pixels
+
+
+WIDE = """
+[...document.querySelectorAll("*")].filter(each => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+  .map(each => [each.tagName, each.className, each.id, Math.round(each.getBoundingClientRect().right), each.textContent.slice(0, 80)])
+"""
+"""The elements that reach beyond the window."""
 
 
 def test_phone_and_paper(hostile: Path, ranks: Path) -> None:

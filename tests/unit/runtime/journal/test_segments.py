@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepscope.runtime.journal import writer as journal_writer
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import MAX_DESCRIPTORS, first_names, segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.windows.window import Window
 from tests.support.journals import Described, batch_with_arguments, described, events_of, write_journal
@@ -241,6 +243,64 @@ def test_the_oldest_files_give_way_to_new_ones(tmp_path: Path) -> None:
     assert windows[-1].index == 29
 
 
+@pytest.mark.parametrize(
+    ("limit", "batch", "segment_bytes"), [(1 << 16, 20, 1 << 20), (1 << 16, 200, 1 << 20), (1 << 20, 20, 4096)]
+)
+def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, batch: int, segment_bytes: int) -> None:
+    """However large batches are beside segments."""
+    writer = JournalWriter(
+        tmp_path / "journal", max_bytes=limit, segment_bytes=segment_bytes, when_full="delete_oldest"
+    )
+    writer.open(run_in(tmp_path))
+    noise = random.Random(0)
+    total = limit // 20 // batch * batch
+    for first in range(0, total, batch):
+        arguments = [{"at": at, "noise": noise.randbytes(16).hex()} for at in range(first, first + batch)]
+        writer.write_batch(batch_with_arguments(["x"] * batch, arguments, start_ns=1000 * first + 1))
+        assert sum(path.stat().st_size for path in segment_paths(writer.path)) <= limit
+    writer.close()
+    assert writer.dropped == 0 and writer.discarded == sum(writer.take_discarded().values()) > 0
+    events, _, _ = contents(writer.path)
+    assert len(events) == total - writer.discarded > total // 10
+    assert f"'at': {total - 1}" in events[-1][4]
+
+
+def test_a_run_whose_first_file_was_deleted_keeps_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A later run in its directory takes another one; commands find both, and a file of it leads to all of it."""
+    writer = JournalWriter(tmp_path / "journal", segment_bytes=1)
+    writer.open(run_in(tmp_path))
+    for at in range(40):
+        writer.write_batch(batch_with_arguments([f"n{at}"], [{}], start_ns=at + 1))
+    writer.abandon()
+    path = writer.path
+    path.unlink()
+    second = written(tmp_path, [(0, False), (0, True)], 0)
+    assert second == tmp_path / "journal-2"
+    assert [found for found, _ in Journals.of(tmp_path).found] == [second, path]
+    assert main(["convert", str(path), str(tmp_path / "out.json")]) == 0
+    assert "39 events" in capsys.readouterr().err
+    before = {each: each.read_bytes() for each in segment_paths(path)[:-1]}
+    recover(segment_paths(path)[3], tmp_path / "copy")
+    assert len(contents(tmp_path / "copy")[0]) == 39
+    recover(segment_paths(path)[3])
+    assert {each: each.read_bytes() for each in segment_paths(path)[:-1]} == before
+    assert len(contents(path)[0]) == 39
+
+
+def test_a_damaged_header_of_a_later_file_hides_nothing(tmp_path: Path) -> None:
+    """It is damage of the header alone."""
+    path = many(tmp_path)
+    whole = events_of(path)
+    for file in (segment_paths(path)[5], segment_paths(path)[-1]):
+        intact = file.read_bytes()
+        for at in (0, 9, 14, 22, 30):
+            file.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+            with JournalReader(path) as reader:
+                assert [row for item in reader if isinstance(item, EventBatch) for row in described(item)] == whole
+                assert reader.damage.header and not reader.damage.harm()
+        file.write_bytes(intact)
+
+
 def test_names() -> None:
     """Files of a directory, as journals."""
     assert first_names(["journal", "journal.2", "a.journal.10", "journal.x", "b.ssj"]) == [
@@ -251,7 +311,9 @@ def test_names() -> None:
     ]
 
 
-@pytest.mark.parametrize("setting", [{"when_full": "wait"}, {"segment_bytes": "64 MB"}])
+@pytest.mark.parametrize(
+    "setting", [{"when_full": "wait"}, {"segment_bytes": "64 MB"}, {"when_full": "delete_oldest", "segment_bytes": 0}]
+)
 def test_settings_that_make_no_sense(setting: dict[str, Any]) -> None:
     """They are refused."""
     with pytest.raises((ValueError, TypeError), match=next(iter(setting))):
