@@ -92,10 +92,10 @@ class JournalExporter:
     def take_lost(self) -> list[Lost]:
         """Events that are lost since the last call: in deleted files, in the oldest ones that gave way to new ones, and in a
         group that the system refused."""
-        found = {"deleted": self._writer.deleted, "error": self._writer.lost}
+        found = {"deleted": self._writer.deleted_by_others, "error": self._writer.lost}
         lost = [Lost(count - self._lost_reported.get(why, 0), why) for why, count in found.items()]
         self._lost_reported = found
-        lost += [Lost(count, "cap", window) for window, count in self._writer.take_discarded().items()]
+        lost += [Lost(count, "cap", window) for window, count in self._writer.take_deleted_oldest().items()]
         return [each for each in lost if each.events > 0]
 
     def begin_group(self) -> None:

@@ -110,9 +110,9 @@ class JournalWriter:
     """Events written without their arguments, as these were malformed or larger than a frame."""
     lost = 0
     """Events that were counted as written in a group, and that the system refused."""
-    discarded = 0
+    deleted_oldest = 0
     """Events of the oldest segments, which this deleted because of the size limit."""
-    deleted = 0
+    deleted_by_others = 0
     """Events of files that were deleted, by others, while this was open. Further ones are refused then."""
 
     def __init__(
@@ -150,8 +150,8 @@ class JournalWriter:
         """Closed segments that are still there."""
         self._segment_events: Counter[int] = Counter()
         """Number of events in the last segment, by window."""
-        self._discarded_bytes = 0
-        self._discarded: Counter[int] = Counter()
+        self._oldest_bytes = 0
+        self._oldest_events: Counter[int] = Counter()
         self._missing = False
         """Whether the file that is written was deleted."""
         self._full = False
@@ -434,7 +434,7 @@ class JournalWriter:
             self._grouping = False
             try:
                 end = records.EndRecord(
-                    self.written - self.lost - self.discarded,
+                    self.written - self.lost - self.deleted_oldest,
                     self._windows,
                     self.dropped,
                     self.arguments_cut,
@@ -448,11 +448,11 @@ class JournalWriter:
                 self._file.close()
                 self._file = None
 
-    def take_discarded(self) -> Counter[int]:
-        """Number of discarded events since the last call, by window."""
+    def take_deleted_oldest(self) -> Counter[int]:
+        """Number of events in oldest segments that were deleted since the last call, by window."""
         with self._lock:
-            discarded, self._discarded = self._discarded, Counter()
-            return discarded
+            deleted, self._oldest_events = self._oldest_events, Counter()
+            return deleted
 
     def begin_group(self) -> None:
         """The next calls may keep frames in memory until `end_group`, so that they need one write together."""
@@ -556,9 +556,9 @@ class JournalWriter:
                 log.warning("a segment of the journal cannot be deleted: %s", error)
                 break
             del self._closed[0]
-            self.discarded += oldest.events.total()
-            self._discarded += oldest.events
-            self._discarded_bytes += oldest.size
+            self.deleted_oldest += oldest.events.total()
+            self._oldest_events += oldest.events
+            self._oldest_bytes += oldest.size
         return self._has_room(reserve)
 
     def _mark_cap(self, exactly: bool = False) -> None:
@@ -590,7 +590,7 @@ class JournalWriter:
         return self._open_file().size + self._pending_bytes
 
     def _has_room(self, reserve: int) -> bool:
-        return self._end - self._discarded_bytes <= self._max_bytes - reserve
+        return self._end - self._oldest_bytes <= self._max_bytes - reserve
 
     def _discard(self) -> None:
         """Discards the frames that are not complete."""
@@ -607,8 +607,8 @@ class JournalWriter:
         self._missing = self._missing or self._open_file().deleted(within_s)
         if self._missing:
             there = sum(closed.events.total() for closed in self._closed if not is_missing(closed.path))
-            self.deleted = self.written - self.lost - self.discarded - there
-            raise deleted_error(self.path, self.deleted)
+            self.deleted_by_others = self.written - self.lost - self.deleted_oldest - there
+            raise deleted_error(self.path, self.deleted_by_others)
 
     def _commit(self, sync: bool) -> None:
         """Writes all pending frames, or none. Within a group, they may wait."""

@@ -259,9 +259,9 @@ def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, ba
         writer.write_batch(batch_with_arguments(["x"] * batch, arguments, start_ns=1000 * first + 1))
         assert sum(path.stat().st_size for path in segment_paths(writer.path)) <= limit
     writer.close()
-    assert writer.dropped == 0 and writer.discarded == sum(writer.take_discarded().values()) > 0
+    assert writer.dropped == 0 and writer.deleted_oldest == sum(writer.take_deleted_oldest().values()) > 0
     events, _, _ = contents(writer.path)
-    assert len(events) == total - writer.discarded > total // 10
+    assert len(events) == total - writer.deleted_oldest > total // 10
     assert f"'at': {total - 1}" in events[-1][4]
 
 
