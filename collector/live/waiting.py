@@ -23,8 +23,9 @@ COLLECTIVES = (
 _MOST_STRETCHES = 2048
 _MOST_BYTES = 8 << 20
 """Larger frames of events are not looked into."""
+_LOOK_FIRST = 100
 _LOOK_EVERY = 8
-"""Of so many frames of a source, one is looked into until a stream has had a collective."""
+"""Until a stream has had a collective, the first frames of each source are looked into, and then one of so many."""
 _MOST_SOURCES = 64
 
 
@@ -73,7 +74,8 @@ class Waiting:
         """A frame of events; it is looked into while that is allowed."""
         source = header.source if len(self._frames) < _MOST_SOURCES else ""
         self._frames[source] += 1
-        if not self._collectives and self._frames[source] % _LOOK_EVERY != 1:
+        count = self._frames[source]
+        if not self._collectives and count > _LOOK_FIRST and count % _LOOK_EVERY:
             return
         if header.body_bytes > _MOST_BYTES or not self._allowance.open():
             if self._collectives:
