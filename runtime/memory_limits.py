@@ -18,7 +18,7 @@ MIB = 1 << 20
 class MemoryLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one profiler, in bytes, which together are at most `Options.memory_bytes`.
 
-    What was drained from the rings and is not passed on yet takes `ring_bytes + queue_bytes` at most. So all of it together is
+    Drained events that are not passed on yet take `ring_bytes + queue_bytes` at most. So all limits together are
     twice `ring_bytes`, `inbox_bytes`, and `queue_bytes` for each exporter and once more.
     """
 

@@ -25,14 +25,14 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 24)] = 256 << 20
-    """What a profiler may hold in memory: events in rings, drained events, events of backends, and the queues of all exporters.
+    """Limit of the memory of a profiler: events in rings, drained events, events of backends, and the queues of all exporters.
     Everything below that is not given has a share of it. On top come what joined processes hold, `FlightRecorder.max_bytes`,
     `LinkSettings.memory_bytes`, tables, and one ring for each thread beyond `ring_bytes`: docs/reliability.md."""
     ring_slots: Slots = 65_536
     """Size of one ring in events of 64 bytes, rounded up to a power of two. A thread that fills its ring before it is
     drained goes on in another, unless `overflow` is `drop_oldest`. The first profiler of the process decides on rings."""
     ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] | None = None
-    """What all rings may hold together before events are dropped; every thread has one ring in any case. Default: a quarter of
+    """Limit of all rings together, beyond which events are dropped; every thread has one ring in any case. Default: a quarter of
     `memory_bytes`. It counts twice there, as drained events take as much again."""
     worker_ring_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] | None = None
     """The same for each process that joins the session (`stepscope.join`), where it comes on top. Default: a quarter of
@@ -53,11 +53,11 @@ class Options(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Longest time in seconds between two drains; rings that are half full call for one at once. Few drains cost training less:
     each takes a millisecond or two of the loop's thread, however little there is."""
     inbox_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """What backends may have waiting for the loop. Default: a quarter of `memory_bytes`."""
+    """Limit of the events of backends that wait for the loop. Default: a quarter of `memory_bytes`."""
     linger: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     """How long a window waits for backends that have not delivered past its end, and do not say that they advance."""
     queue_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """What may wait for one exporter; more is dropped for that exporter, and counted. Default: a quarter of `memory_bytes`, divided
+    """Limit of the events that wait for one exporter; further ones are dropped for that exporter, and counted. Default: a quarter of `memory_bytes`, divided
     by the number of exporters and one. Where some of these settings are given, the others divide what they leave."""
     start_timeout: PositiveFloat = 30.0
     """How long `start()` waits for the runtime's loop, and for each backend that opens on its own thread, before it raises."""

@@ -63,7 +63,7 @@ class Device:
         self.sink.deliver(events, watermark=clock.now())
 
 
-def held(session):
+def memory_used(session):
     """Bytes of private and file memory of this process, and of the files of its session, whether mapped or not."""
     fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     own = sum(int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssFile"))
@@ -93,12 +93,12 @@ def main():
     assert profiler.flush(60)
     hangs.armed = True
     session = current().directory
-    before = held(session)
+    before = memory_used(session)
     peak, ended = [before], threading.Event()
 
     def watch():
         while not ended.wait(0.002):
-            peak.append(held(session))
+            peak.append(memory_used(session))
             peak.sort(key=sum)
             del peak[:-1]
 

@@ -95,7 +95,7 @@ def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
     assert len(sizes[0]) == 1 and len(sizes[1]) > 10 and max(sizes[1]) <= 64_000
 
 
-def test_threads_encode_beside_each_other() -> None:
+def test_threads_encode_at_the_same_time() -> None:
     """Each gets what it had encoded."""
 
     def encoded(seed: int) -> bool:

@@ -90,7 +90,7 @@ def test_several_files_are_one_journal(
 def test_missing_and_cut_files_cost_themselves_only(
     tmp_path_factory: pytest.TempPathFactory, acts: Sequence[Act], segment_bytes: int, missing: set[int], rest: float
 ) -> None:
-    """What is left is read in its order; a missing beginning is no damage, a missing middle is."""
+    """The rest is read in its order; a missing beginning is no damage, a missing middle is."""
     path = written(tmp_path_factory.mktemp("journal"), acts, segment_bytes)
     files = segment_paths(path)
     alone: list[list[Described]] = []
