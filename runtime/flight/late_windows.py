@@ -12,6 +12,7 @@ import numpy as np
 from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events.intervals import FOREVER, Interval, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
+from stepscope.runtime.events.survey import Survey, survey
 from stepscope.runtime.flight.retention import RetainedBlock, Retention
 from stepscope.runtime.flight.settings import FlightRecorder
 from stepscope.runtime.flight.step_log import StepLog
@@ -125,9 +126,9 @@ class FlightWindows(WindowRouter):
                 self._end(window, self.steps.mark(wanted).ts, self._watermark)
         super().add_marks(marks)
 
-    def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
+    def route(self, source: str, events: Block, args: bytes, found: Survey | None = None) -> list[EventBatch]:
         """Retains a block, and returns batches for the open windows that its events belong to."""
-        events, batches = self._receive(source, events)
+        events, _, batches = self._receive(source, events, found or survey(events))
         if len(events):
             for block, piece, heap in self.retention.add(source, events, args):
                 for window in self._open:

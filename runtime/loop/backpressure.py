@@ -52,11 +52,12 @@ class DrainedTurn:
         self.blocks.extend(blocks)
 
     def next_part(self, max_events: int) -> tuple[Block, bytes]:
-        """Removes and returns the next events, at most `max_events`, and their arguments. With many arguments they are fewer."""
+        """Removes and returns the next events and their arguments: as many as need the memory of `max_events` without any."""
         events, args = self.blocks[0]
         some = events[:max_events]
-        heap = heap_bytes(some)
-        count = max(len(some) * some.nbytes // (some.nbytes + heap or 1), min(MIN_PART_EVENTS, len(some)))
+        heap = heap_bytes(some) if args else 0
+        fitting = len(some) * max_events * EVENT_DTYPE.itemsize // (some.nbytes + heap or 1)
+        count = min(max(fitting, MIN_PART_EVENTS), len(some))
         whole = count == len(events) and len(args) == heap
         part = (events, args) if whole else own_heap(events[:count], args)
         self.blocks.popleft()  # after the cut, so that a lack of memory loses nothing

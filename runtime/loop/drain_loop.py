@@ -12,6 +12,7 @@ import anyio
 
 from stepscope.runtime import _core
 from stepscope.runtime.accounting.error_log import InternalErrors
+from stepscope.runtime.accounting.ledger import events_in
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.record import Block, Kind, join_blocks, without_ids
 from stepscope.runtime.events.survey import of_kind, survey
@@ -216,7 +217,7 @@ class DrainLoop:
             pipeline = make()
             made.append(pipeline)
             pipeline.start()
-            pipeline.count_drained(self._unrouted)
+            pipeline.count_drained(sum(events_in(events) for events, _ in self._unrouted))
             self._pipelines += made
             self._queues[pipeline] = _queue_before(pipeline)
             if any(worker.is_journal for worker in pipeline.workers):
@@ -376,8 +377,9 @@ class DrainLoop:
     def _drain_rings(self) -> int:
         until, blocks = self._recorder.drain()
         self._unrouted += blocks
+        count = sum(events_in(events) for events, _ in blocks)
         for pipeline in self._pipelines:
-            pipeline.count_drained(blocks)
+            pipeline.count_drained(count)
         with self._contained("joined processes"):
             self._recorder.workers.check()
         return until
@@ -400,12 +402,14 @@ class DrainLoop:
         Returns:
             Profilers that have not passed on earlier events yet.
         """
-        # A block may hold events of steps whose marks are in a later one.
-        marks = join_blocks(of_kind(events, Kind.STEP) for events, _ in self._unrouted)
+        marks: list[Block] = []  # first of all blocks: one may hold events of steps whose marks are in a later one
         blocks: list[tuple[Block, bytes]] = []
         later: list[tuple[Block, bytes]] = []
         for events, args in self._unrouted:
-            if survey(events).last_ns > until:
+            found = survey(events)
+            if found.steps:
+                marks.append(of_kind(events, Kind.STEP))
+            if found.last_ns > until:
                 new = events["ts"] > until
                 later.append((events[new], args))
                 events = events[~new]
@@ -414,7 +418,7 @@ class DrainLoop:
         self._unrouted = later
         behind = [pipeline for pipeline in self._pipelines if not self._queues[pipeline].empty]
         for pipeline in self._pipelines:
-            self._queues[pipeline].push(marks, blocks, until, open_spans if pipeline in closing else None)
+            self._queues[pipeline].push(join_blocks(marks), blocks, until, open_spans if pipeline in closing else None)
         return behind
 
     async def _wait(self, behind: Sequence[Pipeline]) -> None:

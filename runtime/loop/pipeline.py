@@ -18,6 +18,7 @@ from stepscope.runtime.accounting.ledger import Ledger, events_in, losses
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.events import clock, tracks
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
+from stepscope.runtime.events.survey import Survey, survey
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.exporter_worker import ExporterWorker
 from stepscope.runtime.export.fanout import Fanout
@@ -256,9 +257,9 @@ class Pipeline:
         self._handle(message)
         return True
 
-    def count_drained(self, blocks: list[tuple[Block, bytes]]) -> None:
+    def count_drained(self, count: int) -> None:
         """Counts drained events, which will be routed or dropped."""
-        self._drained += sum(events_in(events) for events, _ in blocks)
+        self._drained += count
 
     @contained(None)
     def add_marks(self, marks: Block) -> None:
@@ -268,9 +269,9 @@ class Pipeline:
     @contained(None)
     def route_block(self, events: Block, args: bytes) -> None:
         """Routes a block of the recorder."""
-        start = clock.now()
-        self._routed += events_in(events)
-        self._route(RECORDER, events, args)
+        start, found = clock.now(), survey(events)
+        self._routed += found.events - found.gaps
+        self._route(RECORDER, events, args, found)
         self._loop_ns += clock.now() - start
 
     @contained(None)
@@ -347,7 +348,7 @@ class Pipeline:
     def _handle(self, message: Message) -> None:
         match message:
             case Delivery():
-                self._route(message.source, message.events, message.args, message.launched_before)
+                self._route(message.source, message.events, message.args, launched_before=message.launched_before)
             case Watermark():
                 self._windows.watermark(message.source, message.at)
             case Dropped():
@@ -421,13 +422,15 @@ class Pipeline:
             if cost is not None and begun is not None and begun <= self.routed_to:
                 self._route(OVERHEAD, self.overhead.cost_event(cost, self.routed_to, self._track), b"")
 
-    def _route(self, source: str, events: Block, args: bytes, launched_before: int | None = None) -> None:
+    def _route(
+        self, source: str, events: Block, args: bytes, found: Survey | None = None, launched_before: int | None = None
+    ) -> None:
         if self.flight is not None and len(events):
             self.flight.saw(source, events)
             if source == RECORDER:  # retained events cost as much as saved ones
                 self.overhead.counted.add(events[(events["kind"] != int(Kind.STEP)) | (events["id"] == self._serial)])
         if launched_before is None:
-            self._emit(self._windows.route(source, events, args))
+            self._emit(self._windows.route(source, events, args, found))
         else:
             self._emit(self._windows.route_launched(source, events, args, launched_before))
 

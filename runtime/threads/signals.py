@@ -34,7 +34,7 @@ log = logging.getLogger("stepscope")
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
-LOOKS = 0.25
+LOOKS = 1.0
 """Seconds between two calls of `look`."""
 PARK_S = 1.0
 """Seconds that closing waits for the main thread to enter the handler."""

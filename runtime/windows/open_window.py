@@ -97,11 +97,12 @@ class OpenWindow:
         """Adds step marks, in order. Marks before the latest one and beyond the window's end are ignored."""
         self.marks.add(events, self.interval[1])
 
-    def accept(self, source: str, events: Block) -> Block:
-        """Counts the events, or parts of events, within this window, and returns them with their step numbers."""
+    def accept(self, source: str, events: Block, found: Survey | None = None) -> Block:
+        """Counts the events, or parts of events, within this window, and returns them with their step numbers. `found` is the
+        survey of the block, if there is one."""
         intervals = self.recorded
         start, end = intervals[0] if len(intervals) == 1 else (0, 0)
-        found = survey(events)
+        found = found or survey(events)
         simple = start < end and start <= found.first_ns and found.end_ns < end
         # A pause does not split the span of a step: viewers count steps.
         if not simple and source != STEPS:

@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.runtime.accounting.ledger import SourceLedger, events_in, losses
+from stepscope.runtime.accounting.ledger import SourceLedger, losses
 from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, ends, has_duration, touching, touching_any
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
-from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
+from stepscope.runtime.events.survey import Survey, count_in, of_kind, parts_in, survey
 from stepscope.runtime.schedule.detail import DetailFilter
 from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.open_window import RECORDER as RECORDER
@@ -219,24 +219,24 @@ class WindowRouter:
 
     # events
 
-    def route(self, source: str, events: Block, args: bytes) -> list[EventBatch]:
-        """Divides a block among the windows, and counts events that belong to none."""
-        events, batches = self._receive(source, events)
+    def route(self, source: str, events: Block, args: bytes, found: Survey | None = None) -> list[EventBatch]:
+        """Divides a block among the windows, and counts events that belong to none. `found` is its survey, if there is one."""
+        events, found, batches = self._receive(source, events, found or survey(events))
         if not len(events):
             return batches
-        for window, part in self._divide(events):
-            batches += self._release(window, self._accept(window, source, part, args))
-        total = events_in(events)
+        for window, part in self._divide(events, found):
+            batches += self._release(window, self._accept(window, source, part, args, found if part is events else None))
+        total = found.events - found.gaps
         recorded = [interval for window in self._open for interval in window.recorded]
-        if count_in(events, recorded) == total:
+        inside = len(recorded) == 1 and recorded[0][0] <= found.first_ns and found.end_ns < recorded[0][1]
+        if inside or count_in(events, recorded) == total:
             self._accepted[source] += total
         else:
             self._count_by_outcome(source, events[events["kind"] != int(Kind.GAP)])
         return batches
 
-    def _divide(self, events: Block) -> Iterable[tuple[OpenWindow, Block]]:
+    def _divide(self, events: Block, found: Survey) -> Iterable[tuple[OpenWindow, Block]]:
         """The windows that the events touch, each with its events."""
-        found = survey(events)
         reached = [one for one in self._open if one.interval[0] <= found.end_ns and one.interval[1] > found.first_ns]
         if len(reached) == 1:
             return [(reached[0], events)]
@@ -262,21 +262,23 @@ class WindowRouter:
             self._outside[source] += len(events)
         return []
 
-    def _receive(self, source: str, events: Block) -> tuple[Block, list[EventBatch]]:
-        """Counts the events. Returns them without step marks of other profilers, and the spans of steps that ended."""
+    def _receive(self, source: str, events: Block, found: Survey) -> tuple[Block, Survey, list[EventBatch]]:
+        """Counts the events. Returns them without step marks of other profilers, their survey, and the spans of steps that
+        ended."""
         batches: list[EventBatch] = []
         if source == RECORDER and len(events):
-            events = self.detail.keep(self._without_foreign_marks(events))
+            wanted = self.detail.keep(self._without_foreign_marks(events) if found.steps else events)
+            if wanted is not events:
+                events, found = wanted, survey(wanted)
             for window in self._open if len(events) else ():
                 # A window that has ended gets its last spans of steps when it closes.
                 if window.end is None and window.marks.pending:
                     steps = window.step_spans(self._track)
                     batches += self._release(window, self._accept(window, STEPS, steps, b""))
-        gaps = len(events) - events_in(events)
-        if gaps:
+        if found.gaps:
             self._dropped.setdefault(source, Counter()).update(losses(events))
-        self._seen[source] += len(events) - gaps
-        return events, batches
+        self._seen[source] += found.events - found.gaps
+        return events, found, batches
 
     def add_marks(self, marks: Block) -> None:
         """Adds step marks ahead of the events between them. Known marks are ignored."""
@@ -288,11 +290,13 @@ class WindowRouter:
                 if first < end:
                     window.add_marks(own[first:end])
 
-    def _accept(self, window: OpenWindow, source: str, events: Block, args: bytes) -> EventBatch:
+    def _accept(
+        self, window: OpenWindow, source: str, events: Block, args: bytes, found: Survey | None = None
+    ) -> EventBatch:
         if source == STEPS:
             self._seen[STEPS] += len(events)
             self._accepted[STEPS] += len(events)
-        return EventBatch(source, window.index, window.accept(source, events), args)
+        return EventBatch(source, window.index, window.accept(source, events, found), args)
 
     def _release(self, window: OpenWindow, batch: EventBatch) -> list[EventBatch]:
         batches = window.release(batch)

@@ -94,8 +94,10 @@ MANY_INTERVALS = 1 << 15
 """With more intervals than this, fewer steps are finished at once: data that fits a processor's cache is faster."""
 MOST_OPEN = 1 << 16
 """With more open steps than this, the oldest are finished even if events of them may come."""
-MOST_INTERVALS = 1 << 20
-"""With more intervals than this (32 MB), the older half is finished, even within a step."""
+MOST_INTERVALS = 1 << 18
+"""With more intervals than this (8 MB), the older half is finished, even within a step."""
+MEDIAN_OF = 1 << 10
+"""Number of intervals whose median divides the older half from the newer one."""
 
 _IGNORED = 255
 _INNER = 100
@@ -207,7 +209,9 @@ def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     """Adds to the first track that steps what spans of other tasks cover of its thread: a task of asyncio that does not wait runs.
     Meanwhile the one that steps waits for its turn, and its waiting is shorter by that."""
     on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
-    mine = np.isin(on, stepping)
+    mine = (on == stepping[0]) | (on == stepping[1])
+    if mine.all():
+        return intervals
     spans = ~mine & ((classes == Phase.SPAN) | (classes == _INNER))
     threads = {thread_of(track) for track in stepping}
     others = [track for track in np.unique(on[spans]).tolist() if track not in threads and thread_of(track) in threads]
@@ -234,6 +238,8 @@ class _Classes:
     def __init__(self) -> None:
         self.tables = np.full(0, 0, np.uint8), np.full(0, _NO_CATEGORY, np.uint16)
         self._known: dict[tuple[int, int], int] = {}
+        self.devices = False
+        """Whether any class of a device was found."""
 
     def of(self, names: NDArray[np.uint32], categories: NDArray[np.uint16]) -> NDArray[np.int64]:
         """The class of each span. Adds it to `tables`."""
@@ -246,6 +252,7 @@ class _Classes:
         found = self._known.get((name, category))
         if found is None:
             found = self._known[name, category] = class_of(strings.text(name), strings.text(category))
+            self.devices = self.devices or found in _DEVICES
             classes, categories = self.tables
             if name >= len(classes):
                 more = max(2 * len(classes), name + 1) - len(classes)
@@ -419,7 +426,8 @@ class StepFactsBuilder:
     def _finish_half(self) -> None:
         """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
         intervals = self._gathered()
-        until = int(np.median(intervals[:, _END]))
+        ends = np.sort(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END])
+        until = int(ends[len(ends) // 2])
         self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
         if len(self._steps) and until > int(self._steps[0, _TS]):
             marks = np.repeat(self._steps[:1], 2, axis=0)
@@ -438,7 +446,8 @@ class StepFactsBuilder:
         """The facts of the time between consecutive marks, without signals."""
         facts: Any = np.zeros(len(marks) - 1, FACTS_DTYPE)
         facts["step"], facts["begin"], facts["end"] = marks[:-1, _STEP], marks[:-1, _TS], marks[1:, _TS]
-        facts["device"] = self._share_time(self._gathered(), marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
+        if _CLASSES.devices:
+            facts["device"] = self._share_time(self._gathered(), marks, (0, 0), min(_DEVICES), max(_DEVICES))[0].T
         if (marks[:, _ON] == marks[0, _ON]).all():
             track = int(marks[0, _ON])
             self._fill_phases(facts, slice(None), marks, (track, track))
