@@ -536,6 +536,21 @@ def share_time(
         ValueError: if an array has not the right size, or a slot is out of range.
     """
 
+def clear_wake() -> None:
+    """Makes the descriptor that `open` returned unreadable, until a ring requests a drain again."""
+
+def intervals_ending_after(intervals: Any, time: int, /) -> bytes:
+    """The intervals, as `span_intervals` gives them, that end after a time (ns)."""
+
+def intervals_all_on(intervals: Any, track: int, other: int, /) -> bool:
+    """Whether all intervals, as `span_intervals` gives them, are on these two tracks."""
+
+def heap_range(block: Any, /) -> tuple[int, int, int]:
+    """Where the arguments of a block begin and end in their heap, and how many bytes they have; zeros if there are none."""
+
+def with_heap_from(block: Any, first: int, /) -> bytearray:
+    """A copy of a block for a heap that begins `first` bytes later."""
+
 def encode_chrome(
     events: Any,
     args: bytes,

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 import msgspec
 
-from stepscope.runtime.events.record import Block, Kind
+from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.survey import survey
 
 
 def losses(events: Block) -> Counter[str]:
     """Returns the number of lost events that the gaps among these events report, by reason."""
-    return Counter({"overflow": int(events["id"][events["kind"] == int(Kind.GAP)].sum())}) + Counter()
+    return Counter({"overflow": survey(events).lost}) + Counter()
 
 
 def events_in(block: Block) -> int:

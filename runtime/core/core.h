@@ -19,6 +19,8 @@
 #include <string.h>
 #include <time.h>
 
+#include "main_thread.h"
+
 #define MAX_NAME 1024            /* bytes of UTF-8 kept of a name; the rest is cut and counted */
 #define MAX_VALUE 4096           /* bytes kept of one argument value */
 #define MAX_ARGS_BYTES 16384     /* bytes of arguments kept of one event */
@@ -32,7 +34,7 @@
 /* Lets go of the GIL for work on so many events, if that is worth it. */
 static inline PyThreadState *release_for(size_t events) { return events > SMALL_WORK ? PyEval_SaveThread() : NULL; }
 static inline void take_back(PyThreadState *released) {
-    if (released) PyEval_RestoreThread(released);
+    if (released) take_lock(released);
 }
 
 /* One event, 64 bytes: the record of rings, blocks, journal and wire (runtime/events/record.py: EVENT_DTYPE). */
@@ -293,6 +295,7 @@ PyObject *ring_py_detach_files(PyObject *self, PyObject *unused);
 PyObject *ring_py_make_files(PyObject *self, PyObject *path);
 PyObject *ring_py_close(PyObject *self, PyObject *unused);
 PyObject *ring_py_drain(PyObject *self, PyObject *limit);
+PyObject *ring_py_clear_wake(PyObject *self, PyObject *unused);
 PyObject *ring_py_statistics(PyObject *self, PyObject *unused);
 PyObject *ring_py_release_late(PyObject *self, PyObject *late);
 PyObject *ring_py_mark(PyObject *self, PyObject *unused);
@@ -367,12 +370,16 @@ PyObject *arguments_py_decode(PyObject *self, PyObject *args);
 /* span_intervals.c */
 PyObject *intervals_py_of_spans(PyObject *module, PyObject *args);
 PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
+PyObject *intervals_py_ending_after(PyObject *module, PyObject *args);
+PyObject *intervals_py_all_on(PyObject *module, PyObject *args);
 PyObject *survey_py_set_categories(PyObject *self, PyObject *args);
 PyObject *survey_py_survey(PyObject *self, PyObject *block);
 PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
 PyObject *survey_py_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_count_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args);
+PyObject *survey_py_heap_range(PyObject *self, PyObject *block);
+PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args);
 PyObject *search_py_readings_at(PyObject *module, PyObject *args);
 PyObject *search_py_count_until(PyObject *module, PyObject *args);
 PyObject *layouts_py_layouts(PyObject *module, PyObject *unused);

@@ -156,8 +156,10 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     size_t limit = PyLong_AsSize_t(limit_object), slots = 0;
     if (PyErr_Occurred()) return NULL;
     if (plan_at == planned) planned = rings_to_drain(plan), plan_at = 0;
+    bool crowded = false;
     for (uint32_t i = plan_at; i < planned; i++) {
         uint64_t used = plan[i]->goal - plan[i]->cursor;
+        crowded |= used > plan[i]->mask / 4;
         slots += (used > plan[i]->mask ? plan[i]->mask + 1 : used) + 4;
     }
     if (limit < 1024) limit = 1024;
@@ -171,7 +173,8 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
         atomic_store(&unheld, without);
     }
     drained_at = clock_now();
-    Py_BEGIN_ALLOW_THREADS
+    main_thread_yields(crowded);
+    PyThreadState *released = PyEval_SaveThread();
     uint32_t first = plan_at;
     while (plan_at < planned && drain_ring(plan[plan_at], &out)) plan_at++;
     for (uint32_t i = first; i < planned && i <= plan_at; i++) {
@@ -180,7 +183,7 @@ PyObject *ring_py_drain(PyObject *self, PyObject *limit_object) {
     }
     overflow_drained();
     if (plan_at == planned) rings_trim();
-    Py_END_ALLOW_THREADS
+    take_lock(released);
     taken_bytes += (out.count - out.gaps) * sizeof(Event) + out.args_len;
     return out_end(&out, plan_at < planned);
 }
@@ -203,9 +206,9 @@ PyObject *ring_py_mark(PyObject *self, PyObject *unused) {
 PyObject *ring_py_release(PyObject *self, PyObject *unused) {
     rings_each(ring_release);
     overflow_drained();
-    Py_BEGIN_ALLOW_THREADS
+    PyThreadState *released = PyEval_SaveThread();
     rings_trim();
-    Py_END_ALLOW_THREADS
+    take_lock(released);
     Py_RETURN_NONE;
 }
 

@@ -14,11 +14,14 @@
 #endif
 #include "main_thread.h"
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <time.h>
 
 #define YIELD_NS 2000000 /* so long the main thread waits for who wants the lock */
 
 static sem_t taken;
+static atomic_int waiting; /* threads that want the lock soon */
+static atomic_bool crowded;
 
 __attribute__((constructor)) static void make(void) { sem_init(&taken, 0, 0); }
 
@@ -34,10 +37,13 @@ bool call_on_main_thread(int (*function)(void *)) {
     return true;
 }
 
-/* CPython asks a running thread for its lock after 5 ms in which the lock was never free. Here it is free, but for less time than
- * another thread needs to wake up. So the main thread lets go of it, and waits until it was taken. */
+/* CPython asks a running thread for its lock after 5 ms in which the lock was never free. Where a thread lets go of it all the
+ * time, it is free for less time than another thread needs to wake up. So the main thread lets go of it, and waits until it was
+ * taken. */
 static int yield_lock(void *unused) {
     struct timespec until;
+    while (sem_trywait(&taken) == 0) {} /* of a call that came too late for the last time */
+    if (!atomic_load(&waiting)) return 0;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_nsec += YIELD_NS;
     if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
@@ -48,8 +54,16 @@ static int yield_lock(void *unused) {
 }
 
 void take_lock_soon(void *state) {
-    while (sem_trywait(&taken) == 0) {} /* of a call that came too late for the last time */
+    atomic_fetch_add(&waiting, 1);
     bool asked = call_on_main_thread(yield_lock);
     PyEval_RestoreThread(state);
+    atomic_fetch_sub(&waiting, 1);
     if (asked) sem_post(&taken);
+}
+
+void main_thread_yields(bool yields) { atomic_store_explicit(&crowded, yields, memory_order_relaxed); }
+
+void take_lock(void *state) {
+    if (atomic_load_explicit(&crowded, memory_order_relaxed)) take_lock_soon(state);
+    else PyEval_RestoreThread(state);
 }

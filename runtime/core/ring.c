@@ -252,8 +252,16 @@ void ring_wake(Ring *r) {
     if (atomic_load_explicit(&r->header->signalled, memory_order_relaxed) ||
         atomic_exchange_explicit(&r->header->signalled, 1, memory_order_relaxed))
         return;
+    main_thread_yields(true);
     /* EAGAIN: the counter is full, so the consumer is awake already. */
     if (write(wake_fd, &one, sizeof one) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
+}
+
+/* The descriptor is not readable any more, until a ring asks for a drain again. It never waits. */
+PyObject *ring_py_clear_wake(PyObject *self, PyObject *unused) {
+    uint64_t asked;
+    if (wake_fd >= 0 && read(wake_fd, &asked, sizeof asked) < 0 && errno != EAGAIN) count_one(&g_counts.lookups_failed);
+    Py_RETURN_NONE;
 }
 
 /* Rings in use or yet to be read. Under the lock. */

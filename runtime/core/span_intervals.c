@@ -348,3 +348,33 @@ PyObject *intervals_py_share_time(PyObject *module, PyObject *args) {
     PyBuffer_Release(&on_others), PyBuffer_Release(&marks);
     return found;
 }
+
+/* (intervals, time): those that end later, as bytes. */
+PyObject *intervals_py_ending_after(PyObject *module, PyObject *args) {
+    Py_buffer view;
+    long long time;
+    if (!PyArg_ParseTuple(args, "y*L:intervals_ending_after", &view, &time)) return NULL;
+    const SpanInterval *from = view.buf, *end = from + (size_t)view.len / sizeof *from;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, view.len);
+    if (bytes) {
+        SpanInterval *first = (SpanInterval *)PyBytes_AS_STRING(bytes), *to = first;
+        for (; from < end; from++) {
+            *to = *from;
+            to += from->end > time;
+        }
+        _PyBytes_Resize(&bytes, (to - first) * (Py_ssize_t)sizeof *to);
+    }
+    PyBuffer_Release(&view);
+    return bytes;
+}
+
+/* (intervals, track, track): whether all are on these two. */
+PyObject *intervals_py_all_on(PyObject *module, PyObject *args) {
+    Py_buffer view;
+    long long one, other;
+    if (!PyArg_ParseTuple(args, "y*LL:intervals_all_on", &view, &one, &other)) return NULL;
+    const SpanInterval *each = view.buf, *end = each + (size_t)view.len / sizeof *each;
+    while (each < end && (each->track == one || each->track == other)) each++;
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(each == end);
+}

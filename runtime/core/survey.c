@@ -54,7 +54,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
         arguments += !low && e.args_len && !(e.flags & FLAG_ARG_INLINE);
         if (e.kind == KIND_GAP) lost += e.id;
     }
-    if (released) PyEval_RestoreThread(released);
+    take_back(released);
     PyBuffer_Release(&view);
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
     return Py_BuildValue("nLLLKKKKKKKKL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
@@ -112,7 +112,7 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
                 }
                 to[i].step = number[at];
             }
-            if (released) PyEval_RestoreThread(released);
+            take_back(released);
         }
         PyBuffer_Release(&view);
     }
@@ -140,7 +140,7 @@ PyObject *survey_py_touching(PyObject *self, PyObject *args) {
             memcpy(to, (const char *)view.buf + i * sizeof(Event), sizeof(Event));
             to += touches(to, start, end);
         }
-        if (released) PyEval_RestoreThread(released);
+        take_back(released);
         _PyBytes_Resize(&bytes, (to - first) * (Py_ssize_t)sizeof(Event));
     }
     PyBuffer_Release(&view);
@@ -175,9 +175,43 @@ PyObject *survey_py_count_touching(PyObject *self, PyObject *args) {
             }
             touching += touches(&e, interval[2 * at], interval[2 * at + 1]);
         }
-        if (released) PyEval_RestoreThread(released);
+        take_back(released);
         PyBuffer_Release(&view);
     }
     PyBuffer_Release(&pairs);
     return good ? PyLong_FromUnsignedLongLong(touching) : NULL;
+}
+
+static bool in_heap(const Event *e) { return e->args_len && !(e->flags & FLAG_ARG_INLINE); }
+
+/* (block): where its arguments begin and end in their heap, and how many bytes they have. */
+PyObject *survey_py_heap_range(PyObject *self, PyObject *block) {
+    Py_buffer view;
+    if (!get_events(block, &view)) return NULL;
+    unsigned long long first = UINT64_MAX, end = 0, total = 0;
+    for (const char *at = view.buf, *last = at + view.len; at < last; at += sizeof(Event)) {
+        Event e;
+        memcpy(&e, at, sizeof e);
+        if (!in_heap(&e)) continue;
+        if (e.args_at < first) first = e.args_at;
+        if ((uint64_t)e.args_at + e.args_len > end) end = (uint64_t)e.args_at + e.args_len;
+        total += e.args_len;
+    }
+    PyBuffer_Release(&view);
+    return Py_BuildValue("KKK", total ? first : 0, end, total);
+}
+
+/* (block, bytes): a copy for a heap without so many bytes at its begin. */
+PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args) {
+    PyObject *block;
+    unsigned int first;
+    Py_buffer view;
+    if (!PyArg_ParseTuple(args, "OI:with_heap_from", &block, &first) || !get_events(block, &view)) return NULL;
+    PyObject *copy = PyByteArray_FromStringAndSize(view.buf, view.len);
+    if (copy) {
+        Event *e = (Event *)PyByteArray_AS_STRING(copy), *end = e + (size_t)view.len / sizeof *e;
+        for (; e < end; e++) e->args_at -= in_heap(e) ? first : 0;
+    }
+    PyBuffer_Release(&view);
+    return copy;
 }

@@ -2,7 +2,6 @@
  * lock, in one go: Python lets go of the lock for each file and each entry of a directory, and gets it back after 5 ms if
  * another thread runs Python. */
 #include "core.h"
-#include "main_thread.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.runtime import _core
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.documented import Documented
 
@@ -219,26 +220,19 @@ def split_block(events: Block, args: bytes, max_events: int) -> Iterator[tuple[B
         yield own_heap(events[first : first + max_events], args)
 
 
-def _in_heap(events: Block) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (events["args_len"] > 0) & (events["flags"] & int(Flag.ARG_INLINE) == 0)
-    return found
-
-
 def heap_bytes(events: Block) -> int:
     """Bytes of the arguments of these events."""
-    return int(events["args_len"][_in_heap(events)].sum(dtype=np.int64))
+    return _core.heap_range(np.ascontiguousarray(events))[2]
 
 
 def own_heap(part: Block, args: bytes) -> tuple[Block, bytes]:
     """Events of a block with only their arguments, of the heap of the block. They are copied if they have any."""
-    in_heap = _in_heap(part)
-    if not in_heap.any():
+    part = np.ascontiguousarray(part)
+    start, end, size = _core.heap_range(part)
+    if not size:
         return part, b""
-    part = part.copy()
-    start = int(part["args_at"][in_heap].min())
-    end = int((part["args_at"][in_heap].astype(np.int64) + part["args_len"][in_heap]).max())
-    part["args_at"][in_heap] -= np.uint32(start)
-    return part, args[start:end]
+    copied: Block = np.frombuffer(_core.with_heap_from(part, start), EVENT_DTYPE)
+    return copied, args[start:end]
 
 
 def without_ids(few: Block, many: Block) -> Block:

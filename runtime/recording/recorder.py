@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
@@ -195,8 +194,7 @@ class Recorder:
 
     def clear_wake_fd(self) -> None:
         """Makes `wake_fd` unreadable, until a ring requests a drain again."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.wake_fd)
+        _core.clear_wake()
 
     def drain(self) -> tuple[int, list[tuple[Block, bytes]]]:
         """Drains all rings, including those of joined processes.

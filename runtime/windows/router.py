@@ -225,7 +225,9 @@ class WindowRouter:
         if not len(events):
             return batches
         for window, part in self._divide(events, found):
-            batches += self._release(window, self._accept(window, source, part, args, found if part is events else None))
+            batches += self._release(
+                window, self._accept(window, source, part, args, found if part is events else None)
+            )
         total = found.events - found.gaps
         recorded = [interval for window in self._open for interval in window.recorded]
         inside = len(recorded) == 1 and recorded[0][0] <= found.first_ns and found.end_ns < recorded[0][1]

@@ -208,10 +208,10 @@ def thread_of(track: int) -> int:
 def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     """Adds to the first track that steps what spans of other tasks cover of its thread: a task of asyncio that does not wait runs.
     Meanwhile the one that steps waits for its turn, and its waiting is shorter by that."""
-    on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
-    mine = (on == stepping[0]) | (on == stepping[1])
-    if mine.all():
+    if _core.intervals_all_on(intervals, *stepping):
         return intervals
+    on, classes = intervals[:, _TRACK], intervals[:, _CLASS]
+    mine = np.isin(on, stepping)
     spans = ~mine & ((classes == Phase.SPAN) | (classes == _INNER))
     threads = {thread_of(track) for track in stepping}
     others = [track for track in np.unique(on[spans]).tolist() if track not in threads and thread_of(track) in threads]
@@ -224,6 +224,10 @@ def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     waiting[:, _TRACK] = stepping[0]
     left = _intervals(Phase.SUSPENDED, stepping[0], *running(waiting, run))
     return np.concatenate((intervals[~(mine & waits)], run, left))
+
+
+def _as_intervals(memory: bytes) -> Times:
+    return np.frombuffer(memory, np.int64).reshape(-1, 4)
 
 
 def _intervals(number: int, track: int, begin: Times, end: Times) -> Times:
@@ -324,7 +328,7 @@ class StepFactsBuilder:
             events, classes, categories, _SIGNAL, _IGNORED, int(Phase.SPAN), _INNER
         )
         if found:
-            self._add_intervals(np.frombuffer(found, np.int64).reshape(-1, 4))
+            self._add_intervals(_as_intervals(found))
         if marks:
             self._new_marks.append(np.frombuffer(marks, np.int64).reshape(-1, 3))
             self._open += len(self._new_marks[-1])
@@ -426,8 +430,8 @@ class StepFactsBuilder:
     def _finish_half(self) -> None:
         """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
         intervals = self._gathered()
-        ends = np.sort(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END])
-        until = int(ends[len(ends) // 2])
+        ends = sorted(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END].tolist())
+        until = ends[len(ends) // 2]
         self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
         if len(self._steps) and until > int(self._steps[0, _TS]):
             marks = np.repeat(self._steps[:1], 2, axis=0)
@@ -509,13 +513,13 @@ class StepFactsBuilder:
 
     def _gathered(self) -> Times:
         if len(self._intervals) != 1:
-            self._intervals = [np.concatenate(self._intervals) if self._intervals else np.zeros((0, 4), np.int64)]
+            self._intervals = [_as_intervals(b"".join(self._intervals))]
         return self._intervals[0]
 
     def _drop_intervals(self, until: int, *, signals: bool = True) -> None:
         """Drops intervals that ended by a time, in ns. An interval that is open then is not cut, so that its begin counts once."""
         intervals = self._gathered()
-        self._intervals = [intervals.take(np.flatnonzero(intervals[:, _END] > until), axis=0)]
+        self._intervals = [_as_intervals(_core.intervals_ending_after(intervals, until))]
         self._interval_count = len(self._intervals[0])
         if signals:
             self._readings = [readings[readings[:, 0] >= until - 1] for readings in self._readings]
