@@ -27,7 +27,7 @@ MOST_PLACES = 3
 """Places in the answer on a program without steps."""
 NOT_ENOUGH = "There is not enough to judge."
 NOTHING = "Nothing stands out: no cause takes 10 % of a step."
-NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the loop for long, and no tasks or items pile up."
+NOTHING_OF_TASKS = "Nothing stands out: nothing blocks the event loop for long or often, and no tasks or items pile up."
 MOSTLY = 0.5
 """Share of a step in code of which only the program knows what it is for, from which on it is told where that is."""
 

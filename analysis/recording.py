@@ -137,7 +137,7 @@ class Rank:
         Raises:
             ImportError: if pyarrow is not installed.
         """
-        return import_module("pyarrow").table(columns_of_events(self.batches(window)))
+        return _library("pyarrow").table(columns_of_events(self.batches(window)))
 
     def pandas(self, window: int | None = None) -> Any:
         """The same as a pandas frame.
@@ -154,7 +154,7 @@ class Rank:
         Raises:
             ImportError: if pyarrow is not installed.
         """
-        return import_module("pyarrow").table(columns_of(self.steps))
+        return _library("pyarrow").table(columns_of(self.steps))
 
     def steps_pandas(self) -> Any:
         """The same as a pandas frame.
@@ -162,7 +162,7 @@ class Rank:
         Raises:
             ImportError: if pandas is not installed.
         """
-        return import_module("pandas").DataFrame(columns_of(self.steps))
+        return _library("pandas").DataFrame(columns_of(self.steps))
 
 
 class Recording:
@@ -208,6 +208,14 @@ class Recording:
             counts = f"{len(rank.windows):,}", f"{sum(rank.dropped.values()):,}"
             rows.append((process, rank.name, f"{rank.host}, pid {rank.pid}", ended, *counts))
         return tables_html(tables=[(f"Recording {self.path}", head, rows)], notes=self.notes)
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        install = "pip install 'stepscope[parquet]'" if name == "pyarrow" else "pip install pandas"
+        raise ImportError(f"{name} is not installed: {install}", name=name) from error
 
 
 def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> Recording:

@@ -40,6 +40,8 @@ RANK_DISTINCT = 0.2
 """A function makes a rank slow if its share of the rank's samples is larger by this than its share on the others."""
 RANK_LAST = 0.60
 """Share of the steps in which a rank must be the last one, to be the slow rank."""
+RANK_LONGER = 1.5
+"""Times the steps of the other ranks that those of a rank take, to be a finding where no collective shows who waits."""
 UNEVEN_WORK = 0.20
 """Share of the step for which ranks wait, to be a finding if it is another rank from step to step: chance makes a part of it."""
 
@@ -116,6 +118,10 @@ BLOCKED_NS = 50_000_000
 """A callback of an event loop that takes longer blocks it."""
 LOOP_BLOCKED = 0.05
 """Share of the run in which callbacks that are too long block the loop."""
+BRIEFLY_BLOCKED_NS = 10_000_000
+"""A callback that takes longer blocks the loop as well, if many do."""
+LOOP_OFTEN_BLOCKED = 0.20
+"""Share of the run in which they block the loop, to be a finding."""
 NEVER_ENDING = 20
 """Tasks of one name that did not end, to be a finding."""
 AT_THE_END = 0.01

@@ -11,14 +11,14 @@ from stepscope.analysis.evidence import MOST_EVENTS, places, samples_at
 from stepscope.analysis.findings import EventReference, Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_summary import RankSummary, hottest, parse_frame, samples_in
-from stepscope.analysis.thresholds import BLOCKED_NS, LOOP_BLOCKED
+from stepscope.analysis.thresholds import BLOCKED_NS, BRIEFLY_BLOCKED_NS, LOOP_BLOCKED, LOOP_OFTEN_BLOCKED
 from stepscope.runtime.display.code_places import in_library
 from stepscope.runtime.display.text_table import human_time
-from stepscope.runtime.windows.step_facts import union
+from stepscope.runtime.windows.step_facts import Times, union
 
 
 def check(job: Job) -> list[Finding]:
-    """Finds a loop that tasks or callbacks block: they run for longer than `BLOCKED_NS` at a stretch."""
+    """Finds a loop that tasks or callbacks block: they run for long at a stretch, or less long and often."""
     rank = max(job.ranks, key=lambda each: len(each.tasks) + len(each.callbacks))
     found = [blocked(rank, loop) for loop in loops_of(rank)]
     return [finding for finding in found if finding is not None][:1]
@@ -26,16 +26,21 @@ def check(job: Job) -> list[Finding]:
 
 def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
     """Says which tasks block one loop, where, for how long, and which tasks are ready meanwhile."""
+    for at_least_ns, share in ((BLOCKED_NS, LOOP_BLOCKED), (BRIEFLY_BLOCKED_NS, LOOP_OFTEN_BLOCKED)):
+        long = np.flatnonzero(loop.end - loop.begin >= at_least_ns)
+        # A callback may begin a task that runs at once.
+        first, last = union(loop.begin[long], loop.end[long])
+        blocked_ns = float((last - first).sum())
+        if blocked_ns >= share * max(loop.length, 1):
+            return _finding(rank, loop, long, at_least_ns, blocked_ns)
+    return None
+
+
+def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, blocked_ns: float) -> Finding:
+    """Args: numbers of the stretches that block the loop; how long each of them is at least, and all together."""
     begin, end = loop.begin, loop.end
     took = end - begin
-    long = np.flatnonzero(took >= BLOCKED_NS)
-    if not len(long):
-        return None
-    first_of, last_of = union(begin[long], end[long])  # a callback may begin a task that runs at once
-    blocked_ns = float((last_of - first_of).sum())
     cost = blocked_ns / max(loop.length, 1)
-    if cost < LOOP_BLOCKED:
-        return None
     who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
     stretches = [
         (begin, end, loop.names[at])
@@ -53,7 +58,7 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         inside = np.minimum(end[long], last) - np.maximum(begin[long], first)
         waited[name] += int(np.maximum(inside, 0).sum())
     evidence = [
-        f"{len(long)} times a task or callback ran for {human_time(BLOCKED_NS)} or longer without an await that waits: "
+        f"{len(long)} times a task or callback ran for {human_time(at_least_ns)} or longer without an await that waits: "
         f"{human_time(float(np.median(took[long])))} at the median, {human_time(longest)} at most; {count} times it was {who}",
     ]
     names = [f"{name} {human_time(ns)}" for name, ns in waited.most_common(3) if ns]
@@ -66,7 +71,8 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
         )
     if place is not None and place.share:
         evidence += samples_at(place, "taken then")
-    function = place.function if place else "..."
+    # Of a task's own coroutine only a part can go to a thread.
+    function = place.function if place and place.function.rpartition(".")[2] != who else "..."
     thread = f"loop.run_in_executor(None, {function})" if by_callback else f"await asyncio.to_thread({function})"
     return Finding(
         id="loop-blocked",
@@ -88,8 +94,9 @@ def blocked(rank: RankSummary, loop: Loop) -> Finding | None:
 RULE = Rule(
     id="loop-blocked",
     needs="tasks and long callbacks of asyncio (`stepscope run`); stack samples say where",
-    finds="a function that runs on the event loop for long",
-    threshold=f"{LOOP_BLOCKED:.0%} of the run in stretches of {BLOCKED_NS // 1_000_000} ms or longer",
+    finds="a function that runs on the event loop for long, or often",
+    threshold=f"{LOOP_BLOCKED:.0%} of the run in stretches of {BLOCKED_NS // 1_000_000} ms or longer, or {LOOP_OFTEN_BLOCKED:.0%} in "
+    f"stretches of {BRIEFLY_BLOCKED_NS // 1_000_000} ms or longer",
     wrong_if="others are answered as late with that function on a thread",
     check=check,
     of_steps=False,

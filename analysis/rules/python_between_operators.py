@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.analysis.evidence import places, steps_with_most
-from stepscope.analysis.findings import Finding
+from stepscope.analysis.findings import Finding, Place
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.operators import operators_a_step
-from stepscope.analysis.rank_summary import RankSummary, durations, hottest
+from stepscope.analysis.rank_summary import RankSummary, Sample, durations, hottest
 from stepscope.analysis.rules.forced_writes import forced_writes, written_bytes
 from stepscope.analysis.sampled_stacks import in_backward, in_loader, in_program_code
 from stepscope.analysis.thresholds import (
@@ -46,26 +46,30 @@ def check(job: Job) -> list[Finding]:
         for sample in rank.samples_in_steps()
         if in_program_code(sample) and not in_loader(sample) and not in_backward(sample)
     ]
-    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
-    if place is not None and place.share < UNCOVERED_PLACE:
-        place = None
     waiting = [sample for sample in samples if sample.state in {"S", "D"}]
     running = _running(rank, uncovered)
-    spent = human_time(float(np.median(uncovered)))
+    waited = cost * (1 - running)
+    waits = (running < WAITING or waited >= WAITING) and len(waiting) > WAITING * max(len(samples), 1)
+    writes = written_bytes(rank) >= WRITTEN_BYTES and running < WRITING
     span = _span(rank, uncovered)
     inside = f", most of it in the span {span}" if span else ""
+    does, taken = "it is", "in the program's own code"
+    if waits and not writes:
+        uncovered, cost, samples = uncovered * (1 - running), waited, waiting
+        does, taken = "the thread waits", "in which the program's own code waits"
+    place = _place(samples)
+    spent = human_time(float(np.median(uncovered)))
     evidence = [
-        f"{spent} of a median step of {human_time(rank.step_ns)} are in no operator and no phase of the training{inside}; it is "
-        f"more than {FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
+        f"for {spent} of a median step of {human_time(rank.step_ns)} {does} in no operator and no phase of the training{inside}; "
+        f"for more than {FINDING:.0%} in {int((uncovered > FINDING * took).sum())} of {len(took)} steps"
     ]
     if place is not None:
-        evidence.append(f"{place.share:.0%} of the stack samples in the program's own code are in {place}")
+        evidence.append(f"{place.share:.0%} of the stack samples {taken} are in {place}")
     gain = f"about {spent} of each step"
-    if written_bytes(rank) >= WRITTEN_BYTES and running < WRITING:
+    if writes:
         return [forced_writes(rank, cost, evidence, place, gain, "likely")]
     if place is None and cost < NO_PLACE:
         return []
-    waits = running < WAITING and len(waiting) > MAJORITY * max(len(samples), 1)
     if not waits and not rank.judged_steps["operators"].any():
         return []  # a loop of Python alone does what it is for
     if waits:
@@ -92,6 +96,12 @@ def check(job: Job) -> list[Finding]:
             places=places(place),
         )
     ]
+
+
+def _place(samples: list[Sample]) -> Place | None:
+    """The function that has most of these samples; `None` if none has many."""
+    place = hottest(samples) if len(samples) >= FEWEST_SAMPLES else None
+    return place if place is not None and place.share >= UNCOVERED_PLACE else None
 
 
 def _span(rank: RankSummary, uncovered: NDArray[np.float64]) -> str:

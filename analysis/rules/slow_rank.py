@@ -8,9 +8,9 @@ from stepscope.analysis.evidence import MOST_STEPS, places
 from stepscope.analysis.findings import Finding
 from stepscope.analysis.job import Job, Rule
 from stepscope.analysis.rank_comparison import compare_ranks
-from stepscope.analysis.rank_summary import hottest
+from stepscope.analysis.rank_summary import durations, hottest
 from stepscope.analysis.sampled_stacks import only_in
-from stepscope.analysis.thresholds import RANK_DISTINCT, RANK_LAST, RANK_WAIT
+from stepscope.analysis.thresholds import FEWEST_STEPS, RANK_DISTINCT, RANK_LAST, RANK_LONGER, RANK_WAIT
 from stepscope.runtime.display.text_table import human_time
 from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 
@@ -18,7 +18,9 @@ from stepscope.runtime.windows.step_parts import is_uncovered, parts_of
 def check(job: Job) -> list[Finding]:
     """Finds the rank that comes last in most steps, and the part of its steps that is longer than on the others."""
     compared = compare_ranks(job)
-    if compared is None or not compared.is_one_rank:
+    if compared is None:
+        return _without_collectives(job)
+    if not compared.is_one_rank:
         return []
     ranks, worst, number = compared.ranks, compared.last, compared.number(compared.last)
     others = [index for index in range(len(ranks)) if index != worst]
@@ -61,11 +63,50 @@ def check(job: Job) -> list[Finding]:
     ]
 
 
+def _without_collectives(job: Job) -> list[Finding]:
+    """Finds the rank whose steps take much longer than those of the others. Nothing shows whether these wait for it."""
+    ranks = [rank for rank in job.ranks if len(rank.judged_steps) >= FEWEST_STEPS]
+    if len(ranks) < 2 or any(rank.communication().any() for rank in ranks):
+        return []
+    medians = [float(np.median(durations(rank.judged_steps))) for rank in ranks]
+    worst = int(np.argmax(medians))
+    theirs = float(np.median(medians[:worst] + medians[worst + 1 :]))
+    times = medians[worst] / max(theirs, 1)
+    if times < RANK_LONGER:
+        return []
+    slow = ranks[worst]
+    number = worst if slow.rank is None else slow.rank
+    longer = medians[worst] - theirs
+    samples = slow.samples_in_steps()
+    elsewhere = [sample for rank in ranks if rank is not slow for sample in rank.samples_in_steps()]
+    place = only_in(samples, elsewhere, RANK_DISTINCT) or hottest(samples)
+    return [
+        Finding(
+            id="slow-rank",
+            title=f"The steps of rank {number} take {times:.1f} times as long as those of the other ranks.",
+            cost=longer / medians[worst],
+            cost_ns=longer,
+            evidence=(
+                f"a step of rank {number} takes {human_time(medians[worst])} at the median, and {human_time(theirs)} on the others",
+                "no collective was recorded, so it is not known whether the others wait for it",
+                *(() if place is None else (f"{place.share:.0%} of its stack samples are in {place}",)),
+            ),
+            action=f"if all ranks should do the same work, look at rank {number} on host {slow.recorded.host}"
+            f"{'' if place is None else f': {place}'}",
+            gain=f"{human_time(longer)} of each of its steps",
+            certainty="likely",
+            ranks=(number,),
+            places=places(place),
+        )
+    ]
+
+
 RULE = Rule(
     id="slow-rank",
-    needs="two ranks or more of one job, with steps of the same numbers and their collectives",
+    needs="two ranks or more of one job, with steps of the same numbers; their collectives say who waits",
     finds="a rank that the others wait for, and in which phase it is slower",
-    threshold=f"the others wait {RANK_WAIT:.0%} of the step, and it is the last in {RANK_LAST:.0%} of the steps",
+    threshold=f"the others wait {RANK_WAIT:.0%} of the step, and it is the last in {RANK_LAST:.0%} of the steps; without collectives, "
+    f"its steps take {RANK_LONGER:g} times as long",
     wrong_if="the same rank is fast with the collectives left out, or another rank is slow when hosts are swapped",
     check=check,
 )

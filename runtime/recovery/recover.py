@@ -88,7 +88,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
             f"  {human_count(self.from_rings, 'event')} and {human_count(self.open_spans, 'open span')} from {session}",
         ]
         added = self.total - self.events - self.from_rings - self.open_spans
-        more = f"; {added:,} were added: spans of steps, and gaps where events were lost" if added else ""
+        gaps = ", and gaps where events were lost" if self.dropped else ""
+        more = f"; {added:,} were added: spans of steps{gaps}" if added else ""
         lines.append(f"  {human_count(self.total, 'event')} in all{more}")
         lines += [f"  {human_count(self.processes, 'process', 'es')} had joined"] if self.processes else []
         lines += [f"  {human_count(self.dropped, 'event')} had not fitted the rings"] if self.dropped else []

@@ -173,6 +173,43 @@ def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first.action.startswith("work: move")
 
 
+def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it computes is no waiting: the cost and the gain are those of the wait."""
+    monkeypatch.delenv(SIGNALS_VARIABLE)
+    program = tmp_path / "own.py"
+    program.write_text(
+        "import sys, time\n"
+        "import stepscope as sc\n"
+        "def load():\n"
+        "    time.sleep(0.03)\n"
+        "def compute():\n"
+        "    begin = time.thread_time()\n"
+        "    while time.thread_time() - begin < 0.02: pass\n"
+        "with sc.trace(output_dir=sys.argv[1]) as profiler:\n"
+        "    for _ in range(40):\n"
+        "        with sc.span('load'): load()\n"
+        "        with sc.span('compute'): compute()\n"
+        "        profiler.step()\n"
+    )
+    done = python(program, tmp_path / "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first = explain(tmp_path / "run").findings[0]
+    assert first.id == "program-waits" and 0.4 < (first.cost or 0) < 0.8
+    assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
+
+
+def test_a_rank_whose_steps_take_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is named, if only as likely, where no collective says who waits for whom."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for rank, seconds in enumerate((0.004, 0.01)):
+        monkeypatch.setenv("RANK", str(rank))
+        record(tmp_path / "job" / f"rank{rank}", lambda _, seconds=seconds: span("work", seconds))  # type: ignore[misc]
+    found = {finding.id: finding for finding in explain(tmp_path / "job").findings}
+    slow = found["slow-rank"]
+    assert slow.ranks == (1,) and slow.certainty == "likely" and "no collective was recorded" in slow.evidence[1]
+    assert 4e6 < (slow.cost_ns or 0) < 9e6
+
+
 def test_the_command_prints_a_screen_or_json(tmp_path: Path) -> None:
     """The same answer."""
     record(tmp_path / "run", lambda _: span(LOADER, 0.004))

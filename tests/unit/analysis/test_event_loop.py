@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,6 +98,18 @@ def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
     assert found is not None and found.cost_ns == 100 * MS
+
+
+@pytest.mark.parametrize(("every_ms", "is_found"), [(40, True), (200, False)])
+def test_tasks_that_block_the_loop_often_do_so_together(every_ms: int, is_found: bool) -> None:
+    """Each for less time than one that counts by itself."""
+    runs = {f"request{at}": (at * every_ms * MS, (at * every_ms + 15) * MS, []) for at in range(50)}
+    recorded = cast(RankSummary, Recorded(runs))
+    (loop,) = loops_of(recorded)
+    found = blocked(recorded, loop)
+    assert (found is not None) is is_found
+    if found is not None:
+        assert found.cost_ns == 50 * 15 * MS and "ran for 10.0ms or longer" in found.evidence[0]
 
 
 @given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=9), min_size=1, max_size=4))
