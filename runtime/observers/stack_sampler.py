@@ -22,7 +22,11 @@ from stepscope.runtime.threads.background_call import start
 from stepscope.runtime.threads.native_threads import Thread
 
 SAMPLE_S = 0.05
-"""Seconds between two samples of a stack, on average."""
+"""Seconds between two samples of a stack, on average, at first."""
+LATER_SAMPLE_S = 0.1
+"""Seconds between two samples once there are enough for shares of the time."""
+ENOUGH_SAMPLES = 1200
+"""After so many samples there are fewer: a minute of them."""
 THREADS_S = 1.0
 """Seconds between two readings of the processor time of threads, and of the lengths of queues."""
 MAX_NAMES = 256
@@ -45,6 +49,8 @@ class Sampler:
         self._stacks, self._cpu = stacks, cpu
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._times = ThreadTimes()
+        self._sampled = 0
+        """Number of samples so far."""
         self._demand = ProcessorDemand()
         self._thread = Thread(target=self._run, name="stepscope sampler", daemon=True)
         start(self._thread)
@@ -86,8 +92,10 @@ class Sampler:
             for tid, thread in python_threads().items()
             if tid != target.tid and not thread.name.startswith("stepscope")
         ]
-        samples = round(THREADS_S / SAMPLE_S / len(targets))
-        return _core.sample(self._stop, SAMPLE_S, samples, *target, target.tid == os.getpid(), others)
+        seconds = SAMPLE_S if self._sampled < ENOUGH_SAMPLES else LATER_SAMPLE_S
+        samples = round(THREADS_S / seconds / len(targets))
+        self._sampled += samples
+        return _core.sample(self._stop, seconds, samples, *target, target.tid == os.getpid(), others)
 
 
 class ThreadTimes:
