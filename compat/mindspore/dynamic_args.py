@@ -99,7 +99,7 @@ class DynamicProfilerArgs:
         is_valid: bool = False,
         **further: Any,
     ) -> None:
-        self._said: list[str] = []
+        self._warnings: list[str] = []
         if "aic_metrics" in further:
             other, aicore_metrics = aicore_metrics, further.pop("aic_metrics")
             if other not in (-1, aicore_metrics):
@@ -129,7 +129,7 @@ class DynamicProfilerArgs:
         self.ranks: tuple[int, ...] | None = self._read("ranks", further.pop("ranks", None), _ranks, ())
         """Those that record; `None` for all, none if it could not be read."""
         self._further = self._read_further(further)
-        for text in self._said:
+        for text in self._warnings:
             log.warning("dynamic profiler: %s", text)
 
     def _read(self, name: str, value: Any, read: Callable[[Any], Any], *default: Any) -> Any:
@@ -159,12 +159,12 @@ class DynamicProfilerArgs:
         return kept
 
     def _say(self, text: str) -> None:
-        self._said.append(text)
+        self._warnings.append(text)
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
         """What of the fields could not be used, one sentence for each."""
-        return tuple(self._said)
+        return tuple(self._warnings)
 
     @property
     def analyse_mode(self) -> str | None:

@@ -21,7 +21,7 @@ MAX_OPEN = 65_536
 _numbers = itertools.count(1)
 _open: dict[int, tuple[_core.span, str]] = {}
 _lock = locks.reentrant()
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 def category_of(domain: str) -> str:
@@ -105,6 +105,6 @@ def _usable(call: str, message: object, domain: object) -> bool:
 
 
 def _say(call: str, text: str) -> None:
-    if call not in _said:
-        _said.add(call)
+    if call not in _reported:
+        _reported.add(call)
         log.warning("mstx.%s: %s", call, text)

@@ -220,9 +220,9 @@ class Sender:
             )
         except aiohttp.ClientSSLError as error:
             said = wants_plain(getattr(error, "os_error", None), "http")
-            failure = Refused(0, f"{self.target}: {said or f'no TLS with it: {self._said(error)}'}")
+            failure = Refused(0, f"{self.target}: {said or f'no TLS with it: {self._error_text(error)}'}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            failure = _Later(self._said(error))
+            failure = _Later(self._error_text(error))
         else:
             status = answer.status
             if 200 <= status < 300:
@@ -243,13 +243,13 @@ class Sender:
                     unread = f"it is longer than {MOST_ANSWER:,} bytes"
                     break
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            unread = f"the rest of it did not come: {self._said(error)}"
+            unread = f"the rest of it did not come: {self._error_text(error)}"
         if unread:
             response.close()  # the connection is of no further use
         wait = retry_after(response.headers.get("Retry-After"), time.time())
         return _Answer(response.status, wait, bytes(body[:MOST_ANSWER]), unread)
 
-    def _said(self, error: Exception) -> str:
+    def _error_text(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.target.timeout:g} s"
         if isinstance(error, aiohttp.ClientConnectorError):  # its text speaks of TLS, whatever the URL says

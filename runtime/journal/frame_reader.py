@@ -328,7 +328,7 @@ class FrameReader:
                 payload
             ):
                 payload = self.files.pread(needed, body)
-            self._events = _decode_given_up(kind, payload).total
+            self._events = _decode_discarded(kind, payload).total
             return (kind, flags, payload), number, body + length
         if skipped is not None and kind == fmt.FrameType.EVENTS:
             beginning = both[len(head) : len(head) + length]
@@ -369,7 +369,7 @@ class FrameReader:
             ahead = (number - self._number) & 0xFFFFFFFF
             if frame is not None and record is None:
                 if over:
-                    lost.append(_unread_part(_decode_given_up(frame[0], frame[2]), before, self._events_so_far))
+                    lost.append(_unread_part(_decode_discarded(frame[0], frame[2]), before, self._events_so_far))
                 elif ahead < 1 << 31:
                     record = border, before
             if end > at and frame is not None and (over or border < at):
@@ -390,7 +390,7 @@ class FrameReader:
         frame, number, end = found
         if frame is None or frame[0] not in discarded_frames.KINDS:
             return found
-        lost = _decode_given_up(frame[0], frame[2])
+        lost = _decode_discarded(frame[0], frame[2])
         read = min(self._ahead, lost.total)
         self._ahead -= read
         return (int(fmt.FrameType.GIVEN_UP), frame[1], discarded_frames.encode(lost.without_first(read))), number, end
@@ -435,7 +435,7 @@ class FrameReader:
         self._at = end
 
 
-def _decode_given_up(kind: int, payload: bytes) -> discarded_frames.GivenUp:
+def _decode_discarded(kind: int, payload: bytes) -> discarded_frames.GivenUp:
     """The record of a frame that was given up; an empty one if it cannot be decoded, which the caller of `next` counts."""
     try:
         return discarded_frames.decode(kind, payload)

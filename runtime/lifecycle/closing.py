@@ -39,13 +39,13 @@ _unfinished: set[CloseProcedure] = set()
 class CloseProcedure:
     """Closes a profiler's backends, windows and exporters on the loop, and then removes the note of the run.
 
-    If the loop does not finish by the deadline, the caller stops waiting (`given_up`). The session and the note of the run
+    If the loop does not finish by the deadline, the caller stops waiting (`timed_out`). The session and the note of the run
     then stay for `stepscope recover`. If the loop finishes later, closing is completed.
     """
 
     def __init__(self, name: str, opened: OpenRun, output: Output, timeout: float) -> None:
         """Args: name of the profiler; what it has opened; its output; `Options.close_timeout`."""
-        self.given_up = False
+        self.timed_out = False
         """Whether the loop missed the deadline, so that recorded events may not have been delivered."""
         self.note = ""
         """A note on that for diagnostics."""
@@ -114,7 +114,7 @@ class CloseProcedure:
     def _end_late(self, removal: OneShot[None], deadline: int) -> None:
         """Completes a closing after its deadline, and logs that there is nothing to recover."""
         self._end(removal)
-        if not self.given_up:
+        if not self.timed_out:
             log.warning(
                 "profiler %r closed %.1f s after the deadline: nothing is left to recover. What was not written by the deadline "
                 "counts as dropped; raise Options.close_timeout, which is %g s, to have it written",
@@ -127,13 +127,13 @@ class CloseProcedure:
             removal.result()
             self._hub.do(self._opened.accounts.close)
             self._output.finish()
-            self.given_up = False
+            self.timed_out = False
         except BaseException as error:  # an internal error, or the end of the loop
             log.error("profiler %r could not be closed", self._name, exc_info=error)
             self._give_up("it failed: please report it")
         try:
             drain_loop.release()
-            if not self.given_up:
+            if not self.timed_out:
                 self._opened.recorder.delivered(self._output)  # after the loop, which drains it
         except BaseException as error:
             log.error("the runtime's loop could not be ended", exc_info=error)
@@ -141,7 +141,7 @@ class CloseProcedure:
             _unfinished.discard(self)
 
     def _give_up(self, why: str) -> None:
-        self.given_up = True
+        self.timed_out = True
         self.note = (
             f"not delivered: closing was given up, because {why}; the rest is left in {self._opened.recorder.directory}: when this "
             f"process has ended, `{shlex.join(['stepscope', 'recover', str(self._output.path)])}` brings it back"

@@ -43,7 +43,7 @@ _lock = locks.reentrant()
 _joined: Path | None = None
 _part: Path | None = None
 _inherited: Path | None = None
-_said: set[str] = set()
+_reported: set[str] = set()
 
 
 def join(name: str | None = None) -> bool:
@@ -191,8 +191,8 @@ def _program() -> str:
 
 
 def _say(level: int, reason: str) -> None:
-    if reason not in _said:
-        _said.add(reason)
+    if reason not in _reported:
+        _reported.add(reason)
         log.log(level, "stepscope.join: %s", reason)
 
 
@@ -226,7 +226,7 @@ def _forked() -> None:
     global _joined, _part, _inherited
     _inherited = _joined or recorder.inherited() or _inherited
     _joined = _part = None
-    _said.clear()
+    _reported.clear()
     join_if_told()
 
 

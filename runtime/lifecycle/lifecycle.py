@@ -311,16 +311,16 @@ class Lifecycle:
         return any(source.open and source.here for source in self.steps.bound())
 
     @property
-    def given_up(self) -> bool:
+    def timed_out(self) -> bool:
         """Whether the loop missed the deadline of closing."""
-        return self.ending is not None and self.ending.given_up
+        return self.ending is not None and self.ending.timed_out
 
     def replaced_notes(self) -> tuple[str, ...]:
         """If exporters failed and a library has replaced the threads: a note that this may be the reason."""
         library = threads_replaced_by()
         if not library or self.opened is None:
             return ()
-        failed = self.given_up or any(worker.statistics().errors for worker in self.opened.pipeline.workers)
+        failed = self.timed_out or any(worker.statistics().errors for worker in self.opened.pipeline.workers)
         return (replaced_note(library),) if failed else ()
 
     def _late_note(self) -> str:

@@ -23,7 +23,7 @@ def audit(statistics: ProfilerStatistics) -> tuple[str, ...]:
     if statistics.recorder is not None:
         found += _rings(statistics.recorder)
     if statistics.pipeline is not None:
-        closed = statistics.state == "closed" and not statistics.given_up
+        closed = statistics.state == "closed" and not statistics.timed_out
         found += _pipeline(statistics.pipeline, closed)
         if statistics.recorder is not None and closed:
             found += _received(statistics.recorder, statistics.pipeline)

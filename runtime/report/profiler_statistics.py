@@ -27,5 +27,5 @@ class ProfilerStatistics(msgspec.Struct, frozen=True):
     """Time of starts, changes and stops on the calling threads."""
     recorder: RecorderStatistics | None
     pipeline: PipelineStatistics | None
-    given_up: bool = False
+    timed_out: bool = False
     """The loop did not answer before the deadline of closing. `stepscope recover` finds the events that were not delivered."""

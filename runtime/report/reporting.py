@@ -57,7 +57,7 @@ class Reporting:
         return ProfilerStatistics(
             state=steps.state,
             steps=steps.steps_begun,
-            given_up=self._life.given_up,
+            timed_out=self._life.timed_out,
             steps_ignored=steps.ignored,
             windows=steps.windows_begun if flight is None else flight.windows.statistics().opened,
             windows_left_out=steps.skipped_windows,
@@ -84,7 +84,7 @@ class Reporting:
             notes += tuple(self._pipeline.notes)
             notes += tuple(_error_notes(self._pipeline))
             notes += self._flight_notes(self._pipeline)
-        if life.ending is not None and life.ending.given_up:
+        if life.ending is not None and life.ending.timed_out:
             notes += (life.ending.note,)
         notes += self._arming.notes()
         notes += () if life.control is None else tuple(f"control: {note}" for note in life.control.notes)

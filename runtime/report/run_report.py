@@ -97,7 +97,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
         ]
         failed = ", ".join(output.name for output in pipeline.exporters if output.errors)
         dropped = _dropped(pipeline)
-        if not dropped and stats.given_up:
+        if not dropped and stats.timed_out:
             dropped = "not known"
         elif not dropped:
             reasons = [f"{failed} failed"] if failed else []
@@ -108,7 +108,7 @@ class RunReport(Documented, frozen=True, kw_only=True):
             dropped = f"nothing that was counted; {', '.join(reasons)}" if reasons else "nothing"
         yield f"dropped   {dropped}"
         yield from (f"missing   {text}" for text in missing)
-        if stats.given_up:
+        if stats.timed_out:
             unsorted = recorder.waiting + pipeline.drained - pipeline.routed - pipeline.unrouted
             yield f"left      {human_count(unsorted, 'event')} that were not sorted into windows, and what outputs did not write"
         cut = ", ".join(f"{count:,} {what.replace('_', ' ')}" for what, count in recorder.cut.items() if count)

@@ -117,7 +117,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         if not self.speaks:
             return
         notes = (*self._problems(), *self._untraced(), *(() if failure else self._empty()))
-        failed = _said(failure) if failure is not None and not self.profiler.statistics().steps else ""
+        failed = _failure_text(failure) if failure is not None and not self.profiler.statistics().steps else ""
         with Progress().during("looking for what is slow"):
             said = self._ending(notes, failed).text()
         message(said)
@@ -178,11 +178,11 @@ class TracedProgram(msgspec.Struct, frozen=True):
     def tell_of_signal(self, name: str) -> None:
         """Says that a signal ends the program, where the files are, and what is slow; `end` has been called by nobody."""
         directory = opening.shown(self.profiler.output.path)
-        given_up = self.profiler.statistics().given_up
-        rest = "; not all was written, see above" if given_up else ""
-        if given_up or self.speaks:
+        timed_out = self.profiler.statistics().timed_out
+        rest = "; not all was written, see above" if timed_out else ""
+        if timed_out or self.speaks:
             _write(f"stepscope run: {name} ended the program; what was recorded is in {directory}{rest}\n")
-        if not given_up and self.speaks and _takes_text():
+        if not timed_out and self.speaks and _takes_text():
             asked = self._ending()
             answer = asked.text_of_other_process().lstrip("\n")  # a line was said already
             _write(answer or "".join(f"{label}  {text}\n" for label, text in asked.notes))
@@ -200,7 +200,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return say
 
 
-def _said(failure: BaseException) -> str:
+def _failure_text(failure: BaseException) -> str:
     """What the program raised, on one line, and what to do if it is a module that this environment does not have."""
     text = printable(error_text(failure))
     if isinstance(failure, ModuleNotFoundError):

@@ -141,7 +141,7 @@ def test_a_fault_while_one_closes(file: str, function: str, tmp_path: Path) -> N
             assert unlucky.flush() and other.flush()
             fault.armed = True
             unlucky.close()
-            assert fault.came and kept.closed and not unlucky.statistics().given_up
+            assert fault.came and kept.closed and not unlucky.statistics().timed_out
             sc.instant("after")
             assert other.flush()
     assert memory.names(kind=Kind.INSTANT) == ["before", "after"]
@@ -155,7 +155,7 @@ async def test_a_fault_when_the_deadline_has_passed(tmp_path: Path) -> None:
 
     def closed() -> bool:
         closing = any(thread.name == "stepscope closing" for thread in threading.enumerate())
-        return not closing and not unlucky.statistics().given_up
+        return not closing and not unlucky.statistics().timed_out
 
     with no_memory("drain_loop", "_drain_rings", "remove") as fault:
         unlucky = sc.trace(output_dir=tmp_path / "unlucky", options=hasty)

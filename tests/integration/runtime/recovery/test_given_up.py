@@ -84,7 +84,7 @@ async def reason(output: Path) -> str:
     given_up = re.compile(r"given up, because ([^;]*)")
     await poll(lambda: given_up.search(str(profiler.report())))  # where all is slow the loop comes to that after us
     why = given_up.findall(str(profiler.report()))
-    await poll(lambda: not profiler.statistics().given_up)
+    await poll(lambda: not profiler.statistics().timed_out)
     await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
     assert not profiler.audit()
     return "".join(why)
@@ -113,13 +113,13 @@ async def test_closing_is_completed_when_the_loop_goes_on(
     profiler.step()
     profiler.close()
     try:
-        assert profiler.statistics().given_up and "dropped   not known" in str(profiler.report())
+        assert profiler.statistics().timed_out and "dropped   not known" in str(profiler.report())
         (note,) = [note for note in profiler.diagnostics() if note.startswith("not delivered")]
         assert "given up, because the runtime's loop is blocked in " in note
         assert (tmp_path / "session").exists() and not profiler.audit()
     finally:
         backend.free.set()
-    await poll(lambda: not profiler.statistics().given_up)
+    await poll(lambda: not profiler.statistics().timed_out)
     await poll(lambda: not any(thread.name == "stepscope" for thread in threading.enumerate()))
     assert not (tmp_path / "session").exists() and not profiler.audit()
     report = str(profiler.report())

@@ -361,7 +361,7 @@ assert stuck.statistics().state == "new"
 with sc.trace(output_dir="second", options=options):
     pass
 stuck.close()
-assert not stuck.statistics().given_up
+assert not stuck.statistics().timed_out
 """,
         tmp_path,
         code=0,
