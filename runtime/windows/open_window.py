@@ -124,7 +124,7 @@ class OpenWindow:
             self.gap_events += found.gaps
         self._accepted[source] += found.events - found.gaps
         self.events += 0 if source == STEPS else found.loud
-        numbered = self.marks.with_steps(events)
+        numbered = self.marks.with_steps(events, found.first_ns)
         if before is not None:
             numbered["step"] = self.marks.steps_at(np.minimum(numbered["ts"], before - 1))
         if self._rows is not None and source != STEPS:

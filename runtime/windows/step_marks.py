@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ from stepscope.runtime.windows.window import Step
 MAX_MARKS = 1 << 20
 """Marks of a window, 24 bytes each. A longer window drops the oldest."""
 
-_MARK = np.dtype([("ts", "<i8"), ("parent", "<u8"), ("number", "<i4"), ("track", "<u4")])
+_FIELDS = {"ts": "<i8", "parent": "<u8", "number": "<i4", "track": "<u4"}
 
 
 class StepMark(msgspec.Struct, frozen=True, gc=False):
@@ -29,17 +29,44 @@ class StepMark(msgspec.Struct, frozen=True, gc=False):
     """Id of the span around the call, 0 = none."""
 
 
+class _Columns(NamedTuple):
+    """Marks as arrays: what a drain needs of them is found and passed on without a copy, however many there are."""
+
+    ts: NDArray[np.int64]
+    parent: NDArray[np.uint64]
+    number: NDArray[np.int32]
+    track: NDArray[np.uint32]
+
+    @classmethod
+    def empty(cls, room: int) -> _Columns:
+        return cls(*(np.zeros(room, dtype) for dtype in _FIELDS.values()))
+
+    def part(self, first: int, end: int | None) -> _Columns:
+        """Views of a range of marks."""
+        return _Columns(self.ts[first:end], self.parent[first:end], self.number[first:end], self.track[first:end])
+
+    def put(self, at: int, marks: _Columns) -> None:
+        for ours, theirs in zip(self, marks, strict=True):
+            ours[at : at + len(theirs)] = theirs
+
+
 class StepMarks:
     """Marks in the order of their times, in arrays, for loops of a million steps a second."""
 
     def __init__(self, first: StepMark) -> None:
-        self._marks: NDArray[np.void] = np.zeros(64, _MARK)
-        self._marks[0] = (first.ts, first.parent, first.number, first.track)
+        self._columns = _Columns.empty(64)
+        """With room for further marks."""
+        for column, value in zip(self._columns, (first.ts, first.parent, first.number, first.track), strict=True):
+            column[0] = value
         self._count = 1
         self._spans = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def _marks(self) -> _Columns:
+        return self._columns.part(0, self._count)
 
     @property
     def pending(self) -> bool:
@@ -49,89 +76,82 @@ class StepMarks:
     @property
     def last(self) -> StepMark:
         """The latest mark."""
-        mark = self._marks[self._count - 1]
-        return StepMark(int(mark["ts"]), int(mark["number"]), int(mark["track"]), int(mark["parent"]))
+        ts, parent, number, track = (int(column[self._count - 1]) for column in self._columns)
+        return StepMark(ts, number, track, parent)
 
     def add(self, events: Block, end: int) -> None:
         """Adds the STEP events that are later than the last mark and earlier than `end`. They are in the order of their times."""
-        latest = self._marks["ts"][self._count - 1]
+        latest = self._columns.ts[self._count - 1]
         if not len(events) or events["ts"][-1] <= latest:
             return
         events = events[(events["ts"] > latest) & (events["ts"] < end)]
         if not len(events):
             return
         self._make_room(len(events))
-        new = self._marks[self._count : self._count + len(events)]
-        for theirs, ours in (("ts", "ts"), ("parent", "parent"), ("step", "number"), ("track", "track")):
-            new[ours] = events[theirs]
+        self._columns.put(self._count, _Columns(events["ts"], events["parent"], events["step"], events["track"]))
         self._count += len(events)
 
     def tracks(self) -> set[int]:
         """Tracks of the threads and tasks that began the steps."""
-        found: list[int] = np.unique(self._marks["track"][: self._count]).tolist()
+        found: list[int] = np.unique(self._marks.track).tolist()
         return set(found)
 
     def _make_room(self, more: int) -> None:
         if self._count > MAX_MARKS and self._spans > MAX_MARKS // 2:
             surplus = min(self._count - MAX_MARKS // 2, self._spans)
-            self._marks[: self._count - surplus] = self._marks[surplus : self._count].copy()
+            newest = self._columns.part(surplus, self._count)
+            self._columns.put(0, _Columns(*(column.copy() for column in newest)))
             self._count -= surplus
             self._spans -= surplus
-        if self._count + more > len(self._marks):
-            grown = np.zeros(max(2 * len(self._marks), self._count + more), _MARK)
-            grown[: self._count] = self._marks[: self._count]
-            self._marks = grown
+        if self._count + more > len(self._columns.ts):
+            grown = _Columns.empty(max(2 * len(self._columns.ts), self._count + more))
+            grown.put(0, self._marks)
+            self._columns = grown
 
     def cut(self, end: int) -> None:
         """Removes marks from the time `end` on, in ns, but for the first one."""
-        self._count = max(int(np.searchsorted(self._marks["ts"][: self._count], end)), 1)
+        self._count = max(int(np.searchsorted(self._marks.ts, end)), 1)
         self._spans = min(self._spans, self._count)
 
     def steps_at(self, times: NDArray[np.int64]) -> NDArray[np.int32]:
         """The step number of each time, in ns."""
-        marks = self._marks[: self._count]
-        counts = _core.count_until(np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(times))
-        at = np.frombuffer(counts, np.int64) - 1
-        numbers: Any = marks["number"][np.maximum(at, 0)]
-        return numbers  # type: ignore[no-any-return]
+        marks = self._marks
+        at = np.frombuffer(_core.count_until(marks.ts, np.ascontiguousarray(times)), np.int64) - 1
+        return marks.number[np.maximum(at, 0)]
 
-    def with_steps(self, events: Block) -> Block:
-        """A copy in which each event has the number of the step in which it began."""
-        marks = self._marks[: self._count]
-        begins, numbers = np.ascontiguousarray(marks["ts"]), np.ascontiguousarray(marks["number"])
-        copied: Block = np.frombuffer(_core.with_steps(np.ascontiguousarray(events), begins, numbers), EVENT_DTYPE)
+    def with_steps(self, events: Block, first_ns: int) -> Block:
+        """A copy in which each event has the number of the step in which it began; the first one began at `first_ns`."""
+        first = max(int(np.searchsorted(self._marks.ts, first_ns, side="right")) - 1, 0)
+        marks = self._columns.part(first, self._count)
+        numbered = _core.with_steps(np.ascontiguousarray(events), marks.ts, marks.number)
+        copied: Block = np.frombuffer(numbered, EVENT_DTYPE)
         return copied
 
     def steps(self, end: int) -> tuple[Step, ...]:
         """The steps; the last one ends at `end`."""
-        marks = self._marks[: self._count]
-        ends = [*marks["ts"][1:].tolist(), end]
+        marks = self._marks
+        ends = [*marks.ts[1:].tolist(), end]
         return tuple(
             Step(number, ts, until)
-            for number, ts, until in zip(marks["number"].tolist(), marks["ts"].tolist(), ends, strict=True)
+            for number, ts, until in zip(marks.number.tolist(), marks.ts.tolist(), ends, strict=True)
             if until > ts
         )
 
     def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """Tracks, begins and ends of the steps that nest on the track of the training loop; the last one ends at `end`."""
-        marks, following, nests = self._ended(0, end)
-        return marks["track"][nests], marks["ts"][nests], following["ts"][nests]
+        marks, ends, nests = self._ended(0, end)
+        return marks.track[nests], marks.ts[nests], ends[nests]
 
-    def _ended(self, first: int, end: int | None) -> tuple[NDArray[np.void], NDArray[np.void], NDArray[np.bool_]]:
-        """Steps from index `first` on: their marks, the marks that end them, and whether each nests."""
-        marks = self._marks[first : self._count]
-        following = marks[1:]
-        if end is not None and len(marks) and end > int(marks["ts"][-1]):
-            following = np.empty_like(marks)
-            following[:-1] = marks[1:]
+    def _ended(self, first: int, end: int | None) -> tuple[_Columns, NDArray[np.int64], NDArray[np.bool_]]:
+        """Steps from index `first` on: their marks, when they end, and whether each nests."""
+        marks, following = self._columns.part(first, self._count), self._columns.part(first + 1, self._count)
+        ends, track, parent = following.ts, following.track, following.parent
+        if end is not None and len(marks.ts) and end > int(marks.ts[-1]):
             # The span that is open at the end of the last step is not known; most likely it is that of its begin.
-            following[-1] = marks[-1]
-            following["ts"][-1] = end
-        marks = marks[: len(following)]
-        nests = (
-            (marks["track"] != 0) & (marks["track"] == following["track"]) & (marks["parent"] == following["parent"])
-        )
-        return marks, following, nests
+            ends = np.append(ends, end)
+            track, parent = np.append(track, marks.track[-1]), np.append(parent, marks.parent[-1])
+        marks = marks.part(0, len(ends))
+        return marks, ends, (marks.track != 0) & (marks.track == track) & (marks.parent == parent)
 
     def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
         """A span for each step that ended since the last call; `end`, if any, ends the last one.
@@ -139,12 +159,12 @@ class StepMarks:
         A span is on the track of the training loop if it nests there, that is, if the same span is open at its begin and its
         end. Otherwise it is on `fallback_track`.
         """
-        marks, following, nests = self._ended(self._spans, end)
-        self._spans += len(marks)
-        block = empty_block(len(marks))
-        block["ts"], block["dur"], block["step"] = marks["ts"], following["ts"] - marks["ts"], marks["number"]
-        block["track"] = np.where(nests, marks["track"], fallback_track)
-        block["parent"] = np.where(nests, marks["parent"], 0)
+        marks, ends, nests = self._ended(self._spans, end)
+        self._spans += len(ends)
+        block = empty_block(len(ends))
+        block["ts"], block["dur"], block["step"] = marks.ts, ends - marks.ts, marks.number
+        block["track"] = np.where(nests, marks.track, fallback_track)
+        block["parent"] = np.where(nests, marks.parent, 0)
         block["name"], block["category"] = strings.intern("ProfilerStep"), strings.category("user_annotation")
         block["kind"], block["flags"] = Kind.SPAN, int(Flag.NUMBERED)
         return block
