@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import os
 import threading
 import time
@@ -20,7 +21,7 @@ from stepscope.runtime.annotations import tasks
 from stepscope.runtime.recording import recorder
 from stepscope.runtime.session.directory import session_of
 from tests.support import disks, forked
-from tests.support.basics import heed_interrupts
+from tests.support.basics import heed_interrupts, missing
 from tools.checklist import PAGE, unshown
 
 importlib.import_module("stepscope")
@@ -68,6 +69,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if _name(item) in slow]
     items[:] = [item for item in items if _name(item) not in slow]
     config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that needs a package ends where that is missing. Nothing is imported here."""
+    for package in (name for mark in item.iter_markers("needs") for name in mark.args):
+        if importlib.util.find_spec(package) is None:
+            missing(f"the package {package}", "`make test` installs it.")
 
 
 _shown: set[str] = set()

@@ -65,6 +65,7 @@ def test_random_numbers_differ() -> None:
     assert one[0] != two[0] and one[1] != two[1]
 
 
+@pytest.mark.needs("torch")
 def test_operators_can_arrive_live() -> None:
     """Of torch that the server has imported, as stepscope was imported before."""
     program = """

@@ -237,6 +237,7 @@ def test_operators_of_torch_on_another_thread(mode: str, tmp_path: Path) -> None
     assert note.startswith("empty: ") and "backend 'torch' records the thread 'serve_0' (" in note
 
 
+@pytest.mark.needs("torch")
 def test_a_region_of_torch_where_nothing_else_is(tmp_path: Path) -> None:
     """The note of operators that arrive live says that there were no operators: the region is an event, and is recorded."""
     (told,) = run(

@@ -25,6 +25,8 @@ from tests.support.basics import ROOT, missing
 from tests.support.operators import ARMED, environment, record, torch
 from tests.support.readings import texts
 
+pytestmark = pytest.mark.needs("torch")
+
 if not ARMED:
     missing("torch with our ITT collector", f"{torch_arm.reason()}.")
 

@@ -19,6 +19,8 @@ from stepscope.runtime.events.record import Kind
 from tests.support.basics import ROOT
 from tests.support.readings import decoded
 
+pytestmark = pytest.mark.needs("torch")
+
 RECORDED = ROOT / "tests" / "support" / "data" / "h200_gpt_two_streams.json.xz"
 """One window of torch 2.11 on CUDA 13, as `torch.profiler` exports it."""
 DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}

@@ -29,6 +29,8 @@ from stepscope.runtime.schedule.schedule import schedule
 from tests.support.operators import record, torch, train
 from tests.support.readings import decoded, texts
 
+pytestmark = pytest.mark.needs("torch")
+
 NONE, WARMUP, RECORD, SAVE = ProfilerAction
 
 Row = tuple[str, str, str, int, int, str]

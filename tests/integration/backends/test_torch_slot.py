@@ -15,6 +15,8 @@ from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 from tests.support.operators import environment
 
+pytestmark = pytest.mark.needs("torch")
+
 PROGRAM = ROOT / "tests" / "support" / "programs" / "torch_slot.py"
 REGIONS = PROGRAM.with_name("torch_regions.py")
 AROUND = {"sin": 1, "cos": 1}

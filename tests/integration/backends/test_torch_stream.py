@@ -29,6 +29,8 @@ from tests.support.messages import refused
 from tests.support.operators import ARMED, environment, record, torch, train
 from tests.support.readings import texts
 
+pytestmark = pytest.mark.needs("torch")
+
 if not ARMED:
     missing("torch with our ITT collector", f"{torch_arm.reason()}.")
 

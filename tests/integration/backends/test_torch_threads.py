@@ -14,6 +14,8 @@ from tests.support.basics import ROOT
 from tests.support.launch import run_to_end
 from tests.support.operators import environment
 
+pytestmark = pytest.mark.needs("torch")
+
 PREAMBLE = f"""
 import json, logging, sys, threading, time
 sys.path.append({str(ROOT)!r})

@@ -287,6 +287,7 @@ def test_observers_that_fail(failing: str) -> None:
     assert f"cannot {failing}" in " ".join(f"{error} {error.__cause__}" for error in raised.value.exceptions)
 
 
+@pytest.mark.needs("torch")
 def test_torchs_own_observer(tmp_path: Path) -> None:
     """An `ExecutionTraceObserver` writes its file with the windows' operators."""
     observer = ours.ExecutionTraceObserver().register_callback(str(tmp_path / "et.json"))

@@ -130,6 +130,7 @@ def test_stacks_for_flame_graphs(tmp_path: Path) -> None:
         prof.export_stacks(tmp_path / "stacks.txt", "self_time")
 
 
+@pytest.mark.needs("torch")
 async def test_kernels_belong_to_the_operators_that_launched_them(tmp_path: Path) -> None:
     """A trace of a device, played from a journal: tables have its columns, times and shares, as torch has them."""
     run, window = make_run(tmp_path), make_window(steps=(0,))

@@ -22,6 +22,8 @@ from tests.support.basics import Deferred
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill
 from tests.support.messages import refused
 
+pytestmark = pytest.mark.needs("accelerate")
+
 accelerate: Any = Deferred("accelerate")
 torch: Any = Deferred("torch")
 ours: Any = Deferred("stepscope.accelerate")

@@ -29,9 +29,10 @@ keras: Any = Deferred("keras")
 ours: Any = Deferred("stepscope.keras")
 
 # What Keras 3.15 does with torch 2.13 and numpy 2 in `predict`.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.needs("keras"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"),
+]
 
 CYCLE = sc.schedule(wait=1, warmup=1, active=3, repeat=1)
 

@@ -32,6 +32,7 @@ ours: Any = Deferred("stepscope.lightning")
 torch: Any = Deferred("torch")
 
 pytestmark = [
+    pytest.mark.needs("lightning"),
     pytest.mark.filterwarnings(r"ignore:The '\w+_dataloader' does not have many workers"),
     pytest.mark.filterwarnings(r"ignore:You're resuming from a checkpoint that ended before the epoch ended"),
     pytest.mark.filterwarnings(r"ignore:You defined a `validation_step` but have no `val_dataloader`"),

@@ -19,6 +19,8 @@ from tests.support.basics import Deferred, require
 from tests.support.frameworks import Runs, check_incomplete, check_well, fill, steps
 from tests.support.messages import refused
 
+pytestmark = pytest.mark.needs("transformers")
+
 torch: Any = Deferred("torch")
 transformers: Any = Deferred("transformers")
 ours: Any = Deferred("stepscope.transformers")
