@@ -39,7 +39,7 @@ class Audit:
         self._directory = directory
         self._disk = Disk(1)
         self._second, self._refusals = 0, 0
-        self._minute, self._written = 0, 0
+        self._minute, self._logged = 0, 0
         self._unwritten = self._left_out = 0
         self.refused = 0
         """Requests that were refused."""
@@ -75,9 +75,9 @@ class Audit:
             self._second, self._refusals = second, 0
         self._refusals += 1
         if second // 60 != self._minute:
-            self._minute, self._written = second // 60, 0
-        self._written += not said_so
-        if not said_so and self._written <= _SAID_PER_MINUTE:
+            self._minute, self._logged = second // 60, 0
+        self._logged += not said_so
+        if not said_so and self._logged <= _SAID_PER_MINUTE:
             said.warning("%s is refused: %s", client or "somebody", ascii(f"{why} {path[:200]}".strip())[1:-1])
         if self._refusals <= _REFUSALS_PER_SECOND:
             asked = {"method": method[:20]} if method else {}

@@ -235,6 +235,14 @@ def own_heap(part: Block, args: bytes) -> tuple[Block, bytes]:
     return copied, args[start:end]
 
 
+def distinct(numbers: NDArray[Any]) -> list[int]:
+    """The numbers in order, each once. `np.unique` imports numpy.ma at its first call, which keeps a training waiting for 30 ms."""
+    ordered = np.sort(numbers)
+    new = np.concatenate(([True], ordered[1:] != ordered[:-1])) if len(ordered) else slice(0)
+    found: list[int] = ordered[new].tolist()
+    return found
+
+
 def without_ids(few: Block, many: Block) -> Block:
     """`few` without events whose id is in `many`. The time is linear in `many`, which are not sorted."""
     if not len(few):

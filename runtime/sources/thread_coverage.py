@@ -8,7 +8,7 @@ import numpy as np
 
 from stepscope.runtime.accounting.ledger import SourceLedger
 from stepscope.runtime.events import tracks
-from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.events.record import EventBatch, distinct
 from stepscope.runtime.events.tracks import Track, TrackKind
 from stepscope.runtime.schedule.detail import are_operators
 from stepscope.runtime.sources.source import Source
@@ -45,7 +45,7 @@ class ThreadCoverage:
         rows = batch.events["track"]
         # Events are sorted by thread, so that there are few changes of the track.
         heads = rows[np.flatnonzero(rows[1:] != rows[:-1]) + 1]
-        present.tracks.update([int(rows[0]), *np.unique(heads).tolist()])
+        present.tracks.update([int(rows[0]), *distinct(heads)])
         present.operators = present.operators or bool(are_operators(batch.events).any())
 
     def discard(self, window: OpenWindow) -> None:

@@ -285,7 +285,7 @@ class WindowRouter:
     def add_marks(self, marks: Block) -> None:
         """Adds step marks ahead of the events between them. Known marks are ignored."""
         own = marks[marks["id"] == self._serial]
-        own = own[np.argsort(own["ts"], kind="stable")]
+        own = in_order(own)
         self.detail.add_marks(own)
         if len(own):
             for window, first, end in places(self._open, own["ts"]):
@@ -453,6 +453,12 @@ class WindowRouter:
         )
 
 
+def in_order(events: Block) -> Block:
+    """The events in the order of their begins. Those of one thread are mostly in order: instants and step marks always."""
+    later = events["ts"][1:] < events["ts"][:-1]
+    return events[np.argsort(events["ts"], kind="stable")] if later.any() else events
+
+
 def places(windows: list[OpenWindow], times: NDArray[np.int64]) -> list[tuple[OpenWindow, int, int]]:
     """For each window, the range of the times in it. The times are sorted."""
     borders = np.array([window.interval for window in windows], np.int64).reshape(-1, 2)
@@ -465,7 +471,7 @@ def divide(windows: list[OpenWindow], events: Block) -> Iterator[tuple[OpenWindo
 
     Only the first window that a gap touches counts the events that the gap stands for.
     """
-    events = events[np.argsort(events["ts"], kind="stable")]
+    events = in_order(events)
     ts, last = events["ts"], ends(events)
     borders = np.array(sorted({border for window in windows for border in window.interval}))
     long = events[

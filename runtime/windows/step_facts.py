@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.record import NO_STEP, Block, find_at_once
+from stepscope.runtime.events.record import NO_STEP, Block, distinct, find_at_once
 from stepscope.runtime.events.tracks import TrackKind
 
 Facts: TypeAlias = NDArray[np.void]
@@ -214,7 +214,7 @@ def _with_other_tasks(intervals: Times, stepping: tuple[int, int]) -> Times:
     mine = np.isin(on, stepping)
     spans = ~mine & ((classes == Phase.SPAN) | (classes == _INNER))
     threads = {thread_of(track) for track in stepping}
-    others = [track for track in np.unique(on[spans]).tolist() if track not in threads and thread_of(track) in threads]
+    others = [track for track in distinct(on[spans]) if track not in threads and thread_of(track) in threads]
     if not others:
         return intervals
     theirs, waits = np.isin(on, others), classes == Phase.SUSPENDED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import NamedTuple
 
 import msgspec
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, empty_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, distinct, empty_block
 from stepscope.runtime.windows.window import Step
 
 MAX_MARKS = 1 << 20
@@ -93,8 +94,7 @@ class StepMarks:
 
     def tracks(self) -> set[int]:
         """Tracks of the threads and tasks that began the steps."""
-        found: list[int] = np.unique(self._marks.track).tolist()
-        return set(found)
+        return set(distinct(self._marks.track))
 
     def _make_room(self, more: int) -> None:
         if self._count > MAX_MARKS and self._spans > MAX_MARKS // 2:
@@ -121,7 +121,8 @@ class StepMarks:
 
     def with_steps(self, events: Block, first_ns: int) -> Block:
         """A copy in which each event has the number of the step in which it began; the first one began at `first_ns`."""
-        first = max(int(np.searchsorted(self._marks.ts, first_ns, side="right")) - 1, 0)
+        # numpy would hand over the interpreter's lock here, and get it back after 5 ms.
+        first = max(bisect_right(self._columns.ts, first_ns, hi=self._count) - 1, 0)
         marks = self._columns.part(first, self._count)
         numbered = _core.with_steps(np.ascontiguousarray(events), marks.ts, marks.number)
         copied: Block = np.frombuffer(numbered, EVENT_DTYPE)

@@ -145,9 +145,9 @@ class WindowTable:
         """Counts the steps of finished windows, in the order of their times. Their events were counted in this table."""
         facts = self._builder.finish(*(one.steps_end for one in windows if one.steps_end is not None))
         self.steps.add(facts)
-        for window in windows:
+        positions: list[int] = np.searchsorted(facts["begin"], [window.begin for window in windows]).tolist()
+        for window, position in zip(windows, positions, strict=True):
             self.ns += window.ns
-            position = int(np.searchsorted(facts["begin"], window.begin))
             first = int(facts["begin"][position]) if position < len(facts) else window.begin + window.ns
             self.add_margins(window, first if first < window.begin + window.ns else None)
 

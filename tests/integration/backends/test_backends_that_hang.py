@@ -105,7 +105,7 @@ def test_one_that_hangs_in_aclose_keeps_no_other_open(stubborn: bool, tmp_path: 
     for backend in hang:
         assert any(backend.name in note and "did not end within" in note for note in profiler.diagnostics())
         assert f"{backend.name}" in str(profiler.report())
-    assert not profiler.statistics().given_up and not profiler.audit()
+    assert not profiler.statistics().timed_out and not profiler.audit()
 
 
 async def test_backends_are_closed_although_the_time_for_it_was_over(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ async def test_backends_are_closed_although_the_time_for_it_was_over(tmp_path: P
     late, good = Closing("late", blocks_start=0.8), Closing("good")
     with sc.trace(output_dir=tmp_path, backends=[late, good], options=sc.Options(close_timeout=1.0)) as profiler:
         profiler.step()
-    assert good.closed and not profiler.statistics().given_up
+    assert good.closed and not profiler.statistics().timed_out
     assert any("'late'" in note and "blocks its thread in transition() at" in note for note in profiler.diagnostics())
     await poll(lambda: late.closed)
     await poll(lambda: not any(thread.name == "stepscope late" for thread in threading.enumerate()))
@@ -159,7 +159,7 @@ async def test_one_that_blocks_costs_no_other_profiler_a_drain(method: str, tmp_
             assert [memory.names(number).count("work") for number in range(3)] == [1, 1, 1]
         bad.close()
         assert not blocking.free.is_set() and not blocking.closed
-        assert not bad.statistics().given_up and not good.statistics().given_up
+        assert not bad.statistics().timed_out and not good.statistics().timed_out
         called = "_work" if method == "run_soon" else method
         assert any(f"blocks its thread in {called}() at" in note for note in bad.diagnostics()), bad.diagnostics()
     finally:

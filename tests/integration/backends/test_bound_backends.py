@@ -192,7 +192,7 @@ def test_a_bound_backend_that_is_slow_where_it_is_closed_moves_the_deadline(outp
     profiler = sc.trace(backends=[backend], exporters=[memory], output_dir=output_dir, options=options)
     close_blocked(profiler, backend, lambda: time.sleep(2 * options.close_timeout))
     profiler.raise_errors()
-    assert memory.closed and not profiler.statistics().given_up
+    assert memory.closed and not profiler.statistics().timed_out
     assert (memory.names().count("work"), memory.names().count("device")) == (1, 1)
     assert profiler.audit() == ()
 
@@ -208,7 +208,7 @@ def test_what_was_recorded_is_delivered_while_a_bound_backend_blocks_closing(out
         assert not memory.closed
 
     close_blocked(profiler, backend, look)
-    assert memory.closed and not profiler.statistics().given_up
+    assert memory.closed and not profiler.statistics().timed_out
     assert "device" not in memory.names()
     accounts = profiler.statistics().pipeline
     assert accounts is not None and accounts.windows.late["blocking"] == 1

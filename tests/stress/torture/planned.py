@@ -121,7 +121,7 @@ def report_of(plan: Plan, traced: sc.Profiler, closing_ns: int) -> ProgramReport
     pipeline = statistics.pipeline
     assert pipeline is not None
     problems = list(traced.audit())
-    if not statistics.given_up:
+    if not statistics.timed_out:
         problems += [f"{each.name} has events in flight" for each in pipeline.exporters if each.ledger.in_flight]
     left = [name for name in our_threads() if not name.startswith(("stepscope bad", "stepscope unruly"))]
     if any(bad.how == "thread" for bad in plan.bad):
