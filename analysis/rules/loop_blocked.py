@@ -41,11 +41,9 @@ def _finding(rank: RankSummary, loop: Loop, long: Times, at_least_ns: int, block
     begin, end = loop.begin, loop.end
     took = end - begin
     cost = blocked_ns / max(loop.length, 1)
-    who, count = Counter(loop.names[at] for at in long.tolist()).most_common(1)[0]
-    stretches = [
-        (begin, end, loop.names[at])
-        for begin, end, at in zip(begin[long].tolist(), end[long].tolist(), long.tolist(), strict=True)
-    ]
+    numbers: list[int] = long.tolist()
+    who, count = Counter(loop.names[at] for at in numbers).most_common(1)[0]
+    stretches = [(int(begin[at]), int(end[at]), loop.names[at]) for at in numbers]
     place = hottest(samples_in(rank.samples, [(first, last) for first, last, _ in stretches]))
     by_callback = who in {each.name for each in loop.callbacks}
     if place is None and by_callback:

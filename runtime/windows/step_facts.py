@@ -308,7 +308,7 @@ class StepFactsBuilder:
         """Marks that are not in `_steps` yet."""
         self._open = 0
         """Number of marks in both."""
-        self._intervals: list[Times] = []
+        self._intervals: list[Any] = []
         """Intervals that spans cover, by class and track."""
         self._interval_count = 0
         self._readings: list[Times] = []
@@ -430,7 +430,7 @@ class StepFactsBuilder:
     def _finish_half(self) -> None:
         """Finishes the older half of the intervals, within a step if necessary. A span that is open there is divided."""
         intervals = self._gathered()
-        ends = sorted(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END].tolist())
+        ends: list[int] = sorted(intervals[:: max(len(intervals) // MEDIAN_OF, 1), _END].tolist())
         until = ends[len(ends) // 2]
         self._finish_steps(int(np.searchsorted(self._steps[:, _TS], until, side="right")))
         if len(self._steps) and until > int(self._steps[0, _TS]):
@@ -514,7 +514,8 @@ class StepFactsBuilder:
     def _gathered(self) -> Times:
         if len(self._intervals) != 1:
             self._intervals = [_as_intervals(b"".join(self._intervals))]
-        return self._intervals[0]
+        intervals: Times = self._intervals[0]
+        return intervals
 
     def _drop_intervals(self, until: int, *, signals: bool = True) -> None:
         """Drops intervals that ended by a time, in ns. An interval that is open then is not cut, so that its begin counts once."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,10 +33,10 @@ class StepMark(msgspec.Struct, frozen=True, gc=False):
 class _Columns(NamedTuple):
     """Marks as arrays: what a drain needs of them is found and passed on without a copy, however many there are."""
 
-    ts: NDArray[np.int64]
-    parent: NDArray[np.uint64]
-    number: NDArray[np.int32]
-    track: NDArray[np.uint32]
+    ts: NDArray[Any]
+    parent: NDArray[Any]
+    number: NDArray[Any]
+    track: NDArray[Any]
 
     @classmethod
     def empty(cls, room: int) -> _Columns:
@@ -60,7 +60,7 @@ class StepMarks:
         for column, value in zip(self._columns, (first.ts, first.parent, first.number, first.track), strict=True):
             column[0] = value
         self._count = 1
-        self._spans = 0
+        self._spans: int = 0
 
     def __len__(self) -> int:
         return self._count
@@ -100,7 +100,7 @@ class StepMarks:
         if self._count > MAX_MARKS and self._spans > MAX_MARKS // 2:
             surplus = min(self._count - MAX_MARKS // 2, self._spans)
             newest = self._columns.part(surplus, self._count)
-            self._columns.put(0, _Columns(*(column.copy() for column in newest)))
+            self._columns.put(0, _Columns(*map(np.copy, newest)))
             self._count -= surplus
             self._spans -= surplus
         if self._count + more > len(self._columns.ts):

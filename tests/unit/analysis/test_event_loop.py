@@ -103,7 +103,9 @@ def test_a_task_inside_of_a_callback_costs_no_more_than_that() -> None:
 @pytest.mark.parametrize(("every_ms", "is_found"), [(40, True), (200, False)])
 def test_tasks_that_block_the_loop_often_do_so_together(every_ms: int, is_found: bool) -> None:
     """Each for less time than one that counts by itself."""
-    runs = {f"request{at}": (at * every_ms * MS, (at * every_ms + 15) * MS, []) for at in range(50)}
+    runs: dict[str, tuple[int, int, list[tuple[int, int]]]] = {
+        f"request{at}": (at * every_ms * MS, (at * every_ms + 15) * MS, []) for at in range(50)
+    }
     recorded = cast(RankSummary, Recorded(runs))
     (loop,) = loops_of(recorded)
     found = blocked(recorded, loop)
