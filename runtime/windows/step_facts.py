@@ -94,8 +94,8 @@ MANY_INTERVALS = 1 << 15
 """With more intervals than this, fewer steps are finished at once: data that fits a processor's cache is faster."""
 MOST_OPEN = 1 << 16
 """With more open steps than this, the oldest are finished even if events of them may come."""
-MOST_INTERVALS = 1 << 18
-"""With more intervals than this (8 MB), the older half is finished, even within a step."""
+MOST_INTERVALS = 1 << 16
+"""With more intervals than this (2 MB), the older half is finished, even within a step."""
 MEDIAN_OF = 1 << 10
 """Number of intervals whose median divides the older half from the newer one."""
 
