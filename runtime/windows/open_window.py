@@ -122,6 +122,7 @@ class OpenWindow:
             for reason, count in losses(events).items():
                 self.count_dropped(source, reason, count)
             self.gap_events += found.gaps
+            self._latest = max(self._latest, found.end_ns)  # the lost events may be the last ones
         self._accepted[source] += found.events - found.gaps
         self.events += 0 if source == STEPS else found.loud
         numbered = self.marks.with_steps(events, found.first_ns)

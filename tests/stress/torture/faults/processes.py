@@ -144,7 +144,7 @@ if __name__ == "__main__":
     with trace() as profiler:
         pids = [in_child(work) for _ in range(3)]
         until = time.monotonic() + float(sys.argv[2])
-        while time.monotonic() < until or sum(w.produced > 0 for w in profiler.statistics().recorder.workers) < len(pids):
+        while time.monotonic() < until or sum(w.drained > 0 for w in profiler.statistics().recorder.workers) < len(pids):
             timed(profiler.step)
             time.sleep(0.001)
         shutil.rmtree(os.environ["STEPSCOPE_SESSION"], ignore_errors=True)
@@ -285,7 +285,7 @@ def without_rings(directory: Path, seed: int) -> Outcome:
 
 def session_removed(directory: Path, seed: int) -> Outcome:
     """Somebody removes the session directory while three workers record, which it has seen by then and which do not fill their rings."""
-    program = REMOVED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(0.6, 1.0)))
+    program = REMOVED.replace("float(sys.argv[2])", str(random.Random(seed).uniform(1.6, 2.0)))
     return _closed(directory, program, 1, "work")
 
 

@@ -227,6 +227,17 @@ def test_what_follows_the_last_call_of_step_is_no_step(event_at: int | None, end
     assert [block["dur"].tolist() for block in spans] in ([], [[50]])
 
 
+def test_events_that_were_lost_follow_the_last_call_of_step() -> None:
+    """So the window goes on to their end."""
+    state = windows()
+    state.open(StepMark(0, 0, 1))
+    state.route(RECORDER, join_blocks([mark_block(SERIAL, (50, 1)), gap_block(40, 59, dropped=3)]), b"")
+    close(state, 60, cut_short=True)
+    state.watermark(RECORDER, 100)
+    ((window, _),) = finished(state)
+    assert window.interval == (0, 60) and window.steps() == (Step(0, 0, 50),)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 120), st.integers(0, 40)), max_size=40),
     st.lists(st.integers(1, 119), min_size=1, max_size=6, unique=True),
