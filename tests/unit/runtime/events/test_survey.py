@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import ends, touching, touching_any
-from stepscope.runtime.events.record import QUIET, Block, Flag, Kind, empty_block
+from stepscope.runtime.events.record import QUIET, Block, Flag, Kind, empty_block, own_heap
 from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
 
 CATEGORIES = ["cpu_op", "gc", QUIET[0]]
@@ -86,6 +86,29 @@ def test_events_get_their_steps(rows: list[tuple[Any, ...]], begins: list[int]) 
     assert (block["step"] == -1).all()
     block["step"] = wanted
     assert copied.tobytes() == block.tobytes()
+
+
+@given(st.lists(ROW, max_size=40), st.integers(0, 9))
+def test_where_arguments_are(rows: list[tuple[Any, ...]], before: int) -> None:
+    """From the first to the last byte of those in the heap; a copy is moved to the heap's new begin, the block itself is not."""
+    block = block_of(rows)
+    block["args_at"] = before + np.cumsum([0, *block["args_len"]])[:-1]
+    held = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
+    first, end, size = _core.heap_range(block)
+    assert size == held["args_len"].sum()
+    if len(held):
+        assert (first, end) == (held["args_at"].min(), (held["args_at"] + held["args_len"]).max())
+    args = bytes(range(200))
+    part, heap = own_heap(block, args)
+    assert [bytes(heap[at : at + n]) for at, n in arguments(part)] == [args[at : at + n] for at, n in arguments(block)]
+    assert part["ts"].tolist() == block["ts"].tolist() and len(heap) == end - first
+
+
+def arguments(block: Block) -> list[tuple[int, int]]:
+    """Where the arguments in the heap begin, and their lengths."""
+    held = block[(block["args_len"] > 0) & (block["flags"] & int(Flag.ARG_INLINE) == 0)]
+    places: list[tuple[int, int]] = list(zip(held["args_at"].tolist(), held["args_len"].tolist(), strict=True))
+    return places
 
 
 def test_steps_that_contradict_themselves() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
 from stepscope.runtime.events.record import Block, Kind, empty_block, join_blocks
 from stepscope.runtime.windows import step_facts
@@ -225,3 +226,15 @@ def test_unions_and_what_they_cover(intervals: list[tuple[int, int]], at: list[i
     assert covered_before(begin, end, np.array(at, np.int64)).tolist() == [
         len([each for each in numbers if each < limit]) for limit in at
     ]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9)), max_size=20),
+    st.integers(0, 9),
+)
+def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], until: int) -> None:
+    """Those that end later stay, in their order; whether all are on two tracks is known without a copy."""
+    intervals = np.array(rows, np.int64).reshape(-1, 4)
+    left = np.frombuffer(_core.intervals_ending_after(intervals, until), np.int64).reshape(-1, 4)
+    assert left.tolist() == [list(row) for row in rows if row[3] > until]
+    assert _core.intervals_all_on(intervals, 1, 2) == all(row[1] in {1, 2} for row in rows)
