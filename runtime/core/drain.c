@@ -17,6 +17,7 @@ void drain_after_fork(void) {
     taken_bytes = 0;
     atomic_store(&unheld, 0);
     overflow_after_fork();
+    main_thread_after_fork();
 }
 
 static uint32_t dropped_name;

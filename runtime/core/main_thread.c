@@ -61,6 +61,13 @@ void take_lock_soon(void *state) {
     if (asked) sem_post(&taken);
 }
 
+/* The threads that wanted the lock are the parent's. */
+void main_thread_after_fork(void) {
+    atomic_store(&waiting, 0);
+    atomic_store(&crowded, false);
+    sem_init(&taken, 0, 0);
+}
+
 void main_thread_yields(bool yields) { atomic_store_explicit(&crowded, yields, memory_order_relaxed); }
 
 void take_lock(void *state) {

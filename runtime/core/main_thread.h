@@ -12,6 +12,7 @@ void remind_main_thread(void);
 void take_lock_soon(void *state);
 /* Takes the lock as `take_lock_soon` does while rings fill up faster than they are drained; otherwise, as PyEval_RestoreThread. */
 void take_lock(void *state);
+void main_thread_after_fork(void);
 /* Whether rings fill up so. */
 void main_thread_yields(bool yields);
 

@@ -60,8 +60,10 @@ def explain(arguments: argparse.Namespace) -> int:
     if arguments.path is None and not path.is_dir():
         arguments.parser.error(f"there is no ./{RUNS}: name the directory of a run, or a trace")
     recording = load(path, None if arguments.window is None else (arguments.window,))
-    if arguments.path is None or recording.path != path:
+    if recording.path != path:
         message(f"reading the newest run in {opening.shown(path)}: {opening.shown(recording.path)}")
+    elif arguments.path is None:
+        message(f"reading {opening.shown(path)}")
     answer = answer_of(recording, arguments.window)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
