@@ -176,7 +176,7 @@ static void ring_give(Ring *r, uint32_t track, int64_t tid) {
         r->backed = r->head & ~(uint64_t)(PAGE_SLOTS - 1);
         r->backed_end = r->backed + r->mask + 1;
     }
-    r->last_ts = clock_now(); /* what is lost from now on is of this thread */
+    r->last_ts = clock_now(); /* events lost from now on are those of this thread */
 }
 
 static void ring_leave(Ring *r) {

@@ -17,8 +17,6 @@ from stepscope.runtime.windows.window import Step
 MAX_MARKS = 1 << 20
 """Marks of a window, 24 bytes each. A longer window drops the oldest."""
 
-_FIELDS = {"ts": "<i8", "parent": "<u8", "number": "<i4", "track": "<u4"}
-
 
 class StepMark(msgspec.Struct, frozen=True, gc=False):
     """A step begins."""
@@ -31,7 +29,7 @@ class StepMark(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Columns(NamedTuple):
-    """Marks as arrays: what a drain needs of them is found and passed on without a copy, however many there are."""
+    """Marks as arrays. A drain takes views of the newest marks, so that its cost does not grow with the run."""
 
     ts: NDArray[Any]
     parent: NDArray[Any]
@@ -40,7 +38,9 @@ class _Columns(NamedTuple):
 
     @classmethod
     def empty(cls, room: int) -> _Columns:
-        return cls(*(np.zeros(room, dtype) for dtype in _FIELDS.values()))
+        return cls(
+            np.zeros(room, np.int64), np.zeros(room, np.uint64), np.zeros(room, np.int32), np.zeros(room, np.uint32)
+        )
 
     def part(self, first: int, end: int | None) -> _Columns:
         """Views of a range of marks."""

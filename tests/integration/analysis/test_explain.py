@@ -14,7 +14,7 @@ import pytest
 
 import stepscope as sc
 from stepscope.analysis.explain import NOTHING, explain, judge
-from stepscope.analysis.findings import Answer
+from stepscope.analysis.findings import Answer, Finding
 from stepscope.analysis.rank_summary import RankSummary, Sample
 from stepscope.runtime.control.entry_points.environment import SIGNALS_VARIABLE
 from stepscope.runtime.errors import FormatError
@@ -153,33 +153,35 @@ def test_a_few_samples_name_no_place(samples: int, said: bool, tmp_path: Path) -
     assert verdict.startswith("No fault that is known.") and ("own.py:14" in verdict) is said
 
 
+def first_of(directory: Path, program: str) -> Finding:
+    """Runs a program with all signals, and returns the first finding."""
+    file = directory / "own.py"
+    file.write_text(f"import sys, time\nimport stepscope as sc\n{program}")
+    done = python(file, directory / "run", cwd=directory)
+    assert done.returncode == 0, done.stderr
+    return explain(directory / "run").findings[0]
+
+
 def test_the_span_that_waits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the program is no function that could be named."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
-    program = tmp_path / "own.py"
-    program.write_text(
-        "import sys, time\n"
-        "import stepscope as sc\n"
+    first = first_of(
+        tmp_path,
         "with sc.trace(output_dir=sys.argv[1]) as profiler:\n"
         "    for _ in range(25):\n"
         "        with sc.span('work'):\n"
         "            time.sleep(0.05)\n"
-        "        profiler.step()\n"
+        "        profiler.step()\n",
     )
-    done = python(program, tmp_path / "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    first = explain(tmp_path / "run").findings[0]
     assert first.id == "program-waits" and "most of it in the span work" in first.title
     assert first.action.startswith("work: move")
 
 
 def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it computes is no waiting: the cost and the gain are those of the wait."""
+    """The finding has the cost of the wait alone, and the function that waits."""
     monkeypatch.delenv(SIGNALS_VARIABLE)
-    program = tmp_path / "own.py"
-    program.write_text(
-        "import sys, time\n"
-        "import stepscope as sc\n"
+    first = first_of(
+        tmp_path,
         "def load():\n"
         "    time.sleep(0.03)\n"
         "def compute():\n"
@@ -189,11 +191,8 @@ def test_a_program_that_waits_and_computes(tmp_path: Path, monkeypatch: pytest.M
         "    for _ in range(40):\n"
         "        with sc.span('load'): load()\n"
         "        with sc.span('compute'): compute()\n"
-        "        profiler.step()\n"
+        "        profiler.step()\n",
     )
-    done = python(program, tmp_path / "run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    first = explain(tmp_path / "run").findings[0]
     assert first.id == "program-waits" and 0.4 < (first.cost or 0) < 0.8
     assert 25e6 < (first.cost_ns or 0) < 40e6 and first.places[0].function == "load"
 
