@@ -86,7 +86,6 @@ class Collector:
         self.settings = settings
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
-        self.store.succession.replaced = self.streams.replace
         self.orders = Orders(self.streams)
         self.intake = Intake(settings.max_intake)
         self.reference = Reference()

@@ -133,11 +133,10 @@ class Connection:
                 self.control = hello.control
                 client, run = self._socket.client, hello.run
                 self._audit.line(
-                    "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank),
-                    supersedes=hello.supersedes,
-                )  # fmt: skip
+                    "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank)
+                )
                 with limit:
-                    await self._send(protocol.Welcome(file.next, self._store.message_bytes))
+                    await self._send(protocol.Welcome(file.next, self._store.message_bytes, file.checksum))
                 while True:
                     answer = await self._next(file, stream, hello, limit)
                     if answer is not None:
@@ -174,16 +173,12 @@ class Connection:
     async def _take(
         self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello
     ) -> None:
-        before = file.next
-        if before < header.first <= hello.oldest:
-            file.skip(header.first, hello.run)  # what is between is nowhere any more
-        check = partial(file.check, header.first, header.count, payload)
+        check = partial(file.check, header, payload)
         addition = check() if header.count < _MANY else await asyncio.to_thread(check)
 
         def written() -> None:
-            missing = max(header.first - before, 0) - addition.own
-            if missing:
-                stream.missed(missing, header.first)
+            if addition.missing:
+                stream.missed(addition.missing, header.first)
             self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)
 
         try:

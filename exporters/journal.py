@@ -54,7 +54,7 @@ class JournalExporter:
         self._default_name = path is None
         number_argument("max_bytes", max_bytes, whole=True, unit="bytes")
         number_argument("segment_bytes", segment_bytes, whole=True, unit="bytes")
-        self._writer = JournalWriter(
+        self.writer = JournalWriter(
             absolute("journal" if path is None else file_argument("path", path, "journal")),
             max_bytes=max_bytes,
             fsync=fsync,
@@ -73,7 +73,7 @@ class JournalExporter:
     @property
     def path(self) -> Path:
         """The first file written to; final after `open`."""
-        return self._writer.path
+        return self.writer.path
 
     def path_of(self, window: int) -> Path | None:
         """The first file; the journal has every window."""
@@ -82,55 +82,55 @@ class JournalExporter:
     @property
     def dropped_cap(self) -> int:
         """Events left out because of `max_bytes`."""
-        return self._writer.dropped
+        return self.writer.dropped
 
     @property
     def written(self) -> int:
         """Events written so far."""
-        return self._writer.written
+        return self.writer.written
 
     def take_lost(self) -> list[Lost]:
         """Events that are lost since the last call: in deleted files, in the oldest ones that gave way to new ones, and in a
         group that the system refused."""
-        found = {"deleted": self._writer.deleted_by_others, "error": self._writer.lost}
+        found = {"deleted": self.writer.deleted_by_others, "error": self.writer.lost}
         lost = [Lost(count - self._lost_reported.get(why, 0), why) for why, count in found.items()]
         self._lost_reported = found
-        lost += [Lost(count, "cap", window) for window, count in self._writer.take_deleted_oldest().items()]
+        lost += [Lost(count, "cap", window) for window, count in self.writer.take_deleted_oldest().items()]
         return [each for each in lost if each.events > 0]
 
     def begin_group(self) -> None:
         """See `SupportsGroupedWrites`."""
-        self._writer.begin_group()
+        self.writer.begin_group()
 
     async def end_group(self) -> None:
         """See `SupportsGroupedWrites`."""
-        self._writer.end_group()
+        self.writer.end_group()
 
     async def open(self, run: Run) -> None:
         refuse_another_run(self, self._run)
         if self._default_name:
-            self._writer.path = run.output_dir / "journal"
-        self._writer.open(run)
+            self.writer.path = run.output_dir / "journal"
+        self.writer.open(run)
         self._run = run
         run.note_output(self.path, True)
 
     async def export(self, batch: EventBatch) -> None:
         self._write_news()
-        self._writer.write_batch(batch)
+        self.writer.write_batch(batch)
 
     async def close_window(self, window: Window) -> None:
         self._write_news()
-        self._writer.write_window(window, ClockAnchor.read())
+        self.writer.write_window(window, ClockAnchor.read())
 
     async def aclose(self) -> None:
-        if self._run is None or not self._writer.is_open:
+        if self._run is None or not self.writer.is_open:
             return
         try:
-            self._writer.write_metadata(dict(self._run.metadata()))
-            self._writer.write_anchor(ClockAnchor.read())
-            self._writer.write_ledger(self._run.ledger())
+            self.writer.write_metadata(dict(self._run.metadata()))
+            self.writer.write_anchor(ClockAnchor.read())
+            self.writer.write_ledger(self._run.ledger())
         finally:
-            self._writer.close()
+            self.writer.close()
             self._run.note_output(self.path, False)
 
     def _write_news(self) -> None:
@@ -140,4 +140,4 @@ class JournalExporter:
         metadata = dict(self._run.metadata())
         if metadata != self._metadata:
             self._metadata = metadata
-            self._writer.write_metadata(metadata)
+            self.writer.write_metadata(metadata)

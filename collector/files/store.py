@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.files import checkpoint
 from stepscope.collector.files.borders import Borders
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.disk_use import Failed, fails
@@ -23,13 +22,12 @@ from stepscope.collector.files.frame_lock import FrameLock
 from stepscope.collector.files.lasting import lasting, outlasting
 from stepscope.collector.files.room import Room
 from stepscope.collector.files.stream_file import Addition, StreamFile
-from stepscope.collector.files.succession import Succession
 from stepscope.collector.files.writer import Writer
-from stepscope.collector.runs.mark import SUPERSEDED, mark_of
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import make_directories, replace_private
+from stepscope.runtime.journal.segments import first_file, segment_paths
 
 log = logging.getLogger("stepscope.collector")
 
@@ -93,8 +91,6 @@ class Store:
         self._coming: set[str] = set()
         """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
-        self.succession = Succession(self.existing)
-        """Which streams take the place of others."""
         self.room = Room()
         """What may be written until the disk is looked at again."""
         self.borders = Borders(settings.directory)
@@ -106,10 +102,10 @@ class Store:
             """Held while what journals have is given up, and while some of it is read for a copy."""
             self._known = set[str]()
             self.bytes = 0
-            for stream, path in self._all(passed_over):
+            for stream, path in self.journals(passed_over):
                 self._known.add(stream)
                 try:
-                    self.bytes += path.stat().st_size
+                    self.bytes += sum(segment.stat().st_size for segment in segment_paths(path))
                 except OSError as error:
                     passed_over(path, error)
         except OSError as error:
@@ -168,8 +164,6 @@ class Store:
         async with self._seat(hello.stream, leave) as seat:
             # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
             async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
-                if file.ended:
-                    await self._supersede(hello)
                 yield file
 
     @contextlib.asynccontextmanager
@@ -181,20 +175,15 @@ class Store:
         with self._writer:
             await self._admit(hello.stream)
             with self._kept(hello.stream):
-                # What is not marked must be read, too.
                 async with self.room.writing(0 if hello.stream in self._known else AROUND):
                     file = await self._disk.run(lambda: self._opened(hello), lambda file: file.close())
-                next = file.next
                 try:
                     self._known.add(hello.stream)
                     yield file
                 finally:
                     if (writing := self._writes.get(file)) is not None:
                         await asyncio.wait({writing})
-                    await self.succession.over(hello.stream)
-                    # If it is marked, that was when there was less of it.
-                    if await self._disk.run(lambda: _closed(file)) and file.next > next:
-                        await self.succession.grown(hello.stream)
+                    await self._disk.run(file.close)
 
     @contextlib.contextmanager
     def _kept(self, stream: str) -> Generator[None]:
@@ -294,29 +283,9 @@ class Store:
             raise
         self.bytes += size
         await outlasting(writing)
-        if file.ended:
-            await self._supersede(hello)
-
-    def superseded(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
-        """Ids and files of streams of which another one that is kept has everything.
-
-        Args:
-            failed: is told which cannot be looked at; the others are given.
-        """
-        for stream, path in self._all(failed):
-            try:
-                other = (path.parent / SUPERSEDED).read_bytes()[:33].decode(errors="replace")
-                over = _STREAM.fullmatch(other) and other != stream and self.existing(other) is not None
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                failed(path, error)
-                continue
-            if over:
-                yield stream, path
 
     def remove(self, stream: str) -> bool:
-        """Deletes a stream, from any thread; false if a connection has it.
+        """Deletes all segments of a stream, from any thread; false if a connection has it.
 
         Raises:
             FormatError: if the id is none.
@@ -328,9 +297,8 @@ class Store:
                 return False
             self._removing.add(stream)
         try:
-            # The mark goes after the journal: without it what another stream has would count twice.
-            for name in (checkpoint.NAME, path.name, SUPERSEDED):
-                path.with_name(name).unlink(missing_ok=True)
+            for segment in segment_paths(path):
+                segment.unlink(missing_ok=True)
             self.borders.forget(stream)
             with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
                 path.parent.rmdir()
@@ -354,7 +322,8 @@ class Store:
         return self.streams / stream / "journal"
 
     def existing(self, stream: str) -> Path | None:
-        """The journal of a stream that is kept, `None` if there is none; links are not followed.
+        """The journal of a stream, named by its first segment even if that was deleted; `None` if there is none. Links are not
+        followed.
 
         Raises:
             FormatError: if the id is none.
@@ -363,40 +332,30 @@ class Store:
             raise FormatError("the id of a stream is 32 hexadecimal digits")
         directory = self.streams / stream
         path = directory / "journal"
-        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(path)) else None
+        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(first_file(path))) else None
 
     def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
-        """Of these streams the files of those that are kept and that no others supersede, in their order.
+        """The journals of those of these streams that are there, in their order.
 
         Raises:
             FormatError: if one is no id of a stream.
             OSError: if one cannot be looked at.
         """
         found = ((stream, self.existing(stream)) for stream in streams)
-        return {stream: path for stream, path in found if path is not None and not _mode(path.parent / SUPERSEDED)}
+        return {stream: path for stream, path in found if path is not None}
 
     def journals(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
-        """Ids and files of the streams that are kept, without those that others supersede.
+        """Ids and journals of all streams.
 
         Args:
-            failed: is told which cannot be looked at; the others are given.
+            failed: called for those that cannot be looked at; the others are returned.
         """
-        for stream, path in self._all(failed):
-            try:
-                kept = not _mode(path.parent / SUPERSEDED)
-            except OSError as error:
-                failed(path, error)
-                continue
-            if kept:
-                yield stream, path
-
-    def _all(self, failed: Failed = fails) -> Iterator[tuple[str, Path]]:
         for entry in sorted(os.scandir(self.streams), key=lambda entry: entry.name):
             if not _STREAM.fullmatch(entry.name):
                 continue
             path = Path(entry.path) / "journal"
             try:
-                there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(path))
+                there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(first_file(path)))
             except OSError as error:
                 failed(path, error)
                 continue
@@ -436,17 +395,7 @@ class Store:
         directory.mkdir(mode=0o700, exist_ok=True)
         if not stat.S_ISDIR(directory.lstat().st_mode):
             raise FormatError("the directory of this stream is a link")
-        return StreamFile(directory, hello.sync, durable=self._settings.fsync)
-
-    async def _supersede(self, hello: Hello) -> None:
-        if hello.supersedes and hello.supersedes != hello.stream:
-            await self.succession.compare(hello.stream, hello.supersedes)
-
-
-def _closed(file: StreamFile) -> bool:
-    """Closes it; whether another stream has its place."""
-    file.close()
-    return bool(mark_of(file.path))
+        return StreamFile(directory, hello.sync, hello.run, durable=self._settings.fsync)
 
 
 class _Seat:

@@ -1,4 +1,4 @@
-"""The file of one stream: a journal that is taken in frame by frame, and goes on where it ended."""
+"""The files of one stream: the segments of a rank's journal, which are written frame by frame, as they come."""
 
 from __future__ import annotations
 
@@ -7,108 +7,96 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.collector.files import checkpoint
-from stepscope.collector.files.checkpoint import Checkpoint
+from stepscope.exporters.collector.protocol import Frames
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, encode_record
+from stepscope.runtime.journal.segments import Segment, segment_path, segment_paths
 
 Frame = tuple[int, int, memoryview]
 """Type, flags, payload."""
 
-CHECKPOINT_BYTES = 16 << 20
-"""A checkpoint is made whenever so much was written: what follows the last is read when the file is opened again."""
-_FLAGS = os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+MAX_SEGMENT_BYTES = 1 << 30
+"""A stream with a longer segment is refused: a rank begins a new one after 64 MiB."""
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Addition(msgspec.Struct, frozen=True):
-    """Frames that a file does not have yet, checked."""
+    """Frames of one segment that the stream does not have yet, checked."""
 
     frames: list[Frame]
     data: memoryview
-    last: int
-    """Where the last of them begins in `data`."""
     next: int
     """Number of the frame that follows."""
-    own: int = 0
-    """How many of the frames, the first, are not the exporter's: the run, in place of one that is nowhere any more."""
+    checksum: int
+    """Of the last frame, as its header has it."""
+    segment: int
+    position: int
+    """Where they begin in the journal, in bytes."""
+    missing: int = 0
+    """Number of frames that are missing before them."""
 
 
 class StreamFile:
-    """Takes each frame of a stream once, in order, whatever is sent twice.
+    """Writes each frame of a stream once, in order, however often it is sent, into the segment to which it belongs.
 
-    What the file holds is what was confirmed: after a crash the next frame is found by reading its end, and a frame that
-    was written in part is cut off. A file has one user at a time.
+    The files hold what was confirmed: after a crash the next frame is found by reading the end of the last one, and a frame that
+    was written in part is cut off. One user at a time.
+
+    Args:
+        directory: of the stream; the first file is made when the first frame comes.
+        sync: sync word of the stream's frames.
+        run: whose stream it is.
+        durable: wait until the disk has the existing files, and their names.
+
+    Raises:
+        FormatError: if the files are those of another stream, or no journal.
+        OSError: if they cannot be opened.
     """
 
-    def __init__(self, directory: Path, sync: bytes, *, durable: bool = False) -> None:
-        """
-        Args:
-            directory: of the stream; the file is made if it is not there.
-            sync: the mark of the stream's frames.
-            durable: wait until the disk has what is there already, and the names of both.
-
-        Raises:
-            FormatError: if the file holds another stream, or is none.
-            OSError: if it cannot be opened.
-        """
+    def __init__(self, directory: Path, sync: bytes, run: RunRecord, *, durable: bool = False) -> None:
         self.path = directory / "journal"
         self.sync = sync
         self.next = 0
-        """Number of the next frame, counted beyond 2**32."""
+        """Number of the next frame."""
+        self.checksum: int | None = None
+        """Of the last frame, as its header has it; `None` without one."""
         self.size = 0
+        """Bytes of all files."""
         self.ended = False
         """Whether the last frame is that of a journal which was closed in order."""
-        self.unmarked = ""
-        """Why the last checkpoint could not be written: opening the file takes longer then, nothing else."""
         self.stuck = False
-        """Whether it holds frames that the disk has lost, and that could not be cut off: it is not to be opened again."""
-        self._marked = self._last = 0
-        self._beginning = b""
-        """The frame that the file is to begin with, if it is not the stream's first."""
-        self._synced: tuple[int, int, int, bool] | None = None
-        """What there was before what was written since the disk had everything."""
-        self._checkpoint = self._file = -1
+        """Whether the last file holds frames that the disk has lost, and that could not be cut off: it must not be opened again."""
+        self._run, self._durable = run, durable
+        self._segment: Segment | None = None
+        """The last file."""
+        self._end = 0
+        """Position in the journal at which that ends."""
+        self._synced: tuple[int, int | None, int, int, bool] | None = None
+        """State before the writes that the disk may not have."""
+        self._descriptor = -1
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | _FLAGS, 0o600)
-            self._checkpoint = os.open(directory / checkpoint.NAME, os.O_RDWR | _FLAGS, 0o600)
-            if os.fstat(self._file).st_size:
-                if durable:
-                    # What the disk has lost, another start of the collector may still find in memory: it is read from the
-                    # disk, and what is not there is asked for again.
-                    os.fsync(self._file)
-                    os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
-                self._find_end()
-            if os.fstat(self._file).st_size != self.size:
-                os.ftruncate(self._file, self.size)
-            if self.next and self.size != self._marked:
-                self._mark()  # who read a large file to its end need not do so again, though nothing more is written
-            self._marked = self.size
-            if not self.size:
-                self._append(fmt.encode_file_header(sync))
-            if durable:
-                os.fsync(self._file)
-                for path in (directory, directory.parent):
-                    _sync_directory(path)
+            paths = segment_paths(self.path)
+            if paths:
+                self._open_last(paths)
+                self.size = sum(path.stat().st_size for path in paths)
         except BaseException:
-            self._close()
+            self.close()
             raise
 
-    def check(self, first: int, count: int, data: memoryview) -> Addition:
-        """What is new of frames `first` to `first + count - 1`.
+    def check(self, header: Frames, data: memoryview) -> Addition:
+        """Checks frames, and finds those that the stream does not have yet.
 
         Raises:
-            FormatError: if the data are not these frames, or frames before them are missing.
+            FormatError: if the data are not the announced frames, belong to an earlier segment, or make one too long.
         """
-        if first > self.next:
-            raise FormatError(f"frame {self.next} is missing, {first} came")
         new: list[Frame] = []
         start = at = last = 0
-        expected = first
+        expected = header.first
         for kind, flags, number, payload in fmt.frames_in(data, self.sync):
-            if expected >= first + count:
-                raise FormatError(f"{count} frames were announced, more came")
+            if expected >= header.first + header.count:
+                raise FormatError(f"{header.count} frames were announced, more came")
             if number != expected & 0xFFFFFFFF:
                 raise FormatError(f"frame {expected & 0xFFFFFFFF} was announced, {number} came")
             if expected >= self.next:
@@ -117,14 +105,31 @@ class StreamFile:
                 new.append((kind, flags, payload))
             at += fmt.FRAME_HEADER.size + len(payload)
             expected += 1
-        if expected != first + count:
-            raise FormatError(f"{count} frames were announced, {expected - first} came")
-        if not new or not self._beginning or new[0][0] == fmt.FrameType.RUN:
-            return Addition(new, data[start:] if new else data[:0], last - start, max(expected, self.next))
-        beginning = memoryview(self._beginning)
-        run = (int(fmt.FrameType.RUN), 0, beginning[fmt.FRAME_HEADER.size :])
-        whole = memoryview(self._beginning + bytes(data[start:]))
-        return Addition([run, *new], whole, len(beginning) + last - start, expected, 1)
+        if expected != header.first + header.count:
+            raise FormatError(f"{header.count} frames were announced, {expected - header.first} came")
+        if not new:
+            return Addition(new, data[:0], self.next, self.checksum or 0, header.segment, self._end)
+        segment = self._segment
+        if segment is not None and header.segment < segment.number:
+            raise FormatError(f"frames of segment {header.segment} came after those of segment {segment.number}")
+        checksum: int = fmt.FRAME_HEADER.unpack_from(data, last)[-1]
+        position, missing = header.position + start, max(header.first - self.next, 0)
+        added, synthesized = data[start:], 0
+        begins = segment is None or header.segment > segment.number
+        if begins and new[0][0] != fmt.FrameType.RUN and missing:
+            # A file without the run would be nobody's.
+            payload = encode_record(self._run)
+            run = b"".join(fmt.encode_frame(self.sync, fmt.FrameType.RUN, header.first - 1, [payload]))
+            least = fmt.FILE_HEADER.size if segment is None else self._end
+            if position - len(run) >= least:
+                new.insert(0, (int(fmt.FrameType.RUN), 0, memoryview(payload)))
+                added, synthesized = memoryview(run + bytes(added)), 1
+                position -= len(run)
+        if begins and position < (fmt.FILE_HEADER.size if segment is None else self._end):
+            raise FormatError(f"segment {header.segment} begins at byte {position}, before the end of the one before")
+        if len(added) + (0 if begins or segment is None else segment.offset(self._end)) > MAX_SEGMENT_BYTES:
+            raise FormatError(f"segment {header.segment} is longer than {MAX_SEGMENT_BYTES} bytes")
+        return Addition(new, added, expected, checksum, header.segment, position, missing - synthesized)
 
     def write(self, addition: Addition) -> None:
         """Appends what `check` found; when it returns it has reached the kernel.
@@ -132,42 +137,28 @@ class StreamFile:
         Raises:
             OSError: if it cannot be written; the file is as it was.
         """
-        if addition.frames:
-            last = self.size + addition.last
-            if self._synced is None:
-                self._synced = self.next, self.size, self._last, self.ended
-            self._append(addition.data)
-            self._last = last
-            self._beginning = b""
-            self.ended = addition.frames[-1][0] == fmt.FrameType.END
-            self.next = addition.next
-            if self.size - self._marked >= CHECKPOINT_BYTES:
-                self._mark()
-
-    def skip(self, next: int, run: RunRecord) -> None:
-        """Frames up to this one are nowhere any more.
-
-        A file that has none so far begins with the run, in place of the last of them, unless what comes says itself whose it is:
-        nobody could tell whose journal it is else.
-
-        Args:
-            next: number of the first frame that there is.
-            run: whose stream it is, as its `Hello` says.
-        """
-        if next > self.next and self.size == fmt.FILE_HEADER.size:
-            payload = encode_record(run)
-            self._beginning = b"".join(fmt.encode_frame(self.sync, fmt.FrameType.RUN, next - 1, [payload]))
-        self.next = max(self.next, next)
+        if not addition.frames:
+            return
+        if self._segment is None or addition.segment > self._segment.number:
+            self._begin_segment(addition)
+        if self._synced is None:
+            self._synced = self.next, self.checksum, self._end, self.size, self.ended
+        self._append(addition.data)
+        self._end += len(addition.data)
+        self.size += len(addition.data)
+        self.ended = addition.frames[-1][0] == fmt.FrameType.END
+        self.next, self.checksum = addition.next, addition.checksum
 
     def sync_to_disk(self) -> None:
         """Returns when the disk has everything.
 
         Raises:
-            OSError: if it has not. What was written since it had is cut off, as the system tells of a loss only once: the
-                next call, and who opens the file again, would be told that all is well.
+            OSError: if it has not. Writes since it had everything are cut off, as the system reports a loss only once.
         """
+        if self._descriptor < 0:
+            return
         try:
-            os.fdatasync(self._file)
+            os.fdatasync(self._descriptor)
         except OSError:
             self._take_back()
             raise
@@ -175,64 +166,83 @@ class StreamFile:
 
     def close(self) -> None:
         """Closes the file. Idempotent."""
-        if self._file >= 0 and self.size > self._marked:
-            self._mark()
-        self._close()
-
-    def _close(self) -> None:
-        for file in (self._file, self._checkpoint):
-            if file >= 0:
-                os.close(file)
-        self._file = self._checkpoint = -1
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     def _take_back(self) -> None:
-        if self._synced is None:
+        if self._synced is None or self._segment is None:
             return
         self.stuck = True
-        os.ftruncate(self._file, self._synced[1])
+        os.ftruncate(self._descriptor, self._segment.offset(self._synced[2]))
         self.stuck = False
-        self.next, self.size, self._last, self.ended = self._synced
+        self.next, self.checksum, self._end, self.size, self.ended = self._synced
         self._synced = None
-        if self._marked > self.size:
-            self._marked = 0  # the checkpoint is of what is gone: it does not fit, and another one is made
+
+    def _begin_segment(self, addition: Addition) -> None:
+        if self._durable:
+            self.sync_to_disk()
+        header = fmt.encode_file_header(self.sync, addition.segment, addition.position)
+        path = segment_path(self.path, addition.segment)
+        descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, header)
+            if self._durable:
+                os.fsync(descriptor)
+                for directory in (path.parent, path.parent.parent):
+                    _sync_directory(directory)
+        except OSError:
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise
+        self.close()
+        begin = addition.position if addition.segment else fmt.FILE_HEADER.size
+        self._descriptor, self._segment = descriptor, Segment(path, addition.segment, begin, len(header))
+        self._end = begin
+        self.size += len(header)
+        self._synced = None
 
     def _append(self, data: fmt.Bytes) -> None:
+        assert self._segment is not None
         view = memoryview(data)
         try:
             while view:
-                view = view[os.write(self._file, view) :]
+                view = view[os.write(self._descriptor, view) :]
         except OSError:
-            os.ftruncate(self._file, self.size)
+            os.ftruncate(self._descriptor, self._segment.offset(self._end))
             raise
-        self.size += len(data)
 
-    def _mark(self) -> None:
-        self._marked = self.size
-        self.unmarked = ""
-        try:
-            os.pwrite(self._checkpoint, checkpoint.encode(self.sync, Checkpoint(self.next, self.size, self._last)), 0)
-        except OSError as error:
-            self.unmarked = str(error)
+    def _open_last(self, paths: list[Path]) -> None:
+        """Opens the last file that has a frame, behind its last whole frame. Files without any are deleted."""
+        for path in reversed(paths):
+            self._descriptor = os.open(path, _FLAGS & ~os.O_CREAT)
+            if self._durable:
+                # Another start may still find in memory what the disk has lost: read it from the disk.
+                os.fsync(self._descriptor)
+                os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            if self._found_end(path):
+                return
+            self.close()
+            path.unlink()
 
-    def _find_end(self) -> None:
-        reader = FrameReader(self.path, follow=False)
+    def _found_end(self, path: Path) -> bool:
+        reader = FrameReader(path, follow=False)
         try:
             if reader.sync_word is None:
-                return  # not even its header is whole
+                return False
             if reader.sync_word != self.sync:
                 raise FormatError("the collector has another stream of this id")
-            marked = checkpoint.fitting(os.pread(self._checkpoint, 4096, 0), self._file, self.sync)
-            if marked is not None:
-                # Its last frame is read again: it says whether the journal was ended.
-                reader.resume(marked.next - 1, marked.last)
-                self._marked = marked.at
-            at = reader.position[1]
-            while (frame := reader.next()) is not None:
+            while (frame := reader.next()) is not None and reader.files.at(reader.position[1]).path == path:
                 self.ended = frame[0] == fmt.FrameType.END
-                self._last, at = at, reader.position[1]
-            self.next, self.size = reader.position
+                self.checksum = fmt.FRAME_HEADER.unpack(reader.files.pread(fmt.FRAME_HEADER.size, reader.head[0]))[-1]
+                self.next, self._end = reader.position
+            if self.checksum is None:
+                return False
+            self._segment = reader.files.at(self._end)
         finally:
             reader.close()
+        os.ftruncate(self._descriptor, self._segment.offset(self._end))
+        return True
 
 
 def _sync_directory(path: Path) -> None:

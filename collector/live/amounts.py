@@ -33,12 +33,3 @@ class Amounts(msgspec.Struct, frozen=True):
             max(self.dropped, other.dropped),
             max(self.discarded, other.discarded),
         )
-
-    def beyond(self, other: Amounts) -> Amounts:
-        """By how much it exceeds the other, 0 where it does not."""
-        return Amounts(
-            max(self.events - other.events, 0),
-            max(self.bytes - other.bytes, 0),
-            max(self.dropped - other.dropped, 0),
-            max(self.discarded - other.discarded, 0),
-        )

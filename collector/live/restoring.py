@@ -20,6 +20,7 @@ from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
+from stepscope.runtime.journal.segments import segment_paths
 
 log = logging.getLogger("stepscope.collector")
 
@@ -57,7 +58,7 @@ class Restoring:
         found = list[tuple[float, str, Path]]()
         for id, path in self._store.journals(passed_over):
             try:
-                found.append((path.stat().st_mtime, id, path))
+                found.append((_written(path), id, path))
             except OSError as error:
                 passed_over(path, error)
         self._streams.unread = {id: path for _, id, path in sorted(found)}
@@ -86,7 +87,7 @@ class Restoring:
             run = await self._read(lambda: _run(reader)) if known is None else known.run
             if run is None:
                 raise FormatError("it does not say whose it is")
-            made, written = await self._read(lambda: (os.stat(path.parent).st_mtime_ns, path.stat().st_mtime))
+            made, written = await self._read(lambda: (os.stat(path.parent).st_mtime_ns, _written(path)))
             if id not in self._streams.unread:
                 return  # another stream has taken its place meanwhile
             stream = self._stream(id, run, made, written)
@@ -115,6 +116,11 @@ class Restoring:
             self._streams.add(stream)
         stream.born_ns = min(stream.born_ns, made)
         return stream
+
+
+def _written(path: Path) -> float:
+    """When the last segment of a journal was written, in seconds of Unix time."""
+    return max(segment.stat().st_mtime for segment in segment_paths(path))
 
 
 def _run(reader: FrameReader) -> RunRecord | None:

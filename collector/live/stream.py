@@ -109,7 +109,6 @@ class Stream:
         self.steps = StepTimes()
         self.waiting = Waiting(_ALLOWANCE)
         self.ended = self.superseded = False
-        self.supersedes = ""
         """Id of the stream of a killed process, all of which this one holds again."""
         self.restoring = False
         """Whether its file is still being read: frames that arrive meanwhile are found there."""

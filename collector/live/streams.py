@@ -42,13 +42,8 @@ class Rank:
         return max((number for number, _ in self.starts()), default=self.forgotten)
 
     def starts(self) -> Iterator[tuple[int, Stream]]:
-        """Its streams, each with the number of its start; 1: the first. What holds a stream again is of the same start."""
-        ids = {stream.id for stream in self.streams}
-        number = self.forgotten
-        for stream in self.streams:
-            if stream.supersedes not in ids or number == self.forgotten:
-                number += 1
-            yield number, stream
+        """Its streams, each with the number of its start; 1: the first."""
+        yield from enumerate(self.streams, self.forgotten + 1)
 
     @property
     def latest(self) -> Stream:
@@ -102,9 +97,6 @@ class Streams:
         if stream is None:
             stream = Stream(hello.stream, hello.run)
             stream.restoring = hello.stream in self.unread
-            if hello.supersedes and hello.supersedes != hello.stream:
-                stream.supersedes = hello.supersedes
-                self._totals.supersedes(stream.id, hello.supersedes)
             self.add(stream)
         stream.connection = connection
         self.connections += 1
@@ -126,8 +118,8 @@ class Streams:
         _mark_latest(rank)
         self._forget()
 
-    def replace(self, stream: str) -> None:
-        """Another stream holds all of this one, and counts in its place; unless it is connected it is forgotten."""
+    def elsewhere(self, stream: str) -> None:
+        """Another collector takes a stream and shows it; unless it is connected here it is forgotten."""
         self.unread.pop(stream, None)
         known = self.all.get(stream)
         if known is not None and known.connection is None:
@@ -140,10 +132,6 @@ class Streams:
         if known is not None and known.connection is None:
             known.windows.discarded = known.events
             self._remove(known)
-
-    def elsewhere(self, stream: str) -> None:
-        """Another collector takes a stream and tells of it; unless it is connected here it is forgotten."""
-        self.replace(stream)
 
     def over(self, stream: str) -> bool:
         """Whether nothing is expected of a stream any more: it has ended or died, or is so old that it was forgotten. From any

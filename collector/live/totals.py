@@ -17,22 +17,12 @@ _NOTHING = Amounts()
 class Totals:
     """Sums by job, and over all. A stream counts with the most that it was ever seen to have, and goes on counting when it
     is forgotten.
-
-    A stream that supersedes another holds again what that one brought: it counts with what it has beyond that.
     """
 
     def __init__(self) -> None:
         self._highest: dict[str, Amounts] = {}
-        self._before: dict[str, str] = {}
-        """Of streams that supersede others, those."""
-        self._left: dict[str, Amounts] = {}
-        """What superseded streams had that are forgotten, as long as those are known that supersede them."""
         self._past: OrderedDict[str, Amounts] = OrderedDict()
         self._past_of_all = _NOTHING
-
-    def supersedes(self, stream: str, before: str) -> None:
-        """One holds again what another has brought."""
-        self._before[stream] = before
 
     def look(self, streams: Iterable[Stream]) -> tuple[Amounts, dict[str, Amounts]]:
         """The sums now.
@@ -48,7 +38,7 @@ class Totals:
             self._see(stream)
         of_all, by_job = self._past_of_all, dict(self._past)
         for stream in streams:
-            brought = self._brought(stream.id)
+            brought = self._highest[stream.id]
             of_all += brought
             by_job[stream.job] = by_job.get(stream.job, _NOTHING) + brought
         return of_all, by_job
@@ -56,27 +46,15 @@ class Totals:
     def forget(self, stream: Stream) -> None:
         """A stream is not known any more."""
         self._see(stream)
-        brought = self._brought(stream.id)
+        brought = self._highest.pop(stream.id)
         self._past_of_all += brought
         self._past[stream.job] = self._past.get(stream.job, _NOTHING) + brought
         self._past.move_to_end(stream.job)
         if len(self._past) > MOST_JOBS:
             self._past.popitem(last=False)
-        self._left.pop(self._before.pop(stream.id, ""), None)
-        highest = self._highest.pop(stream.id)
-        if stream.id in self._before.values():
-            # One that comes again and is forgotten again counts by itself: what the other has beyond it must not shrink.
-            self._left.setdefault(stream.id, highest)
 
     def _see(self, stream: Stream) -> None:
         now = stream.amounts
         known = self._highest.get(stream.id)
         if known != now:
             self._highest[stream.id] = now if known is None else known.highest(now)
-
-    def _brought(self, stream: str) -> Amounts:
-        highest = self._highest[stream]
-        before = self._before.get(stream)
-        if before is None:
-            return highest
-        return highest.beyond(self._left.get(before) or self._highest.get(before, _NOTHING))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from stepscope.collector.runs.coverage import covers
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
 from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.journal.records import ClockSync, RunRecord
@@ -17,10 +16,7 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
     """Leaves out recordings that others have as well; their round trips go to those.
 
     - Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays.
-    - A stream that a collector marked as superseded is left out if the stream that took its place is there and has all of
-      it.
-    - So is one of which another recording of the same run has every window, with as many events or more: where such a
-      mark is missing, because it was not copied or the other went to another collector.
+    - A recording is left out if another one of the same run has every window, with as many events or more.
     - Where none of a run's recordings has all, as when its journal met its limit, each window is in one of them only: of
       windows that overlap in time, all those of the recording that has most events in them.
 
@@ -41,11 +37,6 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
                 f"are here, not the {recording.events:,} of the second"
             )
         _add_syncs(known, recording)
-    for key, recording in list(kept.items()):
-        successor = _successor(recording, kept)
-        if successor is not None and covers(successor, recording):
-            _add_syncs(successor, recording)
-            del kept[key]
     by_run = dict[RunRecord, list[str]]()
     for key, recording in kept.items():
         by_run.setdefault(recording.process, []).append(key)
@@ -76,16 +67,13 @@ def _most(recording: Recording) -> tuple[int, bool, str]:
     return -recording.events, not recording.ended, recording.id
 
 
-def _successor(recording: Recording, kept: dict[str, Recording]) -> Recording | None:
-    """The last of those that took its place, one after the other."""
-    found: Recording | None = None
-    seen = {recording.stream}
-    next = recording.superseded
-    while next and next not in seen and next in kept:
-        seen.add(next)
-        found = kept[next]
-        next = found.superseded
-    return found
+def covers(one: Recording, other: Recording) -> bool:
+    """Whether all that is in `other` is in `one`, which is of the same run."""
+    if not other.windows.keys() <= one.windows.keys():
+        return False
+    if any(one.counts.get(window, 0) < count for window, count in other.counts.items()):
+        return False
+    return not any(other.counts.values()) or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
 
 
 class _Row(msgspec.Struct, frozen=True):

@@ -112,20 +112,22 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
         file.write(fmt.encode_file_header(parts[0].sync))
         next = 0
         for part in parts:
-            with open(part.path, "rb") as source:
-                at = source.seek(_begins(part, next))
+            reader = FrameReader(part.path, follow=False)
+            try:
+                at = _begins(reader, part, next)
                 while at < part.end:
-                    chunk = source.read(min(CHUNK, part.end - at))
+                    chunk = reader.files.pread(min(CHUNK, part.end - at), at)
                     if not chunk:
-                        break  # it was cut off meanwhile; what is missing shows by the numbers
+                        break  # it was deleted meanwhile; the numbers show what is missing
                     file.write(chunk)
                     at += len(chunk)
+            finally:
+                reader.close()
             next = part.next
 
 
-def _begins(part: _Part, number: int) -> int:
+def _begins(reader: FrameReader, part: _Part, number: int) -> int:
     """Where the first frame begins that is not before this one."""
-    reader = FrameReader(part.path, follow=False)
     found = part.end
 
     def look(_: bytes = b"") -> bool:
@@ -135,9 +137,6 @@ def _begins(part: _Part, number: int) -> int:
             found = min(found, at)
         return True
 
-    try:
-        while found == part.end and reader.next(look) is not None:
-            look()
-    finally:
-        reader.close()
+    while found == part.end and reader.next(look) is not None:
+        look()
     return found

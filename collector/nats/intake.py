@@ -134,34 +134,29 @@ class Intake:
         self.size = file.size
         first = self._hand.first
         if first is not None and not file.ended and await self._is_gone(first.frames.first):
-            before = file.next
-            file.skip(first.frames.first, self._hello.run)
-            await self._append(file, stream, first.frames.first - before)
+            await self._append(file, stream, first)
         self._messages.written()
 
-    async def _append(self, file: StreamFile, stream: Stream, missing: int = 0) -> None:
+    async def _append(self, file: StreamFile, stream: Stream, after_gap: Held | None = None) -> None:
         """Writes those that follow what is there, and confirms them; what is there already is only confirmed.
 
         Args:
             file: of the stream.
-            stream: is told what was written.
-            missing: frames before them that are nowhere any more.
+            stream: counts what was written.
+            after_gap: a message that is written although the frames before it are missing.
         """
-        while (held := self._hand.first) is not None and held.frames.first <= file.next:
+        while (held := self._hand.first) is not None and (held is after_gap or held.frames.first <= file.next):
             try:
-                addition = file.check(held.frames.first, held.frames.count, held.payload)
+                addition = file.check(held.frames, held.payload)
             except FormatError as error:
                 self._hand.drop(held)
                 await self._terminate(held.message, error)
                 continue
             try:
-                await self._store.write(file, addition, self._hello, partial(self._took, stream, addition, missing))
+                await self._store.write(file, addition, self._hello, partial(self._took, stream, addition))
             finally:
                 await self._streams.noting.caught_up(stream)
-            missing = 0
             await self._confirm(held)
-        if missing:  # nothing that came behind them could be used
-            stream.missed(missing, file.next)
 
     async def _confirm(self, held: Held) -> None:
         await held.message.ack()
@@ -195,8 +190,7 @@ class Intake:
             return False
         return True
 
-    def _took(self, stream: Stream, addition: Addition, missing: int) -> None:
-        missing -= addition.own
-        if missing:
-            stream.missed(missing, addition.next - len(addition.frames))
+    def _took(self, stream: Stream, addition: Addition) -> None:
+        if addition.missing:
+            stream.missed(addition.missing, addition.next - len(addition.frames))
         self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)

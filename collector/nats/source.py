@@ -234,9 +234,7 @@ class NatsSource:
     def _intake(self, place: Place) -> Callable[[protocol.Hello], Intake]:
         def made(hello: protocol.Hello) -> Intake:
             run = hello.run
-            self._audit.line(
-                "stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank), supersedes=hello.supersedes
-            )
+            self._audit.line("stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank))
             return Intake(
                 place,
                 self._store,

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from stepscope.collector.runs.mark import mark_of
 from stepscope.exporters.collector.protocol import identity
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
@@ -75,8 +74,6 @@ class Recording(msgspec.Struct, kw_only=True):
     """Events that a collector gave up, for want of room."""
     stream: str
     """Id of the stream, where it lies as a collector keeps it; else empty."""
-    superseded: str
-    """Id of the stream that had all of it as well when the collector marked it; else empty."""
     index: JournalIndex | None
     """Its windows, if its run was closed in order."""
 
@@ -149,7 +146,6 @@ class Recording(msgspec.Struct, kw_only=True):
             ledger=scan.ledger or sum_ledgers([scan.gone, *(window.ledger for window in windows.values())]),
             discarded=scan.discarded,
             stream=stream_of(path),
-            superseded=mark_of(path),
             index=index,
         )
 

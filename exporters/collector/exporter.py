@@ -3,66 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shlex
 import ssl
-import time
-import uuid
+from collections import Counter
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import NO_TOKEN, Address, Token
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import Connecting, LinkStatistics
-from stepscope.exporters.collector.outgoing import Outgoing
 from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.spool import Spool, StreamNote
+from stepscope.exporters.collector.shipper import Head, Shipper
+from stepscope.exporters.collector.transport import LinkStatistics, Transport
+from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.runtime.control.agreement.peer import this_machine
+from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
-from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.export.delivery_outcome import UnsentFiles
 from stepscope.runtime.export.exporter import DeliveryResult
+from stepscope.runtime.export.run import LiveJournal
 from stepscope.runtime.files.encoding import json_bytes
-from stepscope.runtime.journal.records import ClockSync, run_record
-from stepscope.runtime.journal.writer import JournalWriter
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
-from stepscope.runtime.session.system import process_identity
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
-    from stepscope.exporters.collector.link import Link
+    from stepscope.exporters.collector.websocket import WebSocketTransport
 
 log = logging.getLogger("stepscope")
 
-SAFE_AFTER = 1.0
-"""Seconds of closing after which what is not confirmed is put on disk, before waiting on."""
-RETRY_SPOOL = 5.0
-"""Seconds until a spool that could not be written is tried again."""
+BUFFER = "unsent"
+"""Directory, in that of the run, of the journal that an exporter writes if the run keeps none of all windows."""
 
 
 class CollectorExporter:
-    """Streams everything to `stepscope collect`, which writes it as a journal.
+    """Streams the run's journal to `stepscope collect`, which stores the same files.
 
-    Training is never held up. What the collector has not confirmed waits in memory, then on disk in the run's directory,
-    and is sent again when the connection is there again; what finds no room is left out, and counted as `cap`. Nothing is
-    written twice, for the collector knows the number of the next frame. What is not confirmed when the run ends is kept on
-    disk, and report and log say which `stepscope deliver` sends it; what finds no room there counts as dropped, reason
-    `undelivered`.
+    Training is never held up. What the collector has not confirmed stays in the journal, and is sent when the connection is
+    there again; nothing is stored twice, as the collector knows the number of the next frame. When the run ends before all is
+    confirmed, report and log say which `stepscope deliver` sends the rest. Segments that were sent are deleted when the
+    journal reaches its size limit.
+
+    A run without a journal of all windows (`Options.journal` off, or `keep_last`) gets one in the directory `unsent`, as a buffer:
+    its segments are deleted when the collector has them.
 
     Args:
         url: `ws://`, `wss://`, `http://` or `https://`, with or without a path.
-        token: what the collector asks for: itself, the file that holds it, or a function that gives it, which are read
+        token: what the collector asks for: itself, the file that holds it, or a function that returns it, which are read
             again for each connection; `None`: that of the environment variable STEPSCOPE_TOKEN, if it is set. It is
             sent in a header, and shown nowhere.
         settings: times and sizes.
@@ -79,8 +77,6 @@ class CollectorExporter:
     name = "collector"
     takes_commands = True
     """Whether commands can reach the process by the way that the stream goes."""
-    max_frame = protocol.MAX_FRAME
-    """Bytes of a frame at most."""
 
     @suggesting
     def __init__(
@@ -91,79 +87,82 @@ class CollectorExporter:
         settings: LinkSettings | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._link_type = _link_type()
+        self._transport_type = _transport_type()
         self._settings = checked.settings("settings", settings, LinkSettings)
         if tls is not None and not isinstance(tls, ssl.SSLContext):
             raise TypeError(f"tls must be an ssl.SSLContext, {got(tls)}; TLS is used by itself with wss://")
         self._address = Address(url, token, insecure=self._settings.insecure)
         self._tls = tls
-        self.stream = uuid.uuid4().hex
-        """The stream's id, which names it at the collector."""
+        self.stream = ""
+        """Id of the stream, which names its directory at the collector; empty before `open`."""
         self.kept: UnsentFiles | None = None
-        """Where that is which was not confirmed when the run ended; `None` if it was, or the run goes on."""
-        self._backlog = Backlog(self._settings.memory_bytes)
-        self._spool: Spool | None = None
-        self._writer: JournalWriter | None = None
-        self._link: Connecting | None = None
+        """The journal, if the run ended before all of it was confirmed."""
+        self._buffer: JournalExporter | None = None
+        """The journal that this exporter writes itself."""
+        self._journal: LiveJournal | None = None
+        self._shipper: Shipper | None = None
+        self._transport: Transport | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._run: Run | None = None
-        self._metadata: dict[str, Any] = {}
-        self._restate = self._closed = False
-        self._spool_tried = 0.0
+        self._exported: Counter[int] = Counter()
+        """Events that were given to `export` and whose outcome was not reported, by window."""
+        self._confirmed: Counter[int] = Counter()
+        """Events that the collector confirmed, and that are not reported yet: `export` may be called later."""
+        self._outcomes = Outcomes()
+        self._closed = False
 
     @property
     def url(self) -> str:
         """Where the stream goes."""
         return self._address.url
 
-    @property
-    def dropped_cap(self) -> int:
-        """Events left out because the collector was away, and memory and spool full."""
-        return 0 if self._writer is None else self._writer.dropped
-
     async def open(self, run: Run) -> None:
         refuse_another_run(self, self._run)
-        settings = self._settings
-        writer = JournalWriter(
-            Path(self.url),
-            max_bytes=settings.memory_bytes + settings.spool_bytes,
-            create=self._outgoing,
-            holes=True,
-            max_frame=self.max_frame,
-        )
-        record = protocol.short(run_record(run, run.anchor.wall_ns))
-        unusable = ""
-        if settings.spool_bytes:
-            me = process_identity()
-            note = StreamNote(
-                stream=self.stream,
-                sync=writer.sync_word,
-                run=record,
-                pid=me["pid"],
-                start_time=me["start_time"],
-                machine=this_machine(),
-            )
-            self._spool, unusable = _spool(run, settings, note)
-        self._backlog = Backlog(settings.memory_bytes, self._spool)
-        self._backlog.error = unusable
-        writer.open(run)
-        self._run, self._writer = run, writer
+        self._run = run
+        journal = await self._opened_journal(run)
+        head = Head.of(journal.path)
+        self.stream = head.stream
+        self._journal, self._shipper = journal, Shipper(journal.path, lambda: journal.end)
+        journal.follow(self)
         version = 0 if run.control is None or not self.takes_commands else CONTROL
-        self._link = self._make_link(
-            lambda: protocol.Hello(self.stream, writer.sync_word, self._backlog.oldest, record, control=version)
+        shipper = self._shipper
+        self._transport = self._make_transport(
+            shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run, control=version)
         )
-        self._link.start()
+        self._transport.start()
+        self._watching = asyncio.create_task(self._watch(journal), name="stepscope shipper")
 
-    def _make_link(self, hello: Callable[[], protocol.Hello]) -> Connecting:
-        return self._link_type(
+    async def _opened_journal(self, run: Run) -> LiveJournal:
+        """The run's journal, once it is open; else one that this exporter writes."""
+        journal = run.journal
+        if journal is not None:
+            await journal.changed.wait_for(lambda: journal.end or journal.failed)
+            if journal.end:
+                return journal
+        self._buffer = JournalExporter(run.output_dir / BUFFER / "journal", max_bytes=self._settings.buffer_bytes)
+        await self._buffer.open(msgspec.structs.replace(run, note_output=lambda file, being_written, trace=None: None))
+        return self._buffer.writer
+
+    def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> Transport:
+        return self._transport_type(
             self._address,
             self._settings,
             self._tls,
-            self._backlog,
+            shipper,
             hello,
             synced=self._synced,
-            missed=self._missed,
             obey=None if self._run is None or self._run.control is None else self._obey,
         )
+
+    async def _watch(self, journal: LiveJournal) -> None:
+        """Wakes the transport whenever the journal has grown, until it is closed."""
+        assert self._transport is not None
+        seen = 0
+        while journal.is_open:
+            self._transport.wake()
+            await journal.changed.wait_for(lambda: journal.end > seen or not journal.is_open)  # noqa: B023
+            seen = journal.end
+        self._transport.wake()
 
     async def _obey(self, text: bytes) -> bytes:
         """Carries out a command of the collector's."""
@@ -178,156 +177,131 @@ class CollectorExporter:
         return encoded
 
     async def export(self, batch: EventBatch) -> None:
-        writer = self._opened()
-        before = writer.written + writer.dropped
+        if self._shipper is None:
+            raise ClosedError("the collector's exporter was not opened")
+        self._exported[batch.window] += len(batch)
+        if self._buffer is None:
+            return
+        before = self._buffer.written + self._buffer.dropped_cap
         try:
-            self._write_news(writer)
-            writer.write_batch(batch)
+            await self._buffer.export(batch)
         except BaseException:
-            left = len(batch) - (writer.written + writer.dropped - before)
-            self._backlog.refuse(batch.window, left, "error")
+            self._drop(batch.window, len(batch) - (self._buffer.written + self._buffer.dropped_cap - before), "error")
             raise
 
     async def close_window(self, window: Window) -> None:
-        writer = self._opened()
-        self._write_news(writer)
-        writer.write_anchor(ClockAnchor.read())
-        writer.write_window(window)
+        if self._buffer is not None:
+            await self._buffer.close_window(window)
 
     async def aclose(self) -> None:
-        if self._link is None or self._closed:
+        if self._transport is None or self._journal is None or self._closed:
             return
         try:
-            self._write_end()
-            await self._settle()
-            await self._link.close()
+            if self._buffer is not None:
+                await self._buffer.aclose()
+            journal = self._journal
+            await self._transport.settled(lambda: not journal.is_open)
+            await self._transport.close()
         except asyncio.CancelledError:
-            if problem := self._leave():
+            if problem := await self._leave():
                 raise OutputError(problem) from None
             raise
-        if problem := self._leave():
+        if problem := await self._leave():
             raise OutputError(problem)
 
     def settle(self) -> list[DeliveryResult]:
-        """What became of events since the last call: a confirmed one is exported, and one that is kept."""
-        return self._backlog.outcomes()
+        """Returns outcomes since the last call: events that were confirmed, or are in the journal when the run ends, are exported."""
+        if not self._closed:
+            self._account()
+        return self._outcomes.take()
+
+    def _account(self) -> None:
+        """Counts confirmed events as exported, and lets the journal delete what was sent."""
+        if self._shipper is None or self._journal is None:
+            return
+        self._confirmed += self._shipper.take_confirmed()
+        self._journal.advance(self, self._shipper.confirmed.at, delete=self._buffer is not None)
+        for window in [*self._confirmed]:
+            count = min(self._confirmed[window], self._exported[window])
+            self._outcomes.export(window, count)
+            self._remove(window, count)
+            self._confirmed[window] -= count
+        self._confirmed = +self._confirmed
 
     def statistics(self) -> LinkStatistics | None:
         """What the connection has been through; `None` before `open`."""
-        return None if self._link is None else self._link.statistics()
-
-    def _outgoing(self, path: Path) -> Outgoing:
-        settings = self._settings
-        return Outgoing(path, self._backlog, settings.memory_bytes + settings.spool_bytes, self._wake)
-
-    def _opened(self) -> JournalWriter:
-        if self._writer is None:
-            raise ClosedError("the collector's exporter was not opened")
-        return self._writer
-
-    def _wake(self) -> None:
-        if self._link is not None:
-            self._link.wake()
+        return None if self._transport is None else self._transport.statistics()
 
     def _synced(self, sync: ClockSync) -> None:
-        if self._writer is not None and self._writer.is_open:
-            self._writer.write_sync(sync)
+        # On a thread: the journal may wait for a slow disk.
+        asyncio.get_running_loop().run_in_executor(None, self._write_sync, sync)
 
-    def _missed(self, next: int) -> None:
-        """The collector has lost, or never had, what frames that wait are read with: it is sent before them."""
-        if self._writer is None or self._run is None or self._backlog.restated:
-            return
-        oldest = self._backlog.oldest
-        frames = self._writer.restated(oldest)
-        # In place of frames that it lacks; not of all of them, or nobody would see that any are missing.
-        if len(frames) < oldest - next:
-            self._backlog.put_ahead(frames)
-        else:
-            self._restate = True
-
-    def _write_news(self, writer: JournalWriter) -> None:
-        assert self._run is not None
-        if self._restate:
-            # There was no place for it before the frames that wait.
-            self._restate, self._metadata = False, {}
-            writer.restate(self._run)
-        metadata = dict(self._run.metadata())
-        if metadata != self._metadata:
-            self._metadata = metadata
-            writer.write_metadata(metadata)
-        now = time.monotonic()
-        if self._backlog.error and now - self._spool_tried > RETRY_SPOOL:
-            self._spool_tried = now
-            self._backlog.spill()
-
-    def _write_end(self) -> None:
-        if self._writer is None or self._run is None or not self._writer.is_open:
-            return
+    def _write_sync(self, sync: ClockSync) -> None:
+        assert self._journal is not None
         try:
-            self._write_news(self._writer)
-            self._writer.write_anchor(ClockAnchor.read())
-            self._writer.write_ledger(self._run.ledger())
-        finally:
-            self._writer.close()
+            self._journal.write_sync(sync)
+        except ClosedError:
+            return  # the run has ended meanwhile
+        except OutputError as error:
+            log.warning("a comparison of the clocks is not in the journal: %s", error)
 
-    async def _settle(self) -> None:
-        """Waits until everything is confirmed, or will not be."""
-        assert self._link is not None
-        try:
-            async with asyncio.timeout(SAFE_AFTER):
-                await self._link.settled()
-        except TimeoutError:
-            self._backlog.spill()
-            await self._link.settled()
+    def _drop(self, window: int, count: int, reason: str) -> None:
+        self._outcomes.drop(window, reason, count)
+        self._remove(window, count)
 
-    def _leave(self) -> str:
-        """Ends everything at once, and notes what is kept; what is wrong with the rest, empty if there is none."""
-        assert self._link is not None and self._run is not None
+    def _remove(self, window: int, count: int) -> None:
+        self._exported[window] -= count
+        if self._exported[window] <= 0:
+            del self._exported[window]
+
+    async def _leave(self) -> str:
+        """Ends everything at once. Returns what is wrong; empty if nothing is."""
+        assert self._transport is not None and self._shipper is not None and self._journal is not None
+        shipper, journal, statistics = self._shipper, self._journal, self._transport.statistics()
+        self._transport.abort()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._account()
         self._closed = True
-        why = f"{self._link.where}: {self._link.statistics().last_error or 'not confirmed in time'}"
-        self._link.abort()
-        self._backlog.spill()
-        left, on_disk = len(self._backlog), self._backlog.on_disk
-        lost = self._backlog.leave("undelivered")["lost"]
-        if on_disk and self._spool is not None:
-            command = shlex.join(["stepscope", "deliver", str(self._run.output_dir), *self._delivery()])
-            self.kept = UnsentFiles(str(self._spool.directory), why, command)
-        problems = [self._closed_spool()]
-        if left > on_disk:
-            what = f"{lost:,} events are lost" if lost else "the end of the stream is lost"
-            problems.append(f"{what}: {why}; {self._backlog.error or 'LinkSettings.spool_bytes is 0'}")
-        return "; ".join(filter(None, problems))
+        why = f"{self._transport.where}: {statistics.last_error or 'not confirmed in time'}"
+        complete = shipper.is_confirmed and not journal.is_open
+        if not complete:
+            for window, count in shipper.unconfirmed_events().items():
+                count = min(count, self._exported[window])
+                self._outcomes.keep(window, count)
+                self._remove(window, count)
+            command = shlex.join(["stepscope", "deliver", str(journal.path), *self._delivery()])
+            self.kept = UnsentFiles(str(journal.path), why, command)
+        shipper.close()
+        lost, reason = self._exported.total(), "cap" if journal.dropped else "undelivered"
+        for window, count in [*self._exported.items()]:
+            self._drop(window, count, reason)
+        if complete and self._buffer is not None:
+            await asyncio.to_thread(_delete_buffer, self._buffer.path)
+        is_wrong = lost and reason == "undelivered"
+        return f"{lost:,} events are not in the journal {journal.path}, and were not sent" if is_wrong else ""
 
     def _delivery(self) -> list[str]:
-        """How `stepscope deliver` gets to where this goes."""
-        assert self._link is not None
-        asked = self._address.token_given or NO_TOKEN in self._link.statistics().last_error
+        """Options with which `stepscope deliver` sends the journal to the same collector."""
+        assert self._transport is not None
+        asked = self._address.token_given or NO_TOKEN in self._transport.statistics().last_error
         token = ["--token-file", str(self._address.token_file or "FILE")] if asked else []
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
 
-    def _closed_spool(self) -> str:
-        try:
-            if self._spool is not None:
-                self._spool.close()
-        except OSError as error:
-            return f"the spool cannot be deleted: {error}"
-        return ""
+
+def _delete_buffer(path: Path) -> None:
+    """Deletes a journal that the collector has, and its directory if nothing else is there."""
+    for segment in segment_paths(path):
+        segment.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
 
 
-def _link_type() -> type[Link]:
-    """`Link`, imported when an exporter is made: it needs packages that few programs have."""
+def _transport_type() -> type[WebSocketTransport]:
+    """`WebSocketTransport`, imported when an exporter is made: it needs packages that few programs have."""
     try:
-        module = import_module("stepscope.exporters.collector.link")
+        module = import_module("stepscope.exporters.collector.websocket")
     except ImportError as error:
         raise ImportError(f"CollectorExporter needs packages: pip install 'stepscope[collector]' ({error})") from error
-    found: type[Link] = module.Link
+    found: type[WebSocketTransport] = module.WebSocketTransport
     return found
-
-
-def _spool(run: Run, settings: LinkSettings, note: StreamNote) -> tuple[Spool | None, str]:
-    """The spool, or why there is none: a full disk is no reason not to send."""
-    try:
-        return Spool(run.output_dir, settings.spool_bytes, note), ""
-    except OutputError as error:
-        log.warning("what does not fit memory will be lost if the collector is away: %s", error)
-        return None, str(error)

@@ -1,7 +1,7 @@
 """What exporters and collectors tell each other over a WebSocket. `docs/collector-protocol.md` describes it.
 
 A message is the length of its header (four bytes, little-endian), the header in MessagePack, and a payload. Only `Frames`
-has one: whole frames of a journal, one after the other, as they stand in the collector's file in the end. Their
+has one: whole frames of a journal, one after the other, as they stand in the rank's file and in the collector's. Their
 numbers are the sequence numbers of the protocol.
 """
 
@@ -14,9 +14,11 @@ import msgspec
 
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.files.encoding import msgpack_bytes
+from stepscope.runtime.journal.format import MAX_POSITION
 from stepscope.runtime.journal.records import Int64, RunRecord
+from stepscope.runtime.journal.segments import MAX_SEGMENTS
 
-VERSION = 2
+VERSION = 3
 """Changes when old collectors could no longer read new exporters, or the other way round."""
 SUBPROTOCOL = f"stepscope.v{VERSION}"
 PATH = "/v1/stream"
@@ -40,7 +42,7 @@ _LENGTH = struct.Struct("<I")
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 StreamId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
-NoneOrStreamId = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")]
+Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 SyncWord = Annotated[bytes, msgspec.Meta(min_length=4, max_length=4)]
 Reason = Annotated[str, msgspec.Meta(max_length=1000)]
 
@@ -51,14 +53,12 @@ class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
     """The first message of an exporter: which stream this is, and from which frame on it has everything."""
 
     stream: StreamId
-    """Drawn at random for each run of a profiler; names its file."""
+    """Of the journal: the same whenever it is sent. Names the stream's directory."""
     sync: SyncWord
     """Of the journal's frames."""
     oldest: Count
-    """Number of the oldest frame that the exporter still has."""
+    """Number of the oldest frame that may be sent: those before it were confirmed once, or deleted."""
     run: RunRecord
-    supersedes: NoneOrStreamId = ""
-    """The stream of a process that was killed, whose recovered journal this is; it is to be left out once this has ended."""
     control: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     """Version of the commands that the process obeys (`Order`); 0: none. Collectors that know nothing of it ignore it."""
 
@@ -69,6 +69,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
     next: Count
     max_message: Count
     """Bytes that a message should have at most; a single frame may be larger, up to `MAX_FRAME`."""
+    checksum: Checksum | None = None
+    """CRC-32 in the header of the frame before `next`; `None` if the collector does not have that frame."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):
@@ -80,10 +82,14 @@ class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):
 
 
 class Frames(msgspec.Struct, frozen=True, tag=4, array_like=True):
-    """Frames `first` to `first + count - 1`; the payload."""
+    """Frames `first` to `first + count - 1` of one segment of the journal; the payload."""
 
     first: Count
     count: Annotated[int, msgspec.Meta(ge=0, le=MAX_FRAMES)]
+    segment: Annotated[int, msgspec.Meta(ge=0, le=MAX_SEGMENTS)]
+    """Number of the segment."""
+    position: Annotated[int, msgspec.Meta(ge=0, lt=MAX_POSITION)]
+    """Where the first frame begins in the journal, in bytes."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag=5, array_like=True):

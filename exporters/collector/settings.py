@@ -19,10 +19,8 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         ValueError: naming the field, the value and what it should be.
     """
 
-    memory_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 64 << 20
-    """What may wait in memory for the collector."""
-    spool_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
-    """What may wait on disk besides, in the run's directory; 0: nothing is written there."""
+    buffer_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 1 << 30
+    """What may wait on disk for the collector in a run that keeps no journal of all windows. A journal has a limit of its own."""
     message_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=8 << 20)] = 1 << 20
     """Frames are sent together up to this size."""
     timeout: PositiveFloat = 10.0

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.shipper import Shipper
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.settings import checked
 
 if TYPE_CHECKING:
-    from stepscope.exporters.nats.link import NatsLink
-
-MAX_FRAME = 1 << 19
-"""Bytes: a server takes messages of 1 MiB unless it is told otherwise."""
+    from stepscope.exporters.nats.transport import NatsTransport
 
 
 class NatsExporter(CollectorExporter):
@@ -42,7 +40,6 @@ class NatsExporter(CollectorExporter):
 
     name = "nats"
     takes_commands = False
-    max_frame = MAX_FRAME
 
     def __init__(
         self,
@@ -55,7 +52,7 @@ class NatsExporter(CollectorExporter):
         self._servers = Servers(servers, access)
         self._limits = checked.settings("limits", limits, NatsLimits)
         try:
-            self._nats = import_module("stepscope.exporters.nats.link")
+            self._nats = import_module("stepscope.exporters.nats.transport")
         except ImportError as error:
             raise ImportError(f"NatsExporter needs packages: pip install 'stepscope[nats]' ({error})") from error
         super().__init__("ws://localhost", settings=settings)
@@ -65,11 +62,11 @@ class NatsExporter(CollectorExporter):
         """The servers."""
         return str(self._servers)
 
-    def _make_link(self, hello: Callable[[], protocol.Hello]) -> NatsLink:
-        link: NatsLink = self._nats.NatsLink(
-            self._servers, self._limits, self._settings, self._backlog, hello, synced=self._synced
+    def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> NatsTransport:
+        made: NatsTransport = self._nats.NatsTransport(
+            self._servers, self._limits, self._settings, shipper, hello, synced=self._synced
         )
-        return link
+        return made
 
     def _delivery(self) -> list[str]:
         return ["--url", self._servers.urls[0], *self._servers.access.options()]

@@ -383,6 +383,7 @@ PyObject *columns_py_encode(PyObject *self, PyObject *args) {
 }
 
 /* The frames of a journal, as docs/journal-format.md has them. */
+#define MESSAGE_BYTES (512 << 10) /* of an encoded frame: a message broker takes messages of 1 MiB, as a rule */
 #define FRAME_BYTES (4 << 20) /* of events and arguments as they are in memory: what a reader holds at a time */
 #define LONGEST_SOURCE 255
 enum { FRAME_EVENTS = 4, FRAME_ZSTD = 2, FRAME_COLUMNS = 8 };
@@ -495,14 +496,19 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
         PyThreadState *released = release_for(left);
         pthread_mutex_lock(&lock);
         while (left && whole) {
-            size_t count = frame_events(at, left, heap.buf, args_len);
-            FrameHeader head = {.kind = FRAME_EVENTS, .flags = FRAME_COLUMNS, .number = number + frames++};
-            EventsHeader about = header_of(at, count);
+            size_t count = frame_events(at, left, heap.buf, args_len), before = made.len;
             FrameParts parts;
-            memcpy(head.sync, sync.buf, sizeof head.sync);
-            about.window = window, about.source_len = (uint16_t)source.len;
-            whole =
-                put_frame(at, count, heap.buf, args_len, &parts) && put_events_frame(&made, head, about, source.buf, &parts);
+            for (;; count /= 2) {
+                FrameHeader head = {.kind = FRAME_EVENTS, .flags = FRAME_COLUMNS, .number = number + frames};
+                EventsHeader about = header_of(at, count);
+                memcpy(head.sync, sync.buf, sizeof head.sync);
+                about.window = window, about.source_len = (uint16_t)source.len;
+                whole = put_frame(at, count, heap.buf, args_len, &parts) &&
+                        put_events_frame(&made, head, about, source.buf, &parts);
+                if (!whole || made.len - before <= MESSAGE_BYTES || count == 1) break;
+                made.len = before; /* too large for one message of a stream */
+            }
+            frames++;
             cut += parts.cut;
             at += count, left -= count;
         }

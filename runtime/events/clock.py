@@ -66,6 +66,20 @@ class ClockAnchor(msgspec.Struct, frozen=True):
         return self.wall_ns + (monotonic_ns - self.monotonic_ns)
 
 
+class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
+    """A round trip to a collector: readings of its clock between two readings of ours. All in ns."""
+
+    sent: _Int64
+    """Our CLOCK_MONOTONIC."""
+    arrived: _Int64
+    """The collector's clock, Unix time."""
+    answered: _Int64
+    returned: _Int64
+    """Our CLOCK_MONOTONIC."""
+    clock: str
+    """Name of the collector's clock: readings of different clocks cannot be compared."""
+
+
 WALL_STEP_NS = 10_000_000
 """A smaller difference between the clocks is drift, and ignored."""
 

@@ -7,15 +7,48 @@ import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.events.clock import ClockAnchor, identity, wall_clock
+from stepscope.runtime.events.clock import ClockAnchor, ClockSync, identity, wall_clock
 from stepscope.runtime.files.paths import readable
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.job import job_from_environment, this_host
 from stepscope.runtime.session.trace_note import NoteOutput
 from stepscope.runtime.settings.documented import Documented
+
+
+class LiveJournal(Protocol):
+    """The journal of a run while it is written, for exporters that send it. Any thread may call."""
+
+    path: Path
+    """Its first file, once it is open."""
+    end: int
+    """Position up to which the kernel has the frames."""
+    changed: LoopCondition
+    """Notified after each write, and when the file is opened or closed."""
+    failed: bool
+    """Whether the file could not be created."""
+    dropped: int
+    """Events that were left out because of the size limit."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether frames can be appended."""
+        ...
+
+    def write_sync(self, sync: ClockSync) -> None:
+        """Appends a comparison with another clock."""
+        ...
+
+    def follow(self, follower: object) -> None:
+        """Keeps segments that this follower has not sent."""
+        ...
+
+    def advance(self, follower: object, position: int, *, delete: bool = False) -> None:
+        """Notes up to which position a follower has sent the journal, and may delete segments that all have sent."""
+        ...
 
 
 class Run(Documented, frozen=True, kw_only=True):
@@ -50,6 +83,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """Random id of this run, which its journals and its note contain. Empty = unknown."""
     control: Callable[[Command], Future[Answer]] | None = None
     """Handles commands for the profiler; any thread may call. `None` if the profiler accepts none from exporters."""
+    journal: LiveJournal | None = None
+    """The journal of all windows that this run writes; `None` if it writes none."""
 
     def wall(self, monotonic_ns: int) -> int:
         """Unix time in ns at a monotonic time of this run, including changes of the wall clock since.
@@ -71,6 +106,7 @@ class Run(Documented, frozen=True, kw_only=True):
         metadata: Callable[[], Mapping[str, Any]],
         note_output: NoteOutput,
         control: Callable[[Command], Future[Answer]] | None = None,
+        journal: LiveJournal | None = None,
     ) -> Run:
         """A run of this process, with the facts of the process."""
         return cls(
@@ -87,4 +123,5 @@ class Run(Documented, frozen=True, kw_only=True):
             clock=identity(),
             id=secrets.token_hex(16),
             control=control,
+            journal=journal,
         )

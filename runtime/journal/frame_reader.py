@@ -221,9 +221,9 @@ class FrameReader:
             file.truncate()
         return Segment(path, first.number, first.begin, first.header_bytes)
 
-    def skip(self) -> bool:
-        """Skips the next complete frame, without reading its events. Returns false at the end."""
-        return self._advance(lambda _: True) is not None
+    def skip(self, skipped: Callable[[bytes], bool] = lambda _: True) -> bool:
+        """Skips the next complete frame, without reading its events if `skipped` returns true. Returns false at the end."""
+        return self._advance(skipped) is not None
 
     def begins(self, at: int) -> bool:
         """Whether a frame begins at a position, complete or not, or the file ends there."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.clock import ClockSync as ClockSync
 from stepscope.runtime.events.json_values import plain
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.files.encoding import msgpack_bytes
@@ -107,20 +108,6 @@ class CapRecord(msgspec.Struct, frozen=True):
     limit_bytes: Int64
     dropped: Int64
     """Events dropped so far."""
-
-
-class ClockSync(msgspec.Struct, frozen=True, kw_only=True):
-    """A round trip to a collector: readings of its clock between two readings of ours. All in ns."""
-
-    sent: Int64
-    """Our CLOCK_MONOTONIC."""
-    arrived: Int64
-    """The collector's clock, Unix time."""
-    answered: Int64
-    returned: Int64
-    """Our CLOCK_MONOTONIC."""
-    clock: str
-    """Name of the collector's clock: readings of different clocks cannot be compared."""
 
 
 class RecoveredRecord(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.append_file import AppendFile
 from stepscope.runtime.journal.index import IndexBuilder
 from stepscope.runtime.journal.segments import SEGMENT_AGE_S, Segment
+from stepscope.runtime.loop_threads.condition import LoopCondition
 from stepscope.runtime.threads.native_threads import Lock
 from stepscope.runtime.windows.window import Window
 
@@ -77,6 +78,8 @@ class ClosedSegment(msgspec.Struct, frozen=True):
 
     path: Path
     size: int
+    end: int
+    """Position at which the next segment begins."""
     events: Counter[int]
     """Number of events, by window."""
 
@@ -92,9 +95,7 @@ class JournalWriter:
             suffix. Links are not followed.
         max_bytes: size limit, at least 64 KiB.
         fsync: when to wait for the disk.
-        max_frame: limit of a frame's payload, in bytes, if the target has a lower limit than readers.
         create: creates the target of a path. A frame is never divided between two writes.
-        holes: whether events may be written again after others were dropped, because space can become free.
         segment_bytes: continue in a new file after about so many bytes, or an hour; 0 = one file.
         when_full: leave out new events at the limit, or delete the oldest segments.
 
@@ -111,7 +112,11 @@ class JournalWriter:
     lost = 0
     """Events that were counted as written in a group, and that the system refused."""
     deleted_oldest = 0
-    """Events of the oldest segments, which this deleted because of the size limit."""
+    """Events of the oldest segments, which this deleted because of the size limit, or because they were sent."""
+    end = 0
+    """Position up to which the kernel has the frames."""
+    failed = False
+    """Whether the file could not be created."""
     deleted_by_others = 0
     """Events of files that were deleted, by others, while this was open. Further ones are refused then."""
 
@@ -121,9 +126,7 @@ class JournalWriter:
         *,
         max_bytes: int = 8 << 30,
         fsync: Fsync = "never",
-        max_frame: int = fmt.MAX_PAYLOAD,
         create: Callable[[Path], Target] = _create_file,
-        holes: bool = False,
         segment_bytes: int = 0,
         when_full: WhenFull = "stop",
     ) -> None:
@@ -139,9 +142,7 @@ class JournalWriter:
         self._max_bytes = max_bytes
         self._reserve = min(1 << 20, max_bytes // 8)
         self._fsync = fsync
-        self._max_frame = max_frame
         self._create = create
-        self._holes = holes
         self._deletes_oldest = when_full == "delete_oldest"
         self._segment_bytes = min(segment_bytes, max_bytes // 8)
         self._segment_end = 0
@@ -150,6 +151,8 @@ class JournalWriter:
         """Closed segments that are still there."""
         self._segment_events: Counter[int] = Counter()
         """Number of events in the last segment, by window."""
+        self._sent: dict[object, int] = {}
+        """Up to which position each follower has sent the journal."""
         self._oldest_bytes = 0
         self._oldest_events: Counter[int] = Counter()
         self._missing = False
@@ -173,6 +176,8 @@ class JournalWriter:
         self._run: bytes = b""
         self._metadata: bytes = b""
         self._index: IndexBuilder | None = None
+        self.changed = LoopCondition()
+        """Notified after each write, and when the file is opened or closed."""
 
     @property
     def sync_word(self) -> bytes:
@@ -191,7 +196,13 @@ class JournalWriter:
             OutputError: if that fails.
         """
         with self._lock:
-            self._file = self._create(self.path)
+            try:
+                self._file = self._create(self.path)
+            except OSError:
+                self.failed = True
+                raise
+            finally:
+                self.changed.notify_all()
             self.path = self._file.path
             header = fmt.encode_file_header(self._sync)
             self._pending.append(header)
@@ -262,11 +273,11 @@ class JournalWriter:
                 self.dropped += len(batch)
                 self._mark_cap()
                 return
-            if self._max_frame == fmt.MAX_PAYLOAD and self._write_at_once(batch):
+            if self._write_at_once(batch):
                 self._write_index_if_due()
                 self._begin_segment_if_due()
                 return
-            for count, flags, parts, cut in fmt.encode_events(batch, max_bytes=self._max_frame):
+            for count, flags, parts, cut in fmt.encode_events(batch):
                 if batch.window not in self._open_windows:
                     first = fmt.EVENTS_HEADER.unpack_from(parts[0])[0]
                     self._control(fmt.FrameType.WINDOW_OPENED, records.WindowOpened(batch.window, first))
@@ -393,35 +404,6 @@ class JournalWriter:
             self._open_file()
             self._skipped_records += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
 
-    def restate(self, run: Run) -> None:
-        """Appends the run again. Its metadata will be written again, too: all frames so far were lost.
-
-        Raises:
-            OutputError: if the file cannot be written.
-            ClosedError: after `close`.
-        """
-        with self._lock:
-            self._open_file()
-            self._skipped_records += not self._record(fmt.FrameType.RUN, records.run_record(run, time.time_ns()))
-            self._metadata = b""
-
-    def restated(self, before: int) -> list[bytes]:
-        """Encodes the run and its metadata again, for a receiver that lost the first frames. Appends nothing.
-
-        Args:
-            before: number of the first frame that was not lost. The new frames get the numbers before it.
-        """
-        with self._lock:
-            payloads = [(fmt.FrameType.RUN, self._run)]
-            if self._metadata:
-                payloads.append((fmt.FrameType.METADATA, self._metadata))
-            payloads = [(kind, payload) for kind, payload in payloads if len(payload) <= self._max_frame]
-            first = before - len(payloads)
-            return [
-                b"".join(fmt.encode_frame(self._sync, kind, first + at, [payload]))
-                for at, (kind, payload) in enumerate(payloads)
-            ]
-
     def close(self) -> None:
         """Appends the end record and closes the file. Idempotent.
 
@@ -445,8 +427,22 @@ class JournalWriter:
                 self._commit(self._fsync != "never")
                 self._check_deleted(0.0)
             finally:
-                self._file.close()
-                self._file = None
+                self._close_file()
+
+    def follow(self, follower: object) -> None:
+        """Keeps segments that this follower has not sent: at the size limit, only segments that all followers have sent are deleted.
+
+        Events may be written again after others were dropped, because space can become free.
+        """
+        self._sent[follower] = 0
+
+    def advance(self, follower: object, position: int, *, delete: bool = False) -> None:
+        """Notes up to which position a follower has sent the journal. With `delete`, segments that all have sent are deleted now."""
+        self._sent[follower] = position
+        if delete and self._closed and self._closed[0].end <= position:
+            with self._lock:
+                while self._closed and self._closed[0].end <= self._sent_end() and self._delete_oldest():
+                    pass
 
     def take_deleted_oldest(self) -> Counter[int]:
         """Number of events in oldest segments that were deleted since the last call, by window."""
@@ -473,14 +469,18 @@ class JournalWriter:
     def abandon(self) -> None:
         """Closes the file without an end record. Idempotent."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            self._close_file()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            self.changed.notify_all()
 
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame. Returns false if it does not fit."""
         payload = records.encode_record(record)
-        if len(payload) > self._max_frame:
+        if len(payload) > fmt.MAX_RECORD:
             return False
         self._frame(kind, [payload])
         if not self._fits(_END_BYTES):
@@ -500,13 +500,13 @@ class JournalWriter:
             return 0
         outlines = self._end
         for batch in index.outlines():
-            for _, flags, parts, _ in fmt.encode_events(batch, max_bytes=self._max_frame):
+            for _, flags, parts, _ in fmt.encode_events(batch):
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
         position = self._end
         payload = records.encode_record(index.record(outlines))
-        if len(payload) <= self._max_frame:
+        if len(payload) <= fmt.MAX_RECORD:
             self._frame(fmt.FrameType.INDEX, [payload])
-        if len(payload) > self._max_frame or not self._fits(reserve):
+        if len(payload) > fmt.MAX_RECORD or not self._fits(reserve):
             self._discard()
             self._index = None
             return 0
@@ -539,27 +539,40 @@ class JournalWriter:
             self._segment_end = end + self._segment_bytes
             return
         self._number += len(frames)
+        self.end = file.size
         self._segment_end = end + self._segment_bytes
         if self._index is not None and len(frames) > 1:
             self._index.metadata = end + sum(map(len, encoded[0]))
-        self._closed.append(ClosedSegment(last.path, end - last.begin, self._segment_events))
+        self._closed.append(ClosedSegment(last.path, end - last.begin, end, self._segment_events))
         self._segment_events = Counter()
         self._fits(self._reserve + self._segment_bytes)
 
     def _fits(self, reserve: int) -> bool:
-        """Whether the pending frames, and then so many bytes, fit. Deletes the oldest segments for it, if that is wanted."""
-        while self._deletes_oldest and self._closed and not self._has_room(reserve):
-            oldest = self._closed[0]
-            try:
-                oldest.path.unlink(missing_ok=True)
-            except OSError as error:
-                log.warning("a segment of the journal cannot be deleted: %s", error)
+        """Whether the pending frames, and then so many bytes, fit. Deletes the oldest segments for it, if they were sent or that is
+        wanted."""
+        while self._closed and not self._has_room(reserve):
+            if not (self._deletes_oldest or self._closed[0].end <= self._sent_end()) or not self._delete_oldest():
                 break
-            del self._closed[0]
-            self.deleted_oldest += oldest.events.total()
-            self._oldest_events += oldest.events
-            self._oldest_bytes += oldest.size
         return self._has_room(reserve)
+
+    def _sent_end(self) -> int:
+        """Position up to which all followers have sent the journal; 0 if there are none."""
+        return min(self._sent.values(), default=0)
+
+    def _delete_oldest(self) -> bool:
+        """Deletes the oldest segment. Its events count as lost unless they were sent. Returns false if the system refuses."""
+        oldest = self._closed[0]
+        try:
+            oldest.path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("a segment of the journal cannot be deleted: %s", error)
+            return False
+        del self._closed[0]
+        self.deleted_oldest += oldest.events.total()
+        self._oldest_bytes += oldest.size
+        if oldest.end > self._sent_end():
+            self._oldest_events += oldest.events
+        return True
 
     def _mark_cap(self, exactly: bool = False) -> None:
         """Appends the number of dropped events: at the limit, each time it has doubled, and exactly with each window."""
@@ -579,8 +592,8 @@ class JournalWriter:
         self._pending_frames += 1
 
     def _is_full(self) -> bool:
-        """Whether events are dropped. Without `holes`, a file stays full, as a journal with holes would look complete."""
-        if self._full and self._holes and self._has_room(2 * self._reserve):
+        """Whether events are dropped. Without followers a journal stays full, as one with holes would look complete."""
+        if self._full and self._sent and self._fits(2 * self._reserve):
             self._full = False
         return self._full
 
@@ -619,8 +632,11 @@ class JournalWriter:
     def _write_pending(self, sync: bool) -> None:
         try:
             self._check_deleted(0.0 if sync else CHECK_INTERVAL_S)
-            self._open_file().write(self._pending, sync)
+            file = self._open_file()
+            file.write(self._pending, sync)
             self._number += self._pending_frames
+            self.end = file.size
+            self.changed.notify_all()
         except BaseException:
             if self._unwritten:
                 # Frames of earlier calls are gone: what they said is said again, and positions do not hold.

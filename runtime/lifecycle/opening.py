@@ -14,6 +14,7 @@ from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.inbox.inbox import Inbox
 from stepscope.runtime.inbox.messages import Message
+from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.loop import drain_loop
 from stepscope.runtime.loop.pipeline import Pipeline, PipelineSteps, RunSetup
@@ -72,6 +73,7 @@ def open_run(
             log.warning("profiler %r: %s", facts.name, without_effect)
         anchor = clock.ClockAnchor.read()
         clock.wall_clock.look(anchor)
+        writers = (getattr(exporter, "writer", None) for exporter in setup.exporters)
         run = Run.here(
             name=facts.name,
             output_dir=output.path,
@@ -81,6 +83,7 @@ def open_run(
             metadata=facts.metadata.snapshot,
             note_output=output.note_output,
             control=control,
+            journal=next((writer for writer in writers if isinstance(writer, JournalWriter)), None),
         )
         output.announce(source.directory, steps.serial, run, 0 if keep_last is None else keep_last.steps)
         hub = drain_loop.acquire(source)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli import nats_options
-from stepscope.runtime.errors import StepscopeError
+from stepscope.cli.output import message
+from stepscope.runtime.errors import ProfilerStateError, StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.exporters.collector.backlog import Backlog
-    from stepscope.exporters.collector.connecting import Connecting
-    from stepscope.exporters.collector.protocol import Hello
+    from stepscope.exporters.collector.delivery import MakeTransport
 
 DESCRIPTION = """\
 Sends to a collector what a run could not, from where the collector's copy ends. A journal that was never sent can be sent
@@ -82,26 +80,27 @@ def deliver(given: argparse.Namespace) -> int:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if not 0 < given.timeout < float("inf"):
         given.parser.error(f"--timeout wants seconds above 0, got {given.timeout:g}")
-    connecting = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
-    found = delivery.parcels(given.place, force=given.force)
-    try:
-        for parcel in found:
-            asyncio.run(delivery.deliver(parcel, connecting, given.timeout))
-            print(f"delivered {parcel.what}: {parcel.events:,} events in stream {parcel.hello.stream}")
-            if parcel.damaged:
-                print(f"NOT delivered, and left where it is: {parcel.damaged}; and what follows that")
-    finally:
-        for parcel in found:
-            parcel.close()
-    if not found:
-        print(f"nothing of {given.place} is left to deliver")
-    return 1 if any(parcel.damaged for parcel in found) else 0
+    make_transport = _into_nats(given) if given.url.startswith(("nats:", "tls:")) else _to_collector(given)
+    failed = False
+    journals = delivery.journals_in(given.place)
+    for journal in journals:
+        try:
+            delivery.complete(journal, force=given.force)
+        except ProfilerStateError as error:
+            if len(journals) == 1:
+                raise
+            message(f"stepscope deliver: not delivered: {error}")
+            failed = True
+            continue
+        sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
+        print(f"delivered {journal}: {sent.events:,} events in stream {sent.stream}")
+    return 1 if failed else 0
 
 
-def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hello]], Connecting]:
+def _to_collector(given: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.collector.address import Address
-    from stepscope.exporters.collector.link import Link
     from stepscope.exporters.collector.settings import LinkSettings
+    from stepscope.exporters.collector.websocket import WebSocketTransport
 
     parser: argparse.ArgumentParser = given.parser
     try:
@@ -112,10 +111,10 @@ def _to_collector(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], 
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file: {error.strerror}")
     tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
-    return lambda backlog, hello: Link(address, LinkSettings(), tls, backlog, hello)
+    return lambda shipper, hello: WebSocketTransport(address, LinkSettings(), tls, shipper, hello)
 
 
-def _into_nats(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hello]], Connecting]:
+def _into_nats(given: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.collector.settings import LinkSettings
     from stepscope.exporters.nats.servers import Servers
 
@@ -125,7 +124,7 @@ def _into_nats(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hel
             "--nats-insecure"
         )
     try:
-        from stepscope.exporters.nats.link import NatsLink
+        from stepscope.exporters.nats.transport import NatsTransport
 
         servers = Servers(given.url, nats_options.access(given))
     except ImportError as error:
@@ -133,4 +132,4 @@ def _into_nats(given: argparse.Namespace) -> Callable[[Backlog, Callable[[], Hel
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     limits = nats_options.limits(given)
-    return lambda backlog, hello: NatsLink(servers, limits, LinkSettings(), backlog, hello)
+    return lambda shipper, hello: NatsTransport(servers, limits, LinkSettings(), shipper, hello)

@@ -84,12 +84,10 @@ def noted(place: Path) -> Counter[tuple[int, int]]:
 
 
 def collected(directory: Path) -> Counter[tuple[int, int]]:
-    """Spans that the collector's files hold; streams that others supersede are left out."""
+    """Spans that the collector's files hold."""
     found: Counter[tuple[int, int]] = Counter()
     name = strings.intern(SPAN)
     for path in directory.glob("streams/*/journal"):
-        if path.with_name("superseded").exists():
-            continue
         with JournalReader(path) as reader:
             for item in reader:
                 if not isinstance(item, EventBatch) or reader.run is None or reader.run.rank is None:

@@ -1,11 +1,12 @@
-"""The connection to NATS: publishes the backlog until JetStream has stored all of it."""
+"""The connection to NATS: publishes the journal until JetStream has stored all of it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 from nats.aio.client import Client
@@ -16,17 +17,18 @@ from nats.js.errors import NoStreamResponseError
 from nats.js.kv import KeyValue
 
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.shipper import Shipper
+from stepscope.exporters.collector.transport import Transport
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
+
+log = logging.getLogger("stepscope")
 
 
 class _Message(msgspec.Struct):
@@ -39,11 +41,7 @@ class _Message(msgspec.Struct):
     """The oldest frame that there still was."""
 
 
-class _TooLargeError(Exception):
-    """A frame fits no message that the server takes."""
-
-
-class NatsLink(Connecting):
+class NatsTransport(Transport):
     """A connection to NATS, which its client makes again when it is lost; publishes until all is stored."""
 
     def __init__(
@@ -51,7 +49,7 @@ class NatsLink(Connecting):
         servers: Servers,
         limits: NatsLimits,
         settings: LinkSettings,
-        backlog: Backlog,
+        shipper: Shipper,
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
@@ -61,18 +59,16 @@ class NatsLink(Connecting):
             servers: whom to connect to, and how to get in.
             limits: of what JetStream keeps, if nobody has made the stream.
             settings: times and sizes.
-            backlog: what to send.
-            hello: which stream this is.
-            synced: is given each comparison with the clock of the collector that takes the stream.
+            shipper: what to send.
+            hello: makes the message that says which stream this is.
+            synced: called with each comparison with the clock of the collector that takes the stream.
         """
-        super().__init__(f"NATS at {servers}", settings, backlog, hello, synced=synced)
+        super().__init__(f"NATS at {servers}", settings, shipper, hello, synced=synced)
         self._servers, self._limits = servers, limits
         self._most = 0
         """Bytes of a message that the server takes."""
 
     def _reason(self, failure: Exception) -> tuple[str, bool]:
-        if isinstance(failure, _TooLargeError):
-            return str(failure), True
         if isinstance(failure, NatsError):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)
@@ -104,7 +100,7 @@ class NatsLink(Connecting):
             hello = self._hello()
             hellos = await layout.hellos(jetstream, await layout.stream(jetstream, self._limits))
             await hellos.put(hello.stream, protocol.encode(hello))
-            self._backlog.resume(self._backlog.oldest)
+            self._shipper.resume(self._shipper.confirmed.number)
             self._most = client.max_payload - layout.OVERHEAD
             comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
             repeating = asyncio.create_task(self._say_again(hellos))
@@ -142,11 +138,10 @@ class NatsLink(Connecting):
             while True:
                 self._news.clear()
                 while len(waiting) < layout.IN_FLIGHT and _bytes(waiting) < layout.IN_FLIGHT_BYTES:
-                    messages = self._compose(stream)
-                    if not messages:
+                    message = self._compose(stream)
+                    if message is None:
                         break
-                    for message in messages:
-                        waiting.append((message, asyncio.create_task(self._publish(jetstream, stream, message))))
+                    waiting.append((message, asyncio.create_task(self._publish(jetstream, stream, message))))
                 if not waiting:
                     await self._news.wait()
                     continue
@@ -159,29 +154,28 @@ class NatsLink(Connecting):
         finally:
             await end_tasks(*(task for _, task in waiting))
 
-    def _compose(self, stream: str) -> list[_Message]:
-        """What to publish next, in messages that the server takes: divided between frames where need be."""
-        most = min(self._most, self._settings.message_bytes)
-        pieces = self._backlog.take(most)
-        if not pieces:
-            return []
-        number = pieces[0].first
-        messages: list[_Message] = []
-        for part, count in _divided(b"".join(piece.read() for piece in pieces), most):
-            data = protocol.encode(protocol.Frames(number, count), part)
-            if len(data) > self._most:
-                raise _TooLargeError(
-                    f"a frame takes {len(data):,} bytes, and the server's max_payload allows {self._most:,}"
-                )
-            id = f"{stream}:{number}:{number + count}"
-            messages.append(_Message(number + count, id, data, self._backlog.oldest))
-            number += count
-        return messages
+    def _compose(self, stream: str) -> _Message | None:
+        """What to publish next; `None` if there is nothing."""
+        shipper = self._shipper
+        oldest = shipper.confirmed.number
+        chunk = shipper.take(min(self._most, self._settings.message_bytes))
+        if chunk is None:
+            return None
+        first, next = chunk.begin.number, chunk.end.number
+        data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
+        if len(chunk.data) > self._most:
+            log.error(
+                "%s: frame %d takes %s bytes, and the server's max_payload allows %s: it is left out",
+                self.where, first, f"{len(data):,}", f"{self._most:,}",
+            )  # fmt: skip
+            data = b""
+            chunk.events.clear()  # they count as undelivered
+        return _Message(next, f"{stream}:{first}:{next}", data, oldest)
 
     async def _publish(self, jetstream: JetStreamContext, stream: str, message: _Message) -> bool:
         """Publishes until JetStream says that it is stored; a repetition is known by its id, and stored once."""
         delay = self._settings.first_delay
-        while True:
+        while message.data:
             try:
                 await jetstream.publish(
                     f"{layout.SUBJECTS}.{stream}",
@@ -197,21 +191,8 @@ class NatsLink(Connecting):
                 await self._told(error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._settings.longest_delay)
+        return False
 
 
 def _bytes(waiting: Iterable[tuple[_Message, object]]) -> int:
     return sum(len(message.data) for message, _ in waiting)
-
-
-def _divided(data: bytes, most: int) -> Iterator[tuple[memoryview, int]]:
-    """Frames in parts of at most `most` bytes, each with the number of its frames; a frame is never divided."""
-    view, start, at, count = memoryview(data), 0, 0, 0
-    while at < len(data):
-        length = fmt.FRAME_HEADER.unpack_from(data, at)[5]
-        end = at + fmt.FRAME_HEADER.size + length
-        if count and end - start > most:
-            yield view[start:at], count
-            start, count = at, 0
-        at, count = end, count + 1
-    if count:
-        yield view[start:], count

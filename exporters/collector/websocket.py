@@ -1,4 +1,4 @@
-"""The connection to a collector: it is made, lost and made again, and sends the backlog until that is confirmed."""
+"""The connection to a collector, by WebSocket."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from websockets.typing import Subprotocol
 
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.address import NO_TOKEN, Address
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.discreet import Discreet
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.shipper import Shipper
+from stepscope.exporters.collector.transport import Transport
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
@@ -52,7 +52,7 @@ class _ConnectWithoutRedirects(connect):
         return exc
 
 
-class Link(Connecting):
+class WebSocketTransport(Transport):
     """A WebSocket to a collector, made, lost and made again."""
 
     def __init__(
@@ -60,11 +60,10 @@ class Link(Connecting):
         address: Address,
         settings: LinkSettings,
         tls: ssl.SSLContext | None,
-        backlog: Backlog,
+        shipper: Shipper,
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
-        missed: Callable[[int], object] = lambda _: None,
         obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
@@ -72,13 +71,12 @@ class Link(Connecting):
             address: of the collector.
             settings: times and sizes.
             tls: how to check the collector's certificate; `None`: as usual.
-            backlog: what to send.
-            hello: the first message.
-            synced: is given each comparison of the clocks.
-            missed: is told the number of the next frame of a collector that lacks frames which are nowhere any more.
-            obey: carries out a command of the collector's operator, and answers; `None`: none is taken.
+            shipper: what to send.
+            hello: makes the first message.
+            synced: called with each comparison of the clocks.
+            obey: carries out a command of the collector's operator, and answers; `None`: commands are ignored.
         """
-        super().__init__(f"the collector at {address.url}", settings, backlog, hello, synced=synced, missed=missed)
+        super().__init__(f"the collector at {address.url}", settings, shipper, hello, synced=synced)
         self._address, self._tls = address, tls
         self._obey = obey
         self._orders: set[asyncio.Task[None]] = set()
@@ -131,7 +129,7 @@ class Link(Connecting):
             try:
                 await self._converse(socket)
             except BaseException:
-                # Who has not kept to the protocol, or does not answer, is not waited for.
+                # A collector that breaks the protocol, or does not answer, is not waited for.
                 socket.transport.abort()
                 raise
             finally:
@@ -152,15 +150,12 @@ class Link(Connecting):
             raise _Refusal(welcome)
         if not isinstance(welcome, protocol.Welcome):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
-        self._check(welcome.next)
-        if welcome.next < self._backlog.oldest:
-            self._missed(welcome.next)
         self._heard = asyncio.get_running_loop().time()
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
-        self._backlog.resume(welcome.next)
+        self._shipper.resume(welcome.next, welcome.checksum)
         self._established()
-        # In this order: what the collector said is a better reason than that it has gone.
+        # In this order: the collector's own reason says more than a closed connection.
         parts = (self._listen(socket), self._send(socket), self._compare_clocks(socket.send), self._watch())
         tasks = [asyncio.ensure_future(part) for part in parts]
         try:
@@ -176,15 +171,13 @@ class Link(Connecting):
     async def _send(self, socket: ClientConnection) -> None:
         while True:
             self._news.clear()
-            room = self._backlog.sent_bytes < IN_FLIGHT
-            pieces = self._backlog.take(self._message_bytes) if room else []
-            if not pieces:
+            has_room = self._shipper.sent_bytes < IN_FLIGHT
+            chunk = self._shipper.take(self._message_bytes) if has_room else None
+            if chunk is None:
                 await self._news.wait()
                 continue
-            first, last = pieces[0].first, pieces[-1].next
-            await socket.send(
-                protocol.encode(protocol.Frames(first, last - first), *(piece.read() for piece in pieces))
-            )
+            frames = protocol.Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
+            await socket.send(protocol.encode(frames, chunk.data))
 
     async def _listen(self, socket: ClientConnection) -> None:
         loop = asyncio.get_running_loop()
@@ -215,14 +208,9 @@ class Link(Connecting):
             await socket.send(protocol.encode(protocol.Obeyed(order.number, answer)))
 
     def _confirm(self, next: int) -> None:
-        self._check(next)
         self._patience = 1
         self._message_bytes = min(2 * self._message_bytes, self._most_bytes)
         super()._confirm(next)
-
-    def _check(self, next: int) -> None:
-        if next > self._backlog.next:
-            raise FormatError(f"the collector has frame {next - 1}, the last is {self._backlog.next - 1}")
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
@@ -235,7 +223,7 @@ class Link(Connecting):
 
 
 class _Refusal(Exception):
-    """The collector said no."""
+    """The collector refuses the stream."""
 
     def __init__(self, refusal: protocol.Refused) -> None:
         super().__init__(refusal.reason[:200])

@@ -1,4 +1,4 @@
-"""What carries a stream's backlog away: a link to a collector, or to what stands between."""
+"""Sends a journal over a connection that is made, lost and made again: to a collector, or to a message broker."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable
 import msgspec
 
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.backlog import Backlog
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.shipper import Shipper
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import clock
-from stepscope.runtime.journal.records import ClockSync
+from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
@@ -38,8 +38,8 @@ class LinkStatistics(msgspec.Struct, frozen=True):
     """What went wrong last; empty while it is connected."""
 
 
-class Connecting(ABC):
-    """Makes a connection whenever there is none, and sends the backlog until it is confirmed.
+class Transport(ABC):
+    """Makes a connection whenever there is none, and sends a journal until all of it is confirmed.
 
     Runs on the exporter's loop, beside its calls. What the other end does wrong ends a connection, and nothing else.
     """
@@ -48,62 +48,60 @@ class Connecting(ABC):
         self,
         where: str,
         settings: LinkSettings,
-        backlog: Backlog,
+        shipper: Shipper,
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
-        missed: Callable[[int], object] = lambda _: None,
     ) -> None:
         """
         Args:
             where: what is connected to, for messages.
             settings: times and sizes.
-            backlog: what to send.
-            hello: which stream this is.
-            synced: is given each comparison of the clocks.
-            missed: is told the number of the other end's next frame when it lacks frames that are nowhere any more.
+            shipper: what to send.
+            hello: makes the first message, which says which stream this is.
+            synced: called with each comparison of the clocks.
         """
         self.where = where
         """What is connected to, for messages."""
-        self.told = ""
-        """What went wrong last of what the log was told."""
+        self.logged = ""
+        """The last error that was logged."""
         self._settings = settings
-        self._backlog, self._hello, self._synced, self._missed = backlog, hello, synced, missed
+        self._shipper, self._hello, self._synced = shipper, hello, synced
         self._news, self._changed = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
         self._connections = self._frames = 0
         self._last_error = ""
-        self._insists = True
+        self._log_refusals = True
 
-    def start(self, *, insists: bool = True) -> None:
-        """Begins to connect.
+    def start(self, *, log_refusals: bool = True) -> None:
+        """Begins to connect, and goes on until `close` or `abort`.
 
         Args:
-            insists: whether the log says why the other end refuses it. Else the caller does. Connecting goes on in either
-                case, until `close` or `abort`.
+            log_refusals: whether to log why the other end refuses it. If false, the caller reports it.
         """
-        self._insists = insists
-        self._task = asyncio.create_task(self._run(), name="stepscope link")
+        self._log_refusals = log_refusals
+        self._task = asyncio.create_task(self._run(), name="stepscope transport")
 
     def wake(self) -> None:
-        """There is something to send."""
+        """There may be something to send."""
         self._news.set()
+        self._changed.set()
 
-    async def settled(self) -> bool:
-        """Waits until everything is confirmed; false as soon as the other end refuses it."""
-        while len(self._backlog) and not self._refused:
+    async def settled(self, is_complete: Callable[[], object] = lambda: True) -> None:
+        """Waits until the journal is complete and confirmed, or the other end refuses it."""
+        while not (is_complete() and self._shipper.is_confirmed) and not self._refused:
             self._changed.clear()
             await self._changed.wait()
-        return not len(self._backlog)
 
     async def progressed(self, before: int) -> bool:
-        """Waits until fewer than `before` pieces are left; false if none is, or the other end refuses them."""
-        while len(self._backlog) >= before and not self._refused:
+        """Waits until more than `before` bytes are confirmed. Returns false if nothing is left, or the other end refuses it."""
+        shipper = self._shipper
+        while shipper.confirmed.at <= before and not shipper.is_confirmed and not self._refused:
             self._changed.clear()
             await self._changed.wait()
-        return bool(len(self._backlog)) and not self._refused
+        return not shipper.is_confirmed and not self._refused
 
     async def close(self) -> None:
         """Ends the connection in order. Idempotent."""
@@ -140,17 +138,17 @@ class Connecting(ABC):
         self._changed.set()
 
     def _confirm(self, next: int) -> None:
-        """Frames below `next` need not be kept any more."""
+        """The other end has the frames below `next`."""
         self._frames = max(self._frames, next)
-        self._backlog.confirm(next)
+        self._shipper.confirm(next)
         self._news.set()
         self._changed.set()
 
     def _fail(self, error: str, *, refused: bool = False) -> None:
         """Says that something is wrong, once until it is right again."""
         news = not self._refused if refused else bool(error) and not self._last_error
-        if news and (self._insists or not refused):
-            self.told = error
+        if news and (self._log_refusals or not refused):
+            self.logged = error
             level = logging.ERROR if refused else logging.WARNING
             log.log(level, "%s is tried again later: %r", self.where, error)
         self._last_error, self._refused = error or self._last_error, refused
