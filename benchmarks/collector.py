@@ -82,7 +82,7 @@ async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
         confirmed = 0
         for number in range(frames):
             frame = fmt.encode_frame(SYNC, fmt.FrameType.EVENTS, number, [data], flags)
-            await socket.send(protocol.encode(protocol.Frames(number, 1), *map(bytes, frame)))
+            await socket.send(protocol.encode(protocol.Frames(number, 1, 0, 20), *map(bytes, frame)))
             while confirmed < number - 8:
                 await socket.recv()
                 confirmed += 1

@@ -196,7 +196,7 @@ class _Rank:
                     else:
                         self.sent += self._count
                 self._sent_at[self._next] = time.monotonic(), self.sent
-                await socket.send(protocol.encode(protocol.Frames(first, len(parts)), *data))
+                await socket.send(protocol.encode(protocol.Frames(first, len(parts), 0, 20), *data))
 
             async def confirmed() -> None:
                 while self._sent_at or not self._done:

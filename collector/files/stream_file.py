@@ -80,7 +80,7 @@ class StreamFile:
             paths = segment_paths(self.path)
             if paths:
                 self._open_last(paths)
-                self.size = sum(path.stat().st_size for path in paths)
+                self.size = sum(path.stat().st_size for path in segment_paths(self.path))
         except BaseException:
             self.close()
             raise

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.cli import nats_options
-from stepscope.cli.output import message
+from stepscope.cli.messages import message
 from stepscope.runtime.errors import ProfilerStateError, StepscopeError
 
 if TYPE_CHECKING:

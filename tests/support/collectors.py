@@ -24,7 +24,7 @@ from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
 from tests.support.launch import start
-from tests.support.streams import STREAM, frames
+from tests.support.streams import STREAM, frames, frames_header
 
 COMMAND = (sys.executable, "-c", "import sys; from stepscope.cli.main import main; sys.exit(main())")
 """The command line, whatever is installed."""
@@ -121,7 +121,7 @@ async def answer(made: ClientConnection) -> protocol.Header:
 
 async def send_frames(made: ClientConnection, first: int, count: int) -> protocol.Header:
     """Sends frames; what the collector says to that."""
-    await made.send(protocol.encode(protocol.Frames(first, count), frames(first, count)))
+    await made.send(protocol.encode(frames_header(first, count), frames(first, count)))
     return await answer(made)
 
 

@@ -16,7 +16,7 @@ from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.journal import format as fmt
-from tests.support.streams import SYNC, frames, hello
+from tests.support.streams import SYNC, frames, frames_header, hello
 
 LIMITS = NatsLimits(max_bytes=1 << 30)
 
@@ -44,12 +44,12 @@ class Publisher:
 
     async def publish(self, first: int, count: int, oldest: int = 0, size: int = 40) -> int:
         """Publishes frames; where JetStream has them."""
-        return await self.send(protocol.encode(protocol.Frames(first, count), frames(first, count, size)), oldest)
+        return await self.send(protocol.encode(frames_header(first, count), frames(first, count, size)), oldest)
 
     async def end(self, number: int, oldest: int = 0) -> int:
         """Publishes the frame that ends the stream."""
         last = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.END, number, [b""])))
-        return await self.send(protocol.encode(protocol.Frames(number, 1), last), oldest)
+        return await self.send(protocol.encode(frames_header(number, 1), last), oldest)
 
     async def send(self, message: bytes, oldest: int = 0) -> int:
         """Publishes anything."""

@@ -24,6 +24,11 @@ def frames(first: int, count: int, size: int = 40, sync: bytes = SYNC) -> bytes:
     )
 
 
+def frames_header(first: int, count: int, segment: int = 0, position: int = 20) -> protocol.Frames:
+    """Announces frames, of the first segment unless told otherwise."""
+    return protocol.Frames(first, count, segment, position)
+
+
 def run_frame(number: int) -> bytes:
     """The frame that says whose stream it is."""
     return b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.RUN, number, [encode_record(RUN)])))

@@ -8,7 +8,6 @@ import errno
 import os
 import socket
 import threading
-from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,21 +20,17 @@ from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import doorway
-from stepscope.exporters.collector import delivery, protocol
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.piece import Piece
+from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in as a_run
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll
 from tests.support.collecting import ask, trained, until
 from tests.support.collecting import collecting as collecting_apart
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
-from tests.support.streams import STREAM, SYNC, frames, hello
+from tests.support.streams import RUN, STREAM, SYNC, frames, frames_header, hello
 
 OTHER = "fedcba9876543210" * 2
 
@@ -131,7 +126,7 @@ async def test_the_first_message_is_a_header_and_no_more(tmp_path: Path) -> None
         async with connected(running.url) as one:
             await one.send(hello())
             await answer(one)
-            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1, size=1 << 20)))
+            await one.send(protocol.encode(frames_header(0, 1), frames(0, 1, size=1 << 20)))
             assert await answer(one) == protocol.Ack(1)
 
 
@@ -140,13 +135,9 @@ async def test_more_frames_than_a_message_may_have(tmp_path: Path) -> None:
     async with collecting(tmp_path) as running, connected(running.url) as one:
         await one.send(hello())
         await answer(one)
-        await one.send(protocol.encode(protocol.Frames(0, protocol.MAX_FRAMES + 1)))
+        await one.send(protocol.encode(frames_header(0, protocol.MAX_FRAMES + 1)))
         assert isinstance(refused := await answer(one), protocol.Refused)
         assert "cannot be read" in refused.reason
-    backlog = Backlog(1 << 30, None)
-    for number in range(3):
-        backlog.put(Piece(number * 40_000, 40_000, 100, Counter(), b"x" * 100))
-    assert [len(backlog.take(1 << 20)) for _ in range(4)] == [1, 1, 1, 0]
 
 
 async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
@@ -158,11 +149,11 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    broken, good = Broken(tmp_path / "a", SYNC), StreamFile(tmp_path / "b", SYNC)
+    broken, good = Broken(tmp_path / "a", SYNC, RUN), StreamFile(tmp_path / "b", SYNC, RUN)
     with Writer(fsync=False) as written:
         with refused(OSError, "MemoryError"):
-            await written.write(broken, broken.check(0, 1, memoryview(frames(0, 1))))
-        await written.write(good, good.check(0, 1, memoryview(frames(0, 1))))
+            await written.write(broken, broken.check(frames_header(0, 1), memoryview(frames(0, 1))))
+        await written.write(good, good.check(frames_header(0, 1), memoryview(frames(0, 1))))
     assert good.next == 1
     broken.close()
     good.close()
@@ -201,12 +192,14 @@ async def test_a_fault_in_counting_leaves_nobody_waiting(tmp_path: Path, caplog:
     files: list[StreamFile] = []
     for name in "ab":
         (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC))
+        files.append(StreamFile(tmp_path / name, SYNC, RUN))
     written = Writer(fsync=False)
     with contextlib.ExitStack() as users:
         for _ in range(writer.MANY):
             users.enter_context(written)  # so that both are written together
-        both = [written.write(file, file.check(0, 1, memoryview(frames(0, 1))), broken) for file in files]
+        both = [
+            written.write(file, file.check(frames_header(0, 1), memoryview(frames(0, 1))), broken) for file in files
+        ]
         async with asyncio.timeout(30):
             await asyncio.gather(*both)
     assert caplog.text.count("LookupError: a fault of ours") == 2
@@ -221,42 +214,22 @@ async def test_many_streams_are_written_together(tmp_path: Path, monkeypatch: py
     files: list[StreamFile] = []
     for name in "ab":
         (tmp_path / name).mkdir()
-        files.append(StreamFile(tmp_path / name, SYNC))
+        files.append(StreamFile(tmp_path / name, SYNC, RUN))
     first, second = files
     with contextlib.ExitStack() as users:
         written = Writer(fsync=False)
         users.enter_context(written)
-        await asyncio.wait_for(written.write(first, first.check(0, 1, memoryview(frames(0, 1)))), 0.9)
+        await asyncio.wait_for(written.write(first, first.check(frames_header(0, 1), memoryview(frames(0, 1)))), 0.9)
         for _ in range(writer.MANY - 1):
             users.enter_context(written)
-        one = written.write(first, first.check(1, 1, memoryview(frames(1, 1))))
+        one = written.write(first, first.check(frames_header(1, 1), memoryview(frames(1, 1))))
         await asyncio.sleep(0.01)
         assert not one.done()
-        other = written.write(second, second.check(0, 1, memoryview(frames(0, 1))))
+        other = written.write(second, second.check(frames_header(0, 1), memoryview(frames(0, 1))))
         await one
         assert other.done() and (first.next, second.next) == (2, 1)
     for file in files:
         file.close()
-
-
-def test_a_file_that_was_read_to_its_end_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another start of the machine believes no checkpoint; the first who opens the file makes one, and writes nothing else."""
-    file = StreamFile(tmp_path, SYNC)
-    file.write(file.check(0, 50, memoryview(frames(0, 50))))
-    file.close()
-    (tmp_path / "end").write_bytes(b"")
-    StreamFile(tmp_path, SYNC).close()
-    read: list[int] = []
-    resume = FrameReader.resume
-
-    def noted(reader: FrameReader, number: int, at: int) -> None:
-        read.append(number)
-        resume(reader, number, at)
-
-    monkeypatch.setattr(FrameReader, "resume", noted)
-    again = StreamFile(tmp_path, SYNC)
-    assert again.next == 50 and read == [49]
-    again.close()
 
 
 def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,12 +242,12 @@ def test_what_is_confirmed_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         fsync(file)
 
     monkeypatch.setattr(os, "fsync", noted)
-    (tmp_path / "s").mkdir()
-    StreamFile(tmp_path / "s", SYNC, durable=True).close()
+    for name, durable in (("s", True), ("t", False)):
+        (tmp_path / name).mkdir()
+        file = StreamFile(tmp_path / name, SYNC, RUN, durable=durable)
+        file.write(file.check(frames_header(0, 1), memoryview(frames(0, 1))))
+        file.close()
     assert synced == [str(tmp_path / "s" / "journal"), str(tmp_path / "s"), str(tmp_path)]
-    synced.clear()
-    StreamFile(tmp_path / "s", SYNC).close()
-    assert not synced
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -308,23 +281,6 @@ async def test_what_the_disk_has_lost_is_not_confirmed(
             assert isinstance(welcome, protocol.Welcome) and welcome.next == 3
             assert await send_frames(one, 3, 2) == protocol.Ack(5)
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + frames(0, 5)
-
-
-def test_a_spool_is_delivered_up_to_the_damage(tmp_path: Path) -> None:
-    """What is before a torn file is sent; the rest stays, and is named."""
-    header = fmt.encode_file_header(SYNC)
-    for number, (first, count) in enumerate(((0, 5), (5, 5), (10, 5))):
-        data = header + frames(first, count)
-        (tmp_path / f"{first:020}.journal").write_bytes(data[:-3] if number == 1 else data)
-    segments = sorted(tmp_path.glob("*.journal"))
-    pieces, ended, damaged = delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
-    assert pieces[-1].next == 9 and not ended and "does not belong" in damaged
-    for piece in {piece.segment for piece in pieces}:
-        assert piece is not None
-        piece.close()
-    segments[0].write_bytes(fmt.encode_file_header(b"\xf5xyz") + frames(0, 5))
-    with pytest.raises(FormatError):
-        delivery._rest(segments, SYNC)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from stepscope.runtime.journal.records import EndRecord
 from tests.support.basics import missing
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, until
 from tests.support.disks import hanging_disk
-from tests.support.streams import SYNC, frames, hello
+from tests.support.streams import SYNC, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import record_frame
 
 TOKEN = "a-token-of-this-test"
@@ -77,7 +77,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         for number, made in enumerate((one, two)):
             made.send(hello(stream=stream_id(number)))
             assert isinstance(said(made), protocol.Welcome)
-        one.send(protocol.encode(protocol.Frames(0, 3), frames(0, 3)))
+        one.send(protocol.encode(frames_header(0, 3), frames(0, 3)))
         assert said(one) == protocol.Ack(3)
         asked = urllib.request.Request(f"{collector.url}/v1/events", headers=ALLOWED)
         events = snapshots(stack.enter_context(urllib.request.urlopen(asked, timeout=40)))
@@ -85,7 +85,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         usual = threads(collector)
 
         disk.freeze()
-        one.send(protocol.encode(protocol.Frames(3, 2), frames(3, 2)))
+        one.send(protocol.encode(frames_header(3, 2), frames(3, 2)))
         waiting = [stack.enter_context(joined(collector)) for _ in range(COUNT)]
         for number, made in enumerate(waiting, 2):
             made.send(hello(stream=stream_id(number)))
@@ -116,7 +116,7 @@ def test_a_frozen_disk(tmp_path: Path) -> None:
         assert said(one) == protocol.Ack(5)
         for made in waiting:
             assert isinstance(said(made), protocol.Welcome)
-            made.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1)))
+            made.send(protocol.encode(frames_header(0, 1), frames(0, 1)))
             assert said(made) == protocol.Ack(1)
         assert ask(download, ALLOWED).status == 200
         until(lambda: collector.get("/v1/job", ALLOWED)["storage"]["problem"] == "")
@@ -163,11 +163,11 @@ def test_the_loop_asks_nothing_of_the_disk(tmp_path: Path) -> None:
             trained(collector.url, 1, token=TOKEN, steps=10)
             until(lambda: collector.get("/v1/job", ALLOWED)["ended"] == 2)
             with joined(collector) as one:
-                one.send(hello(stream=stream_id(1), supersedes=stream))
+                one.send(hello(stream=stream_id(1)))
                 assert isinstance(said(one), protocol.Welcome)
                 kind, flags, body = record_frame(fmt.FrameType.END, EndRecord())
                 end = b"".join(bytes(part) for part in fmt.encode_frame(SYNC, kind, 0, [body], flags))
-                one.send(protocol.encode(protocol.Frames(0, 1), end))
+                one.send(protocol.encode(frames_header(0, 1), end))
                 assert said(one) == protocol.Ack(1)
             assert ask(f"{collector.url}/v1/ranks").status == 401
             of_stream = f"/v1/streams/{stream}"

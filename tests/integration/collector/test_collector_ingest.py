@@ -13,14 +13,13 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from stepscope.collector.files.stream_file import Addition, StreamFile
-from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected, send_frames
 from tests.support.messages import refused
-from tests.support.streams import STREAM, SYNC, frames, hello, run_frame
+from tests.support.streams import STREAM, SYNC, frames, frames_header, hello, run_frame
 
 OTHER = "fedcba9876543210" * 2
 
@@ -53,11 +52,11 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
         ("text", "messages are binary"),
         (protocol.encode(protocol.Ack(3)), "Ack is not for the collector"),
         (protocol.encode(protocol.Ping(3)) + b"more", "should have none"),
-        (protocol.encode(protocol.Frames(7, 1), frames(7, 1)), "frame 0 is missing, 7 came"),
-        (protocol.encode(protocol.Frames(0, 1), frames(0, 1, sync=b"\xf5xyz")), "no frame of this journal"),
-        (protocol.encode(protocol.Frames(0, 1), frames(0, 1)[:-3]), "damaged, or not whole"),
-        (protocol.encode(protocol.Frames(0, (1 << 62) - 1), frames(0, 1)), "cannot be read"),
-        (protocol.encode(protocol.Frames(0, 2), frames(0, 1)), "1 came"),
+        (protocol.encode(frames_header(7, 1), frames(7, 1)), "frame 0 is missing, 7 came"),
+        (protocol.encode(frames_header(0, 1), frames(0, 1, sync=b"\xf5xyz")), "no frame of this journal"),
+        (protocol.encode(frames_header(0, 1), frames(0, 1)[:-3]), "damaged, or not whole"),
+        (protocol.encode(frames_header(0, (1 << 62) - 1), frames(0, 1)), "cannot be read"),
+        (protocol.encode(frames_header(0, 2), frames(0, 1)), "1 came"),
         (hello(), "Hello is not for the collector"),
     ],
 )
@@ -88,8 +87,7 @@ async def test_what_is_malformed_ends_a_connection(tmp_path: Path, message: byte
         hello(sync=b"\xf5abcd"),
         hello(oldest=-1),
         protocol.encode(protocol.Ping(1)),
-        protocol.encode(protocol.Frames(0, 1), frames(0, 1)),
-        hello(supersedes="../x"),
+        protocol.encode(frames_header(0, 1), frames(0, 1)),
     ],
 )
 async def test_who_does_not_say_who_it_is_is_refused(tmp_path: Path, first: bytes) -> None:
@@ -257,7 +255,7 @@ async def test_a_full_disk_is_told_and_gets_over(small_disk: Path) -> None:
         async with connected(running.url) as one:
             await one.send(hello())
             assert isinstance(await answer(one), protocol.Welcome)
-            await one.send(protocol.encode(protocol.Frames(0, 60), data))
+            await one.send(protocol.encode(frames_header(0, 60), data))
             assert isinstance(refusal := await answer(one), protocol.Refused)
             assert "No space left" in refusal.reason and refusal.retry
         (small_disk / "ballast").unlink()
@@ -265,7 +263,7 @@ async def test_a_full_disk_is_told_and_gets_over(small_disk: Path) -> None:
             await one.send(hello())
             assert isinstance(welcome := await answer(one), protocol.Welcome)
             assert welcome.next == 0
-            await one.send(protocol.encode(protocol.Frames(0, 60), data))
+            await one.send(protocol.encode(frames_header(0, 60), data))
             assert await answer(one) == protocol.Ack(60)
         assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + data
 
@@ -284,7 +282,7 @@ async def test_a_stuck_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: 
                 real(file, addition)
 
             monkeypatch.setattr(StreamFile, "write", stuck)
-            await one.send(protocol.encode(protocol.Frames(0, 1), frames(0, 1)))
+            await one.send(protocol.encode(frames_header(0, 1), frames(0, 1)))
             await other.send(hello(stream=OTHER))
             assert isinstance(await answer(other), protocol.Welcome)
             await other.send(protocol.encode(protocol.Ping(17)))
@@ -329,29 +327,6 @@ async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -
             sizes.append(welcome.max_message)
         assert sizes == [1 << 20, 512 << 10]
 
-
-async def test_what_is_superseded_is_left_out_once_the_other_is_whole(tmp_path: Path) -> None:
-    """A stream that was recovered takes the place of what its process had streamed, not before its end is written."""
-    end = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.END, 2, [b"\x95\0\0\0\0\0"])))
-    async with collecting(tmp_path) as running:
-        async with connected(running.url) as one:
-            await one.send(hello())
-            assert isinstance(await answer(one), protocol.Welcome)
-            await send_frames(one, 0, 1)
-        async with connected(running.url) as one:
-            await one.send(hello(stream=OTHER, supersedes=STREAM))
-            assert isinstance(await answer(one), protocol.Welcome)
-            await send_frames(one, 0, 2)
-            assert [stream for stream, _ in running.collector.store.journals()] == [STREAM, OTHER]
-            await one.send(protocol.encode(protocol.Frames(2, 1), end))
-            assert await answer(one) == protocol.Ack(3)
-            assert [stream for stream, _ in running.collector.store.journals()] == [OTHER]
-        # Killed between the end and the mark: the next connection makes up for it.
-        (running.journal().parent / SUPERSEDED).unlink()
-        async with connected(running.url) as one:
-            await one.send(hello(stream=OTHER, supersedes=STREAM))
-            assert isinstance(await answer(one), protocol.Welcome)
-            assert [stream for stream, _ in running.collector.store.journals()] == [OTHER]
 
 
 async def test_the_loop_is_told_once_for_all_that_was_written(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
-from tests.support.streams import STREAM, SYNC, hello
+from tests.support.streams import STREAM, SYNC, frames_header, hello
 from tests.unit.collector.test_collector_live import SECOND, START, events_frame, record_frame, run_of, steps, sync
 
 Frame = tuple[int, int, bytes]
@@ -60,7 +60,7 @@ def encoded(frames: list[Frame], first: int = 0) -> bytes:
 
 def message(frames: list[Frame], first: int = 0) -> bytes:
     """All of them at once."""
-    return protocol.encode(protocol.Frames(first, len(frames)), encoded(frames, first))
+    return protocol.encode(frames_header(first, len(frames)), encoded(frames, first))
 
 
 @contextlib.asynccontextmanager
@@ -106,9 +106,9 @@ async def test_many_frames_are_checked_on_a_thread(tmp_path: Path, monkeypatch: 
     """Those of a usual message are checked where they come in, at once."""
     check, threads = StreamFile.check, list[bool]()
 
-    def noted(file: StreamFile, first: int, count: int, data: memoryview) -> Addition:
+    def noted(file: StreamFile, header: protocol.Frames, data: memoryview) -> Addition:
         threads.append(threading.current_thread() is threading.main_thread())
-        return check(file, first, count, data)
+        return check(file, header, data)
 
     monkeypatch.setattr(StreamFile, "check", noted)
     async with collecting(tmp_path) as running, connected(running.url) as one:

@@ -23,7 +23,7 @@ from tests.support.basics import children, poll
 from tests.support.collecting import until
 from tests.support.collectors import answer, collecting, connected
 from tests.support.messages import refused
-from tests.support.streams import STREAM, frames, hello
+from tests.support.streams import STREAM, frames, frames_header, hello
 from tests.support.windowed import run_of, stored
 
 
@@ -187,7 +187,7 @@ async def test_they_stay_within_the_limit_of_the_disk(tmp_path: Path) -> None:
         await one.send(hello())
         said, first = await answer(one), 0
         while not isinstance(said, protocol.Refused):
-            await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=size // 4)))
+            await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=size // 4)))
             said, first = await answer(one), first + 1
         assert f"limit of {limit} bytes on disk" in said.reason
         assert limit * 3 // 4 < disk_use(collector.settings.directory).total

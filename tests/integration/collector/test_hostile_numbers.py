@@ -28,7 +28,7 @@ from stepscope.runtime.requests.end_change import EndRequest, choose_end
 from stepscope.runtime.requests.window_request import MAX_STEP, WindowRequest
 from tests.support.collecting import ask
 from tests.support.collectors import Running, answer, collecting, connected
-from tests.support.streams import RUN, SYNC
+from tests.support.streams import RUN, SYNC, frames_header
 
 RUNNING = {"run_id": "", "trigger": "call", "requested": "", "state": "running"}
 
@@ -56,7 +56,7 @@ AT_THE_BOUNDS: list[dict[str, Any]] = [
 def first_message(rank: int, **changes: Any) -> bytes:
     """Hello of a process that takes commands."""
     run = msgspec.to_builtins(RUN) | {"rank": rank, "world_size": 2, "job": "j"} | changes
-    header = msgspec.msgpack.encode([1, f"{rank:032x}", SYNC, 0, run, "", 1])
+    header = msgspec.msgpack.encode([1, f"{rank:032x}", SYNC, 0, run, 1])
     return len(header).to_bytes(4, "little") + header
 
 
@@ -171,7 +171,7 @@ async def test_records_with_odd_numbers(value: int, tmp_path: Path) -> None:
         packed = [(fmt.FrameType.RUN, run), *((kind, msgspec.msgpack.encode(record)) for kind, record in records)]
         for number, (kind, payload) in enumerate(packed):
             frame = b"".join(map(bytes, fmt.encode_frame(SYNC, kind, number, [payload])))
-            await made.send(protocol.encode(protocol.Frames(number, 1), frame))
+            await made.send(protocol.encode(frames_header(number, 1), frame))
             assert isinstance(await answer(made), protocol.Ack), kind
         await made.send(protocol.encode(protocol.Ping(value)))
         assert isinstance(await answer(made), protocol.Pong)

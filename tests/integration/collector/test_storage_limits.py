@@ -38,7 +38,7 @@ from tests.support.collecting import collecting, trained, until
 from tests.support.collectors import answer, connected
 from tests.support.disks import disk_without_holes
 from tests.support.messages import refused, said
-from tests.support.streams import frames, hello
+from tests.support.streams import frames, frames_header, hello
 from tests.support.windowed import END, closed, encoded, events, run_of, stored, windows
 
 ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
@@ -451,7 +451,7 @@ async def test_a_fast_writer_does_not_run_past_the_limit(tmp_path: Path) -> None
         assert isinstance(await answer(one), protocol.Welcome)
         for first in range(0, len(made), 5):
             some = made[first : first + 5]
-            await one.send(protocol.encode(protocol.Frames(first, len(some)), encoded(some, first)))
+            await one.send(protocol.encode(frames_header(first, len(some)), encoded(some, first)))
             assert await answer(one) == protocol.Ack(first + len(some))
             most = max(most, disk_use(tmp_path).total)
         await poll(lambda: (view := collector.storage.view()) is not None and not view.problem)
@@ -471,7 +471,7 @@ async def test_what_cannot_be_given_up_is_not_exceeded(tmp_path: Path) -> None:
                 said: protocol.Header = protocol.Ack(0)
                 first = 0
                 while isinstance(said, protocol.Ack):
-                    await one.send(protocol.encode(protocol.Frames(first, 1), frames(first, 1, size=128 * KIB)))
+                    await one.send(protocol.encode(frames_header(first, 1), frames(first, 1, size=128 * KIB)))
                     said = await answer(one)
                     first += 1
                 assert isinstance(said, protocol.Refused) and said.retry

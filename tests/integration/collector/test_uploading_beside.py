@@ -30,7 +30,7 @@ from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.collectors import answer, connected
 from tests.support.launch import start
-from tests.support.streams import STREAM, hello
+from tests.support.streams import STREAM, frames_header, hello
 from tests.support.windowed import END, Frame, encoded, run_of, stored, windows
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -49,7 +49,7 @@ async def streamed(url: str, made: list[Frame], first: int, last: int) -> None:
         assert isinstance(welcome, protocol.Welcome) and welcome.next == first
         for at in range(first, last, 5):
             some = made[at : min(at + 5, last)]
-            await one.send(protocol.encode(protocol.Frames(at, len(some)), encoded(some, at)))
+            await one.send(protocol.encode(frames_header(at, len(some)), encoded(some, at)))
             assert await answer(one) == protocol.Ack(at + len(some))
 
 

@@ -31,6 +31,7 @@ from tests.support.basics import BUSY, missing, poll
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.messages import refused
+from tests.support.streams import frames_header
 
 QUICK = LinkSettings(timeout=0.3, first_delay=0.01, longest_delay=0.05)
 Handler = Callable[[Reader, Writer], Awaitable[object]]
@@ -190,7 +191,7 @@ LYING = {
         protocol.encode(protocol.Welcome(0, 1 << 20)), protocol.encode(protocol.Ack(1 << 50))
     ),
     "a message that is no answer": tells(
-        protocol.encode(protocol.Welcome(0, 1 << 20)), protocol.encode(protocol.Frames(0, 0))
+        protocol.encode(protocol.Welcome(0, 1 << 20)), protocol.encode(frames_header(0, 0))
     ),
     "bytes": tells(b"\xff" * 50),
     "too much": tells(b"\0" * (protocol.MAX_HEADER + 100)),

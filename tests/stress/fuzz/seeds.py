@@ -18,7 +18,7 @@ from stepscope.runtime.journal.columns import encode
 from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import ClockSync, MetadataRecord, encode_record
 from tests.support.journals import frame_borders, write_journal
-from tests.support.streams import SYNC, frames, hello
+from tests.support.streams import RUN, SYNC, frames, hello
 from tests.support.windowed import END, Frame, closed, no_text, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
@@ -66,10 +66,10 @@ def _of(target: str, place: Path) -> list[bytes]:
 def _streamed(target: str, place: Path) -> list[bytes]:
     data = frames(0, 3)
     if target == "collector_messages":
-        headers = (protocol.Frames(0, 3), protocol.Frames(1, 2), protocol.Frames(1 << 33, 1))
+        headers = (protocol.Frames(0, 3, 0, 20), protocol.Frames(1, 2, 0, 20), protocol.Frames(1 << 33, 1, 0, 20))
         return [hello(), protocol.encode(protocol.Ping(5)), *(protocol.encode(header, data) for header in headers)]
     if target == "collector_file":
-        file = StreamFile(place, SYNC)
+        file = StreamFile(place, SYNC, RUN)
         file.write(file.check(0, 3, memoryview(data)))
         file.close()
         return [file.path.read_bytes() + b"\xff\xfe\xfd" + (place / "end").read_bytes(), fmt.encode_file_header(SYNC)]

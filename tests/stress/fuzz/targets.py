@@ -242,7 +242,7 @@ def collector_messages(data: bytes) -> None:
     assert protocol.decode(protocol.encode(header, payload))[0] == header
     if isinstance(header, protocol.Frames):
         with tempfile.TemporaryDirectory(dir=PLACE) as place:
-            file = StreamFile(Path(place), SYNC)
+            file = StreamFile(Path(place), SYNC, RUN)
             try:
                 addition = file.check(min(header.first, 3), header.count, payload)
                 file.write(addition)
@@ -250,7 +250,7 @@ def collector_messages(data: bytes) -> None:
             except FormatError:
                 assert file.next == 0
             file.close()
-            again = StreamFile(Path(place), SYNC)
+            again = StreamFile(Path(place), SYNC, RUN)
             assert again.next == file.next
             again.close()
 
@@ -263,7 +263,7 @@ def collector_file(data: bytes) -> None:
         (path / "journal").write_bytes(journal)
         (path / "end").write_bytes(mark)
         try:
-            file = StreamFile(path, SYNC)
+            file = StreamFile(path, SYNC, RUN)
         except FormatError:
             assert (path / "journal").read_bytes() == journal
             return
@@ -272,7 +272,7 @@ def collector_file(data: bytes) -> None:
         file.write(file.check(next, 1, memoryview(frame)))
         file.close()
         assert (path / "journal").read_bytes().endswith(frame)
-        again = StreamFile(path, SYNC)
+        again = StreamFile(path, SYNC, RUN)
         assert again.next == next + 1
         again.close()
 

@@ -27,7 +27,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import ask
 from tests.support.collectors import answer, collecting, connected
-from tests.support.streams import SYNC, frames, hello
+from tests.support.streams import SYNC, frames, frames_header, hello
 from tests.unit.collector.test_collector_live import a_life, events_frame, run_of
 
 SUMS = ("events", "bytes", "dropped")
@@ -73,11 +73,11 @@ def counters(text: str) -> dict[str, float]:
     return {one.name: one.value for family in parse(text) if family.type == "counter" for one in family.samples}
 
 
-def feed(streams: Streams, number: int, rank: int, count: int, before: str = "") -> Stream:
+def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
     """A connection that brings the next frames of a stream, and is gone again."""
     life = a_lossy_life()
     run = run_of(rank, f"job{rank % 2}")
-    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run, before), object()) as stream:
+    with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), object()) as stream:
         new = life[stream.next : stream.next + count]
         stream.took(new, 0, stream.next + len(new))
     return stream
@@ -86,14 +86,13 @@ def feed(streams: Streams, number: int, rank: int, count: int, before: str = "")
 @example([(1, 1), (2, 1), (2, 6), (1, 2), (2, 1)])
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=30))
 def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
-    """Streams that come back, are forgotten, are superseded, and all of that in any order."""
+    """Streams that come back, are forgotten, are taken by another collector, and all of that in any order."""
     watched = Watched(streams := Streams(2))
     for number, count in moves:
-        before = f"{number - 1:032x}" if number % 3 == 2 else ""
-        stream = feed(streams, number, number // 3, count, before)
+        stream = feed(streams, number, number // 3, count)
         watched.look()
-        if stream.ended and before:
-            streams.replace(before)
+        if stream.ended and number % 3 == 2:
+            streams.elsewhere(f"{number - 1:032x}")
         watched.look()
 
 
@@ -121,28 +120,9 @@ async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
     assert detail is not None and detail.streams[0].start == 25
 
 
-def test_what_comes_again_counts_once() -> None:
-    """The recovered journal of a killed process: as much as that has brought, and what it has beyond."""
-    watched = Watched(streams := Streams(8))
-    first = feed(streams, 1, 1, 4)
-    found = before = watched.look()
-    life = a_lossy_life()
-    with streams.connected(Hello("f" * 32, SYNC, 0, run_of(1, "job1"), first.id), object()) as again:
-        for number in range(len(life)):
-            again.took([life[number]], 0, number + 1)
-            found = watched.look()
-            if number < 4:
-                assert found == before
-            assert found["job1-1", "starts"] == 1
-        streams.replace(first.id)
-        assert first.id not in streams.all
-        assert watched.look() == found
-    assert found["job None", "events"] == again.events > first.events
-    assert found["job None", "bytes"] == again.bytes
-
 
 async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
-    """Asked over HTTP, while starts come and go and one supersedes another."""
+    """Asked over HTTP, while starts come and go."""
     async with collecting(tmp_path, max_streams=2) as running:
         url = running.url.replace("ws", "http", 1)
         known: dict[str, float] = {}
@@ -155,13 +135,12 @@ async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
             known = found
 
         for number in range(8):
-            supersedes = f"{number - 1:032x}" if number == 5 else ""
             async with connected(running.url) as one:
-                await one.send(hello(stream=f"{number:032x}", supersedes=supersedes))
+                await one.send(hello(stream=f"{number:032x}"))
                 await answer(one)
-                await one.send(protocol.encode(protocol.Frames(0, 3), frames(0, 3)))
+                await one.send(protocol.encode(frames_header(0, 3), frames(0, 3)))
                 assert await answer(one) == protocol.Ack(3)
                 await look()
         assert len(running.collector.streams.all) <= 4
         size = running.journal(f"{0:032x}").stat().st_size
-        assert known["stepscope_received_bytes_total"] == 7 * size
+        assert known["stepscope_received_bytes_total"] == 8 * size

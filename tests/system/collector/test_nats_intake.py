@@ -31,7 +31,7 @@ from tests.support.beside import running
 from tests.support.jetstreams import LIMITS, Publisher, connected
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
-from tests.support.streams import frames
+from tests.support.streams import frames, frames_header
 
 NEVER = 1e9
 """Seconds."""
@@ -284,8 +284,8 @@ async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Pa
         await publisher.send(b"")
         await publisher.send(b"\xff" * 100)
         await publisher.send(protocol.encode(protocol.Ack(3)))
-        await publisher.send(protocol.encode(protocol.Frames(5, 1), frames(5, 1)[:-1] + b"\xff"))
-        await publisher.send(protocol.encode(protocol.Frames(3, 99), frames(3, 4)))
+        await publisher.send(protocol.encode(frames_header(5, 1), frames(5, 1)[:-1] + b"\xff"))
+        await publisher.send(protocol.encode(frames_header(3, 99), frames(3, 4)))
         taking = collecting.intake(publisher, hello)
         async with running(taking.run()):
             await poll(lambda: len(collecting.refused) == 5 and taking.idle)

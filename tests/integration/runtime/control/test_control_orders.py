@@ -354,7 +354,7 @@ def test_old_and_new_peers_understand_each_other() -> None:
         sync: bytes
         oldest: int
         run: Any
-        supersedes: str = ""
+
 
     message = hello()
     new = protocol.decode(message)[0]
