@@ -53,8 +53,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Connections beyond those at once; for another one, who has waited longest without asking anything is ended."""
     max_kept_streams: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Streams in the directory, connected or not."""
-    max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MIN_MAX_MESSAGE
-    """Bytes of one message."""
+    max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MAX_MESSAGE
+    """Bytes of one message. Frames that do not fit are left out: the end of a window with more than 40,000 steps takes 1 MB."""
     max_intake: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
     """Bytes of messages in memory, of all connections together, that are not written yet; who sends more waits."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0

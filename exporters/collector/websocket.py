@@ -82,6 +82,7 @@ class WebSocketTransport(Transport):
         self._orders: set[asyncio.Task[None]] = set()
         self._socket: ClientConnection | None = None
         self._most_bytes = self._message_bytes = settings.message_bytes
+        self._largest = protocol.MAX_MESSAGE
         self._patience = 1
         self._heard = 0.0
 
@@ -151,6 +152,7 @@ class WebSocketTransport(Transport):
         if not isinstance(welcome, protocol.Welcome):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
         self._heard = asyncio.get_running_loop().time()
+        self._largest = welcome.largest
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
         self._shipper.resume(welcome.next, welcome.checksum)
@@ -177,7 +179,15 @@ class WebSocketTransport(Transport):
                 await self._news.wait()
                 continue
             frames = protocol.Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
-            await socket.send(protocol.encode(frames, chunk.data))
+            message = protocol.encode(frames, chunk.data)
+            if len(message) <= self._largest:
+                await socket.send(message)
+            else:
+                self._shipper.leave_out(chunk)
+                log.error(
+                    "%s: frame %d is left out: it takes %s bytes, and the collector takes %s (--max-message)",
+                    self.where, chunk.begin.number, f"{len(message):,}", f"{self._largest:,}",
+                )  # fmt: skip
 
     async def _listen(self, socket: ClientConnection) -> None:
         loop = asyncio.get_running_loop()

@@ -169,7 +169,7 @@ class NatsTransport(Transport):
                 self.where, first, f"{len(data):,}", f"{self._most:,}",
             )  # fmt: skip
             data = b""
-            chunk.events.clear()  # they count as undelivered
+            shipper.leave_out(chunk)
         return _Message(next, f"{stream}:{first}:{next}", data, oldest)
 
     async def _publish(self, jetstream: JetStreamContext, stream: str, message: _Message) -> bool:

@@ -480,7 +480,7 @@ class JournalWriter:
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame. Returns false if it does not fit."""
         payload = records.encode_record(record)
-        if len(payload) > fmt.MAX_RECORD:
+        if len(payload) > fmt.MAX_PAYLOAD:
             return False
         self._frame(kind, [payload])
         if not self._fits(_END_BYTES):
@@ -504,9 +504,9 @@ class JournalWriter:
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
         position = self._end
         payload = records.encode_record(index.record(outlines))
-        if len(payload) <= fmt.MAX_RECORD:
+        if len(payload) <= fmt.MAX_PAYLOAD:
             self._frame(fmt.FrameType.INDEX, [payload])
-        if len(payload) > fmt.MAX_RECORD or not self._fits(reserve):
+        if len(payload) > fmt.MAX_PAYLOAD or not self._fits(reserve):
             self._discard()
             self._index = None
             return 0

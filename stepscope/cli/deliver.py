@@ -93,7 +93,7 @@ def deliver(given: argparse.Namespace) -> int:
             failed = True
             continue
         sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
-        print(f"delivered {journal}: {sent.events:,} events in stream {sent.stream}")
+        print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
     return 1 if failed else 0
 
 
