@@ -178,7 +178,7 @@ class ObjectStore:
         try:
             yield
         except OSError as error:
-            raise OutputError(f"{failure}: {error}") from error
+            raise OutputError(f"{failure}: {error.strerror or error}") from error
         except Exception as error:  # stores have errors of their own
             raise OutputError(f"{failure}: {type(error).__name__}: {error}") from error
         finally:

@@ -8,7 +8,6 @@ import io
 import logging
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -71,7 +70,7 @@ class Uploader:
     """
 
     streams = complete = 0
-    """Number of streams in the directory, and of those whose end is in the store, as of the last call."""
+    """Number of streams in the directory, and of those whose end is in the store, as of the last look."""
     objects = nbytes = 0
     """Objects and bytes that were put so far."""
     waiting = 0
@@ -134,6 +133,7 @@ class Uploader:
         errors: Errors = {}
         files = self._files(errors)
         seen = {file.name for file in files}
+        self.streams = len({name[:32] for name in seen})
         self._sizes = {
             name: size for name, size in self._sizes.items() if name in seen or name == CLOCKS or name[:32] in errors
         }
@@ -146,7 +146,6 @@ class Uploader:
         calls |= {file.name: partial(self._put, file) for file in missing if file.final or rest}
         failed = self.store.in_parallel(calls)
         self._failed = frozenset(failed)
-        self.streams = len({name[:32] for name in seen})
         self.complete = sum(ended and name in self._final for name, (_, ended) in self._ends.items())
         return errors | failed
 
@@ -156,22 +155,21 @@ class Uploader:
         refuse_link(self._streams)
         for stream in os.scandir(self._streams):
             try:
-                found = os.scandir(stream) if stream.is_dir(follow_symlinks=False) else ()
-                named = [(entry, FILE.fullmatch(f"{stream.name}/{entry.name}")) for entry in found]
+                found = list(os.scandir(stream)) if stream.is_dir(follow_symlinks=False) else []
             except FileNotFoundError:  # evicted meanwhile
                 continue
             except OSError as error:
                 errors[stream.name] = error
                 continue
-            numbers = {entry: int(match["number"] or 0) for entry, match in named if match is not None}
+            regular = {f"{stream.name}/{entry.name}": entry for entry in found if entry.is_file(follow_symlinks=False)}
+            numbers = {name: int(match["number"] or 0) for name in regular if (match := FILE.fullmatch(name))}
             last = max(numbers.values(), default=0)
-            for entry, number in numbers.items():
-                name = f"{stream.name}/{entry.name}"
+            for name, number in numbers.items():
+                entry = regular[name]
                 try:
                     final = number < last or entry.name == EVICTED or self._has_ended(name, Path(entry.path))
                     about = entry.stat(follow_symlinks=False)  # after the look at its end
-                    if stat.S_ISREG(about.st_mode):
-                        files.append(_File(name, Path(entry.path), about.st_size, about.st_mtime, final))
+                    files.append(_File(name, Path(entry.path), about.st_size, about.st_mtime, final))
                 except FileNotFoundError:  # evicted meanwhile
                     continue
                 except (OSError, FormatError) as error:
