@@ -165,9 +165,7 @@ async def test_whatever_a_store_raises_is_reported_and_over_the_next_time(
     await ended(task)
 
 
-async def test_a_store_that_hangs_is_reported(
-    collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_store_that_hangs_is_reported(collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Stream(collected, windows=80).end()
     other = HangingStore(tmp_path / "remote", after=20)
     uploading = Uploading(collected, other.url, every=0.05)

@@ -244,7 +244,7 @@ def test_a_last_segment_that_is_no_journal_costs_itself(collected: Path, url: st
 def test_puts_are_made_in_parallel_and_nothing_else_is_asked(collected: Path) -> None:
     """One listing, and a call for each segment."""
     streams = [Stream(collected, number, windows=4) for number in range(20)]
-    slow = SlowStore(0.02)
+    slow = SlowStore(0.2)
     uploader = Uploader(collected, slow.url)
     uploader.upload()
     closed = sum(len(stream.segments) - 1 for stream in streams)
