@@ -71,11 +71,10 @@ class ObjectStore:
         """
         with self._call(f"{self.root} cannot be listed"):
             self.files.invalidate_cache()
-            try:
+            found: dict[str, Any] = {}
+            with contextlib.suppress(FileNotFoundError):  # nothing was put there yet
                 found = self.files.find(self.root, detail=True)
-            except FileNotFoundError:
-                found = {}
-            sizes = {str(path).removeprefix(self.root).lstrip("/"): about.get("size") for path, about in found.items()}
+            sizes = {path.removeprefix(self.root).lstrip("/"): about.get("size") for path, about in found.items()}
         return {name: int(size) for name, size in sizes.items() if name and size is not None}
 
     def put(self, name: str, content: BinaryIO, nbytes: int) -> None:

@@ -82,12 +82,14 @@ def restore(objects: ObjectStore, directory: Path) -> Restored:
                 os.fsync(file)
             if path.name != EVICTED:
                 damage = _damage(temporary, closed=int(match["number"] or 0) < last[match["stream"]])
-                segments.append(name)
             temporary.replace(path)
         except FormatError as error:
-            raise FormatError(f"{objects.root}/{name} is not restored: it is not a segment") from error
+            text = str(error).replace(str(temporary), f"{objects.root}/{name}")
+            raise FormatError(f"{text}; it was not restored") from error
         finally:
             temporary.unlink(missing_ok=True)
+        if path.name != EVICTED:
+            segments.append(name)
         if damage:
             raise FormatError(f"{objects.root}/{name} is damaged ({damage}); what is left of it was restored")
 

@@ -100,7 +100,8 @@ class Uploader:
 
     def pause(self, every: float) -> float:
         """Seconds until the next call. They grow from `every` to ten minutes while the store refuses everything."""
-        return min(every * 2 ** max(self._refused - 1, 0), max(every, MOST_PAUSE_S))
+        doubled = min(max(self._refused - 1, 0), 30)
+        return min(every * (1 << doubled), max(every, MOST_PAUSE_S))
 
     def upload(self, *, rest: bool = False) -> None:
         """Puts all closed segments that are missing in the store, and the last segments of streams that have ended.
@@ -121,7 +122,7 @@ class Uploader:
                 self._listed = time.monotonic()
             # With the rest a second time: a segment may have been closed while a shorter one was put.
             for with_rest in (True, False) if rest else (False,):
-                errors = self._put_missing(with_rest)
+                errors |= self._put_missing(with_rest)
             if errors:
                 raise min(errors.items(), key=lambda each: (not isinstance(each[1], OutputError), each[0]))[1]
         except OutputError:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from stepscope.collector.upload.uploader import Uploader
 
 DESCRIPTION = """\
-Copies the closed segments of a collector's streams to any object store that fsspec knows. Segments that are there are not
-copied again: repeat the command after an interruption, or use --follow while ranks still send. The collector may run meanwhile.
+Copies the closed segments of a collector's streams to any object store that fsspec knows. What is there is not
+copied again: repeat the command after an interruption, or use --follow while ranks still send. The collector may
+run meanwhile.
 
 With --restore it copies back: DIR is then as the collector had it, for `stepscope merge DIR` and all other commands.
 """
@@ -26,7 +27,7 @@ examples:
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
   stepscope upload --restore runs/job1-again s3://bucket/job1
 
-exit codes: 0 copied, 1 failed (run it again: it copies what is missing) or restored with damage, 2 wrong usage
+exit codes: 0 copied, 1 failed or damaged (after a failure run it again: it copies what is missing), 2 wrong usage
 """
 
 

@@ -138,7 +138,12 @@ class SlowStore:
         functions = {
             name: slow(name) for name in ("find", "open", "cat_file", "makedirs", "exists", "pipe_file", "ls", "rm")
         }
-        members = {"protocol": self.PROTOCOL, "store": {}, "pseudo_dirs": [""], "_strip_protocol": classmethod(place)}
+        members: dict[str, Any] = {
+            "protocol": self.PROTOCOL,
+            "store": {},
+            "pseudo_dirs": [""],
+            "_strip_protocol": classmethod(place),
+        }
         made = type("Slow", (memory,), members | functions)
         importlib.import_module("fsspec").register_implementation(self.PROTOCOL, made, clobber=True)
 

@@ -85,12 +85,12 @@ def test_a_collector_uploads_there(server: S3Server, tmp_path: Path) -> None:
     collected = tmp_path / "collected"
     stream = Stream(collected, windows=12).end()
     arguments = ("--upload", f"s3://{server.BUCKET}/a/b", "--upload-every", "0.2")
-    with collecting(collected, *arguments, **server.environment) as collector:
+    with collecting(collected, *arguments, files=None, **server.environment) as collector:
         until(lambda: collector.get("/v1/job")["upload"]["complete"] == 1)
     found = {name: size for name, size in server.sizes().items() if not name.endswith("clocks.json")}
     assert found == {f"a/b/{stream.id}/{path.name}": path.stat().st_size for path in stream.segments}
     arguments = ("--upload", "s3://nowhere/job1", "--upload-every", "0.2")
-    with collecting(collected, *arguments, **server.environment) as collector:
+    with collecting(collected, *arguments, files=None, **server.environment) as collector:
         problem = until(lambda: collector.get("/v1/job")["upload"]["problem"])
         assert "bucket does not exist" in problem
     assert [bucket["Name"] for bucket in server.client.list_buckets()["Buckets"]] == [server.BUCKET]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import threading
 import uuid
 from pathlib import Path
@@ -83,6 +84,21 @@ def test_the_rest_is_put_again_when_it_has_grown(collected: Path, url: str) -> N
     assert in_store(url) == contents(collected / "streams") and (later.objects, later.complete) == (1, 1)
 
 
+def test_a_rest_that_the_store_refuses_is_reported(collected: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Stream(collected)
+    uploader = Uploader(collected, url)
+
+    def refusing(path: str, mode: str = "rb", **options: Any) -> Any:
+        raise OSError("no route")
+
+    with monkeypatch.context() as away:
+        away.setattr(uploader.store.files, "open", refusing)
+        with refused(OutputError, "no route", snapshot=False):
+            uploader.upload(rest=True)
+    uploader.upload(rest=True)
+    assert in_store(url) == contents(stream.journal.parents[1])
+
+
 def test_what_is_known_to_be_in_the_store(collected: Path, url: str) -> None:
     """Segments that never change: retention deletes these first."""
     stream = Stream(collected, windows=6)
@@ -112,7 +128,7 @@ def test_an_upload_that_failed_goes_on(collected: Path, url: str, monkeypatch: p
     opened = files.open
 
     def failing(path: str, mode: str = "rb", **options: Any) -> Any:
-        if mode == "wb" and "/journal.2" in path:
+        if mode == "wb" and re.search(r"/journal\.2(\.\w+\.part)?$", path):
             raise OSError("the network is gone")
         return opened(path, mode, **options)
 
@@ -279,6 +295,19 @@ def test_a_store_that_refuses_everything_is_asked_a_few_times(collected: Path, m
     assert [uploader.pause(30), uploader.pause(400), uploader.pause(1000)] == [60, 600, 1000]
 
 
+def test_a_store_that_refuses_for_a_week_is_still_asked(collected: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploader = Uploader(collected, f"memory://{uuid.uuid4().hex}")
+
+    def refusing(*_: Any, **options: Any) -> Any:
+        raise OSError("no route")
+
+    monkeypatch.setattr(uploader.store.files, "find", refusing)
+    for _ in range(1100):
+        with pytest.raises(OutputError):
+            uploader.upload()
+    assert uploader.pause(30) == 600
+
+
 def test_damage_is_named_and_the_rest_is_restored(collected: Path, url: str) -> None:
     """A segment with some damage comes back as it is; one that is none does not."""
     stream = Stream(collected, windows=20).end()
@@ -294,7 +323,9 @@ def test_damage_is_named_and_the_rest_is_restored(collected: Path, url: str) -> 
     back = collected.parent / "back"
     done = restore(ObjectStore(url), back)
     assert len(done.errors) == 3 and done.segments == len(names) - 1
-    for text, name, word in zip(done.errors, names[1:4], ("skipped bytes", "torn bytes", "not a segment"), strict=True):
+    for text, name, word in zip(
+        done.errors, names[1:4], ("skipped bytes", "torn bytes", "not a stepscope journal"), strict=True
+    ):
         assert name in text and word in text
     expected = {**there, **damaged}
     del expected[names[3]]
