@@ -69,11 +69,9 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8
     """Windows that are given up before those, and after all others, for their steps were the slowest."""
     upload: str = ""
-    """Where windows that have ended are copied to, as fsspec has it: `s3://bucket/job1`; empty: nowhere."""
+    """Object store for copies of closed segments, as fsspec has it: `s3://bucket/job1`; empty: none."""
     upload_seconds: PositiveFloat = 30.0
-    """Between two looks for what is to be copied."""
-    upload_part_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
-    """Most bytes of an object there; a frame that is larger is one of its own."""
+    """Between two looks for closed segments."""
     nats: tuple[str, ...] = ()
     """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
     nats_access: NatsAccess = NatsAccess()
