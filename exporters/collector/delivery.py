@@ -119,7 +119,7 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
             error = statistics.last_error if statistics.refused else late
             if not statistics.refused and statistics.last_error not in ("", transport.logged):
                 error += f": {statistics.last_error}"
-            raise OutputError(f"{transport.where} does not take {journal}: {error}")
+            raise OutputError(f"{transport.where} does not take the journal {journal}: {error}")
         await transport.close()
     finally:
         if transport is not None:

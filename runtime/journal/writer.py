@@ -402,7 +402,11 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            self._skipped_records += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
+            if self._record(fmt.FrameType.CLOCK_SYNC, sync):
+                if self._index is not None:
+                    self._index.add_sync(sync)
+            else:
+                self._skipped_records += 1
 
     def close(self) -> None:
         """Appends the end record and closes the file. Idempotent.
