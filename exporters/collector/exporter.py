@@ -152,6 +152,7 @@ class CollectorExporter:
             shipper,
             hello,
             synced=self._synced,
+            limit_segments=self._limit_segments,
             obey=None if self._run is None or self._run.control is None else self._obey,
         )
 
@@ -239,6 +240,10 @@ class CollectorExporter:
     def _synced(self, sync: ClockSync) -> None:
         # On a thread: the journal may wait for a slow disk.
         asyncio.get_running_loop().run_in_executor(None, self._write_sync, sync)
+
+    def _limit_segments(self, segment_bytes: int) -> None:
+        assert self._journal is not None
+        asyncio.get_running_loop().run_in_executor(None, self._journal.limit_segments, segment_bytes)
 
     def _write_sync(self, sync: ClockSync) -> None:
         assert self._journal is not None

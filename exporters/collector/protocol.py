@@ -71,6 +71,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
     """Bytes of a message that the collector takes. A larger frame is left out."""
     checksum: Checksum | None = None
     """CRC-32 in the header of the frame before `next`; `None` if the collector does not have that frame."""
+    segment_bytes: Count = 0
+    """Bytes that a segment should have at most, so that the collector can keep its limit of the disk; 0: no wish."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):

@@ -448,6 +448,13 @@ class JournalWriter:
                 while self._closed and self._closed[0].end <= self._sent_end() and self._delete_oldest():
                     pass
 
+    def limit_segments(self, segment_bytes: int) -> None:
+        """Continues in new segments after at most so many bytes from now on, at least `MIN_BYTES`. A journal in one file stays so."""
+        with self._lock:
+            if self._segment_bytes and isinstance(self._file, AppendFile):
+                self._segment_bytes = min(self._segment_bytes, max(segment_bytes, MIN_BYTES))
+                self._segment_end = min(self._segment_end, self._file.segment.begin + self._segment_bytes)
+
     def take_deleted_oldest(self) -> Counter[int]:
         """Number of events in oldest segments that were deleted since the last call, by window."""
         with self._lock:
