@@ -16,20 +16,20 @@ from pathlib import Path
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.files import checkpoint
-from stepscope.collector.files.borders import Borders
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.disk_use import Failed, fails
-from stepscope.collector.files.frame_lock import FrameLock
 from stepscope.collector.files.lasting import lasting, outlasting
 from stepscope.collector.files.room import Room
 from stepscope.collector.files.stream_file import Addition, StreamFile
 from stepscope.collector.files.succession import Succession
 from stepscope.collector.files.writer import Writer
+from stepscope.collector.runs import evicted
 from stepscope.collector.runs.mark import SUPERSEDED, mark_of
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import make_directories, replace_private
+from stepscope.runtime.journal.segments import first_file, segment_paths
 
 log = logging.getLogger("stepscope.collector")
 
@@ -97,19 +97,15 @@ class Store:
         """Which streams take the place of others."""
         self.room = Room()
         """What may be written until the disk is looked at again."""
-        self.borders = Borders(settings.directory)
-        """Where copies of journals go on."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
-            self.frames = FrameLock(settings.directory)
-            """Held while what journals have is given up, and while some of it is read for a copy."""
             self._known = set[str]()
             self.bytes = 0
             for stream, path in self._all(passed_over):
                 self._known.add(stream)
                 try:
-                    self.bytes += path.stat().st_size
+                    self.bytes += sum(one.stat().st_size for one in segment_paths(path))
                 except OSError as error:
                     passed_over(path, error)
         except OSError as error:
@@ -329,9 +325,14 @@ class Store:
             self._removing.add(stream)
         try:
             # The mark goes after the journal: without it what another stream has would count twice.
-            for name in (checkpoint.NAME, path.name, SUPERSEDED):
-                path.with_name(name).unlink(missing_ok=True)
-            self.borders.forget(stream)
+            segments = segment_paths(path) if path.parent.is_dir() else []
+            for file in (
+                path.with_name(checkpoint.NAME),
+                *segments,
+                path.with_name(evicted.NAME),
+                path.with_name(SUPERSEDED),
+            ):
+                file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
                 path.parent.rmdir()
             self._known.discard(stream)
@@ -363,7 +364,7 @@ class Store:
             raise FormatError("the id of a stream is 32 hexadecimal digits")
         directory = self.streams / stream
         path = directory / "journal"
-        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(path)) else None
+        return path if stat.S_ISDIR(_mode(directory)) and stat.S_ISREG(_mode(first_file(path))) else None
 
     def kept_of(self, streams: Iterable[str]) -> dict[str, Path]:
         """Of these streams the files of those that are kept and that no others supersede, in their order.
@@ -396,7 +397,7 @@ class Store:
                 continue
             path = Path(entry.path) / "journal"
             try:
-                there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(path))
+                there = entry.is_dir(follow_symlinks=False) and stat.S_ISREG(_mode(first_file(path)))
             except OSError as error:
                 failed(path, error)
                 continue

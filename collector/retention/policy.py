@@ -1,0 +1,142 @@
+"""Which segments are evicted first, when there is not room for all."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from stepscope.collector.retention.inventory import Segment, StoredStream
+from stepscope.collector.runs.places import Mark, places
+from stepscope.collector.runs.segment_contents import ClosedWindow
+from stepscope.runtime.settings.checked import Checked
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+UNPROTECTED, SLOWEST, NEWEST, LAST = range(4)
+"""Classes of segments. Lower ones are evicted first, and those of the last one are not evicted."""
+
+Order = tuple[int, int]
+"""A class, and the order within it."""
+
+_NEVER = 1 << 63
+
+
+class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is kept when there is not room for all. Unknown fields are refused."""
+
+    max_bytes: Count = 0
+    """On disk, of everything that the collector writes; 0: no limit."""
+    newest: Count = 8
+    """Closed windows of the newest time; their segments are evicted last."""
+    slowest: Count = 8
+    """Closed windows whose steps were the slowest, by the mean on the slowest rank; their segments are evicted before those of
+    the newest windows, and after all others."""
+
+    @property
+    def slack(self) -> int:
+        """When fewer bytes than these are free, segments are evicted until twice as many are."""
+        return self.max_bytes // 16
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A segment that may be evicted."""
+
+    stream: StoredStream
+    segment: Segment
+    order: Order
+    uploaded: bool
+    """Whether it is in the store, if everything is uploaded to one."""
+    last: bool
+    """Whether it is the last segment of its stream."""
+
+
+def candidates(
+    streams: Collection[StoredStream], policy: StoragePolicy, uploaded: Callable[[Path], bool] | None = None
+) -> list[Candidate]:
+    """The segments that may be evicted, the first one first.
+
+    First come those without a protected window, the oldest first; then those with one of the slowest windows, then those with
+    one of the newest, but for the very newest. The last segment of a stream that is over comes after all others of the stream.
+
+    Args:
+        streams: all that can be read.
+        policy: what is protected.
+        uploaded: whether a segment is in the store; those that are not come after those that are.
+    """
+    protected = _protected(streams, policy)
+    found: list[Candidate] = []
+    for stream in streams:
+        windows = protected[stream.id]
+        latest, whole = (UNPROTECTED, 0), True
+        for segment in stream.segments:
+            order = max(
+                [(UNPROTECTED, segment.contents.last_ns), *(windows[one] for one in segment.windows(windows.keys()))]
+            )
+            there = uploaded is None or uploaded(segment.file.path)
+            latest, whole = max(latest, order), whole and there
+            last = stream.over and segment is stream.segments[-1]
+            found.append(Candidate(stream, segment, latest if last else order, whole if last else there, last))
+    found.sort(key=lambda one: (not one.uploaded, one.order, one.segment.contents.last_ns, one.segment.file.number))
+    return [one for one in found if one.order[0] < LAST]
+
+
+def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaultdict[str, dict[int, Order]]:
+    """The class of each protected window of each stream."""
+    groups = sorted(_groups(streams), key=lambda group: max(window.end_ns for _, window in group))
+    newest = groups[max(len(groups) - policy.newest, 0) :]
+    by_pace = sorted(groups, key=lambda group: max(window.step_ns for _, window in group))
+    slowest = by_pace[max(len(groups) - policy.slowest, 0) :]
+    found: defaultdict[str, dict[int, Order]] = defaultdict(dict)
+    for kind, chosen in ((SLOWEST, slowest), (NEWEST, newest), (LAST, newest[-1:])):
+        for at, group in enumerate(chosen):
+            for stream, window in group:
+                found[stream][window.index] = kind, at
+    return found
+
+
+def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, ClosedWindow]]]:
+    """The closed windows of all streams; those together that are one window of several ranks of a job."""
+    by_begin = sorted(streams, key=lambda stream: stream.begin_ns)
+    runs = _runs(by_begin)
+    known = set[Hashable]()
+    later = set[str]()
+    """Streams of ranks that were started again."""
+    marks: defaultdict[Hashable, tuple[Counter[Mark], Counter[Mark]]] = defaultdict(lambda: (Counter(), Counter()))
+    for stream in by_begin:
+        run = runs[stream.id]
+        if stream.rank is not None and (run, stream.rank) in known:
+            later.add(stream.id)
+        known.add((run, stream.rank))
+        marks[run][stream.id in later].update(window.mark for window in stream.closed())
+    placed = {run: places(*its) for run, its in marks.items()}
+    groups: defaultdict[Hashable, list[tuple[str, ClosedWindow]]] = defaultdict(list)
+    for stream in by_begin:
+        run, again = runs[stream.id], stream.id in later
+        for window in stream.closed():
+            # A window of a later start belongs to one of the job by its steps only.
+            own = not stream.job or (again and window.steps is None)
+            groups[(stream.id, window.index) if own else (run, placed[run][again, window.mark])].append(
+                (stream.id, window)
+            )
+    return list(groups.values())
+
+
+def _runs(by_begin: Iterable[StoredStream]) -> dict[str, tuple[str, int]]:
+    """The job of each stream, and which run of it. A run that begins when all streams of the one before are over has windows of
+    its own, though its steps have the same numbers."""
+    by_rank: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for stream in by_begin:
+        by_rank[stream.id if stream.rank is None else (stream.job, stream.rank)].append(stream.id)
+    replaced = {id for starts in by_rank.values() for id in starts[:-1]}
+    found: dict[str, tuple[str, int]] = {}
+    numbers, until = Counter[str](), Counter[str]()
+    for stream in by_begin:
+        numbers[stream.job] += stream.begin_ns > until[stream.job]
+        end = stream.written_ns if stream.over or stream.id in replaced else _NEVER
+        until[stream.job] = max(until[stream.job], end)
+        found[stream.id] = stream.job, numbers[stream.job]
+    return found
