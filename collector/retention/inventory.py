@@ -11,7 +11,7 @@ import msgspec
 from stepscope.collector.files.disk_use import SegmentFile
 from stepscope.collector.runs.evicted import Evicted, read_evicted
 from stepscope.collector.runs.job import job_of
-from stepscope.collector.runs.segment_contents import ClosedWindow, SegmentContents
+from stepscope.collector.runs.segment_contents import SegmentContents, SegmentWindow
 from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord
@@ -72,10 +72,11 @@ class StoredStream(msgspec.Struct, frozen=True):
         """Unix time at which its process began."""
         return 0 if self.run is None else min(self.run.anchor.wall_ns, self.segments[0].file.about.st_mtime_ns)
 
-    def closed(self) -> Iterator[ClosedWindow]:
-        """The windows that ended in these segments."""
+    def windows(self) -> Iterator[SegmentWindow]:
+        """The windows that ended in each segment, and those that went on after it."""
         for segment in self.segments:
             yield from segment.contents.closed
+            yield from segment.contents.open
 
 
 class Inventory:

@@ -11,7 +11,7 @@ import msgspec
 
 from stepscope.collector.retention.inventory import Segment, StoredStream
 from stepscope.collector.runs.places import Mark, places
-from stepscope.collector.runs.segment_contents import ClosedWindow
+from stepscope.collector.runs.segment_contents import SegmentWindow
 from stepscope.runtime.settings.checked import Checked
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -80,13 +80,15 @@ def candidates(
             latest, whole = max(latest, order), whole and there
             last = stream.over and segment is stream.segments[-1]
             found.append(Candidate(stream, segment, latest if last else order, whole if last else there, last))
-    found.sort(key=lambda one: (not one.uploaded, one.order, one.segment.contents.last_ns, one.segment.file.number))
+    found.sort(
+        key=lambda one: (not one.uploaded, one.order, one.last, one.segment.contents.last_ns, one.segment.file.number)
+    )
     return [one for one in found if one.order[0] < LAST]
 
 
 def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaultdict[str, dict[int, Order]]:
     """The class of each protected window of each stream."""
-    groups = sorted(_groups(streams), key=lambda group: max(window.end_ns for _, window in group))
+    groups = sorted(_groups(streams), key=lambda group: max(window.end_ns or 0 for _, window in group))
     newest = groups[max(len(groups) - policy.newest, 0) :]
     by_pace = sorted(groups, key=lambda group: max(window.step_ns for _, window in group))
     slowest = by_pace[max(len(groups) - policy.slowest, 0) :]
@@ -98,8 +100,8 @@ def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaul
     return found
 
 
-def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, ClosedWindow]]]:
-    """The closed windows of all streams; those together that are one window of several ranks of a job."""
+def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, SegmentWindow]]]:
+    """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a job."""
     by_begin = sorted(streams, key=lambda stream: stream.begin_ns)
     runs = _runs(by_begin)
     known = set[Hashable]()
@@ -111,18 +113,18 @@ def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, ClosedWindo
         if stream.rank is not None and (run, stream.rank) in known:
             later.add(stream.id)
         known.add((run, stream.rank))
-        marks[run][stream.id in later].update(window.mark for window in stream.closed())
+        marks[run][stream.id in later].update(window.mark for window in stream.windows())
     placed = {run: places(*its) for run, its in marks.items()}
-    groups: defaultdict[Hashable, list[tuple[str, ClosedWindow]]] = defaultdict(list)
+    groups: defaultdict[Hashable, list[tuple[str, SegmentWindow]]] = defaultdict(list)
     for stream in by_begin:
         run, again = runs[stream.id], stream.id in later
-        for window in stream.closed():
+        for window in stream.windows():
             # A window of a later start belongs to one of the job by its steps only.
             own = not stream.job or (again and window.steps is None)
             groups[(stream.id, window.index) if own else (run, placed[run][again, window.mark])].append(
                 (stream.id, window)
             )
-    return list(groups.values())
+    return [group for group in groups.values() if any(window.end_ns is not None for _, window in group)]
 
 
 def _runs(by_begin: Iterable[StoredStream]) -> dict[str, tuple[str, int]]:

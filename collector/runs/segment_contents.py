@@ -22,15 +22,15 @@ MAX_WINDOWS = 1000
 are the newest and one half the slowest."""
 
 
-class ClosedWindow(msgspec.Struct, frozen=True, gc=False):
-    """A window that ended in a segment."""
+class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
+    """A window that ended in a segment, or goes on after it."""
 
     index: int
-    end_ns: int
-    """Unix time."""
-    step_ns: float
+    end_ns: int | None = None
+    """Unix time; `None` if it goes on."""
+    step_ns: float = 0.0
     """Mean duration of its steps."""
-    steps: Steps | None
+    steps: Steps | None = None
 
     @property
     def mark(self) -> Mark:
@@ -44,7 +44,9 @@ class SegmentContents(msgspec.Struct, frozen=True):
     run: RunRecord | None
     counts: Evicted
     """What is written down when it is evicted."""
-    closed: list[ClosedWindow]
+    closed: list[SegmentWindow]
+    open: list[SegmentWindow]
+    """Those that go on after it."""
     last_ns: int
     """Unix time of its last event or end of a window; of its last change, if there is none."""
 
@@ -81,7 +83,7 @@ class _Reading:
         self._run: RunRecord | None = None
         self._events = Counter[int]()
         self._open = set[int]()
-        self._closed: list[ClosedWindow] = []
+        self._closed: list[SegmentWindow] = []
         self._last: list[int] = []
         """Latest time so far, if any."""
 
@@ -105,10 +107,11 @@ class _Reading:
         )
         closed = self._closed
         if len(closed) > MAX_WINDOWS:
-            newest = heapq.nlargest(MAX_WINDOWS // 2, closed, key=lambda window: window.end_ns)
+            newest = heapq.nlargest(MAX_WINDOWS // 2, closed, key=lambda window: window.end_ns or 0)
             slowest = heapq.nlargest(MAX_WINDOWS // 2, closed, key=lambda window: window.step_ns)
             closed = list({window.index: window for window in (*newest, *slowest)}.values())
-        return SegmentContents(self._run, counts, closed, max(self._last, default=self._changed_ns))
+        open = [SegmentWindow(window) for window in heapq.nlargest(MAX_WINDOWS, self._open)]
+        return SegmentContents(self._run, counts, closed, open, max(self._last, default=self._changed_ns))
 
     def _read_index(self, earlier: Sequence[Evicted]) -> tuple[int, int, int] | None:
         """Adds what the index says; returns the number of the frame after the last one, how many windows were closed, and how many
@@ -167,10 +170,10 @@ class _Reading:
             self._time(last_ns)
 
     def _close(self, index: int, start_ns: int, end_ns: int, count: int, steps: Steps | None) -> None:
-        self._closed.append(ClosedWindow(index, self._time(end_ns), (end_ns - start_ns) / max(count, 1), steps))
+        self._closed.append(SegmentWindow(index, self._time(end_ns), (end_ns - start_ns) / max(count, 1), steps))
 
     def _time(self, time_ns: int) -> int:
         """Unix time of a time of the rank's clock."""
         unix = self._changed_ns if self._run is None else min(self._run.anchor.wall(time_ns), self._changed_ns)
-        self._last = [max(unix, *self._last)]
+        self._last = [max([unix, *self._last])]
         return unix
