@@ -19,8 +19,8 @@ from stepscope.runtime.journal.records import RunRecord
 SILENCE = 3600 * 10**9
 """A stream without its end is over after so many ns without a connection: its process was killed."""
 
-Isolated = Callable[[str, Callable[[], object]], bool]
-"""Does what may fail for one stream; whether it did not."""
+Isolated = Callable[[str, Callable[[], object]], object]
+"""Does what may fail for one stream."""
 
 
 class Segment(msgspec.Struct, frozen=True):

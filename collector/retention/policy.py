@@ -57,7 +57,7 @@ class Candidate(msgspec.Struct, frozen=True):
 def candidates(
     streams: Collection[StoredStream], policy: StoragePolicy, uploaded: Callable[[Path], bool] | None = None
 ) -> list[Candidate]:
-    """The segments that may be evicted, the first one first.
+    """The segments that are not written any more, in the order in which they are to be evicted; those of the class `LAST` are not.
 
     First come those without a protected window, the oldest first; then those with one of the slowest windows, then those with
     one of the newest, but for the very newest. The last segment of a stream that is over comes after all others of the stream.
@@ -83,7 +83,7 @@ def candidates(
     found.sort(
         key=lambda one: (not one.uploaded, one.order, one.last, one.segment.contents.last_ns, one.segment.file.number)
     )
-    return [one for one in found if one.order[0] < LAST]
+    return found
 
 
 def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaultdict[str, dict[int, Order]]:

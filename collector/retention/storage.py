@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,9 +18,8 @@ from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
 from stepscope.collector.retention.deleted import Deleted
 from stepscope.collector.retention.inventory import Inventory, Segment, StoredStream
-from stepscope.collector.retention.policy import Candidate, StoragePolicy, candidates
-from stepscope.collector.runs.evicted import NAME as EVICTED
-from stepscope.collector.runs.evicted import Evicted, append_evicted, read_evicted
+from stepscope.collector.retention.policy import LAST, Candidate, StoragePolicy, candidates
+from stepscope.collector.runs.evicted import Evicted, evict, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.segments import segment_paths
 
@@ -50,6 +48,11 @@ class Look(msgspec.Struct):
     """Streams and segments."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
+
+    def removed(self, about: os.stat_result) -> None:
+        """A file was deleted."""
+        self.freed += on_disk(about)
+        self.removed_bytes += about.st_size
 
 
 class Storage:
@@ -165,13 +168,13 @@ class Storage:
         most = self._policy.max_bytes - max(self._policy.slack, wanted)
         surplus = done.counted - most + self._policy.slack if self._policy.max_bytes and done.counted > most else 0
         if surplus or crowd:
-            streams = self._inventory.look(use.segments, self._store.connected, self._isolated)
+            files = {stream: its for stream, its in use.segments.items() if stream not in self._faults}
+            streams = self._inventory.look(files, self._store.connected, self._isolated)
             order = candidates(streams, self._policy, self._uploaded)
-            self._make_places(streams, order, crowd, done)
             for one in order:
-                if done.freed >= surplus:
-                    break
-                self._isolated(one.stream.id, lambda: self._evict(one, done))  # noqa: B023
+                place = one.last and one.uploaded and len(done.deleted) < crowd
+                if place or (done.freed < surplus and one.order[0] < LAST):
+                    self._isolated(one.stream.id, lambda: self._evict(one, done))  # noqa: B023
             if done.evicted or done.deleted:
                 log.warning(
                     "%d segments and %d streams that were over were evicted, %d bytes: the limit is %d bytes",
@@ -182,64 +185,30 @@ class Storage:
         done.counted -= done.freed
         return done
 
-    def _make_places(
-        self, streams: Collection[StoredStream], order: Sequence[Candidate], count: int, done: Look
-    ) -> None:
-        """Deletes so many streams that are over, and that are uploaded if everything is: the oldest first, those with protected
-        windows after all others."""
-        over = [one for one in streams if one.over]
-        if self._uploaded is not None:
-            over = [one for one in over if all(self._uploaded(segment.file.path) for segment in one.segments)]
-        places = {one.stream.id: place for place, one in enumerate(order) if one.last}
-        over.sort(key=lambda one: (places.get(one.id, len(order)), one.segments[-1].contents.last_ns))
-        for stream in over:
-            if len(done.deleted) >= count:
-                return
-            self._isolated(stream.id, lambda: self._delete(stream, done))  # noqa: B023
-
     def _evict(self, one: Candidate, done: Look) -> None:
-        stream = one.stream
-        if stream.id in done.deleted:
-            return
-        if not one.last:
-            self._unlink(stream, one.segment, done)
-        elif segment_paths(stream.journal) == [one.segment.file.path]:
-            self._delete(stream, done)
+        if one.last:
+            self._delete(one.stream, done)
+        elif one.stream.id not in done.deleted:
+            self._unlink(one.stream, one.segment, done)
 
     def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
-        """Deletes a segment after which others follow."""
-        path, counts = segment.file.path, segment.contents.counts
+        """Evicts a segment after which others follow."""
         with self._streams.restoring_lock:
-            if self._streams.being_restored == stream.id:
-                return  # who reads the segments counts some of them already
-            full = False
-            try:
-                size = append_evicted(stream.journal, counts)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                size, full = 0, True  # the segment must make room for the line
-            try:
-                path.unlink()
-            except OSError:
-                if not full:
-                    os.truncate(stream.journal.with_name(EVICTED), size)
-                raise
-            self._removed(segment, done)
-            done.evicted.append((stream.id, counts))
-            if full:
-                append_evicted(stream.journal, counts)
+            if self._streams.being_restored != stream.id:  # else some of it was counted already
+                evict(stream.journal, segment.contents.counts)
+                done.evicted.append((stream.id, segment.contents.counts))
+                done.removed(segment.file.about)
 
     def _delete(self, stream: StoredStream, done: Look) -> None:
         """Deletes a stream that is over, unless it goes on."""
         *others, last = stream.segments
         for segment in others:
-            if segment.file.path.exists():
+            if os.path.lexists(segment.file.path):
                 self._unlink(stream, segment, done)
+        path, size = last.file.path, last.file.about.st_size
         with self._streams.restoring_lock:
-            path = last.file.path
-            alone = segment_paths(stream.journal) == [path] and path.lstat().st_size == last.file.about.st_size
-            if not alone or self._streams.being_restored == stream.id:
+            restored = self._streams.being_restored == stream.id
+            if restored or segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
                 return
             before = self._deleted.count
             evicted = sum(one.total for one in read_evicted(stream.journal))
@@ -249,13 +218,9 @@ class Storage:
             finally:
                 if os.path.lexists(path):
                     self._deleted.set(before)
-            if not os.path.lexists(path):
-                self._removed(last, done)
-                done.deleted.append(stream.id)
-
-    def _removed(self, segment: Segment, done: Look) -> None:
-        done.freed += on_disk(segment.file.about)
-        done.removed_bytes += segment.file.about.st_size
+                else:
+                    done.deleted.append(stream.id)
+                    done.removed(last.file.about)
 
     def _unseen(self, path: Path, error: OSError) -> None:
         """A file or directory cannot be looked at: if it is of a stream, it costs that one."""
@@ -264,16 +229,14 @@ class Storage:
             raise error
         self._left(stream, error)
 
-    def _isolated(self, stream: str, work: Callable[[], object]) -> bool:
-        """Whether it was done; a stream for which it fails is left as it is."""
+    def _isolated(self, stream: str, work: Callable[[], object]) -> None:
+        """Does what may fail for one stream, which is left as it is then."""
         try:
             work()
         except FileNotFoundError:
-            return False  # somebody has deleted it
+            return  # somebody has deleted it
         except Exception as error:  # also a fault of ours: what somebody has sent is not to cost the others their limit
             self._left(stream, error)
-            return False
-        return True
 
     def _left(self, stream: str, error: Exception) -> None:
         """A stream is left as it is. That is logged once for each reason."""

@@ -72,15 +72,15 @@ def read_evicted(journal: Path) -> list[Evicted]:
     return [one for one in found.values() if not os.path.lexists(segment_path(journal, one.segment))]
 
 
-def append_evicted(journal: Path, evicted: Evicted) -> int:
-    """Adds a segment that is about to be deleted; returns how many bytes the file had before.
+def evict(journal: Path, evicted: Evicted) -> None:
+    """Deletes a segment, after it was written down what it contained. If that fails, everything is as before.
 
     Args:
         journal: path of the stream's first segment, which need not exist.
         evicted: what the segment contains.
 
     Raises:
-        OSError: if the file cannot be written.
+        OSError: if the line cannot be written, or the segment not be deleted.
     """
     path = journal.with_name(NAME)
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -88,11 +88,26 @@ def append_evicted(journal: Path, evicted: Evicted) -> int:
         size = os.fstat(file).st_size
         torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
         line = b"\n" * torn + msgspec.json.encode(evicted) + b"\n"
-        if os.write(file, line) < len(line):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        return size
+        written = _write(file, line)
+        try:
+            segment_path(journal, evicted.segment).unlink()
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+        if not written:  # now there is room
+            os.write(file, b"\n" + line)
     finally:
         os.close(file)
+
+
+def _write(file: int, line: bytes) -> bool:
+    """Appends a line; whether there was room."""
+    try:
+        return os.write(file, line) == len(line)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return False
+        raise
 
 
 def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
