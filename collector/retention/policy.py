@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -60,7 +60,7 @@ def candidates(
     """The segments that are not written any more, in the order in which they are to be evicted; those of the class `LAST` are not.
 
     First come those without a protected window, the oldest first; then those with one of the slowest windows, then those with
-    one of the newest, but for the very newest. The last segment of a stream that is over comes after all others of the stream.
+    one of the newest, but for the very newest of a stream that is over. The last segment of a stream comes after all others of it.
 
     Args:
         streams: all that can be read.
@@ -88,22 +88,49 @@ def candidates(
 
 def _protected(streams: Iterable[StoredStream], policy: StoragePolicy) -> defaultdict[str, dict[int, Order]]:
     """The class of each protected window of each stream."""
-    groups = sorted(_groups(streams), key=lambda group: max(window.end_ns or 0 for _, window in group))
+    by_begin = sorted(streams, key=lambda stream: stream.begin_ns)
+    by_rank: defaultdict[Hashable, list[str]] = defaultdict(list)
+    for stream in by_begin:
+        by_rank[stream.id if stream.rank is None else (stream.job, stream.rank)].append(stream.id)
+    replaced = {id for starts in by_rank.values() for id in starts[:-1]}
+    # Where something newer is, in the segment that is written or in a later start of the rank, that is the very newest.
+    final = {stream.id for stream in by_begin if stream.over} - replaced
+    groups = _groups(by_begin, _runs(by_begin, replaced))
+    groups.sort(key=lambda group: max(window.end_ns or 0 for _, window in group))
     newest = groups[max(len(groups) - policy.newest, 0) :]
     by_pace = sorted(groups, key=lambda group: max(window.step_ns for _, window in group))
     slowest = by_pace[max(len(groups) - policy.slowest, 0) :]
     found: defaultdict[str, dict[int, Order]] = defaultdict(dict)
     for kind, chosen in ((SLOWEST, slowest), (NEWEST, newest), (LAST, newest[-1:])):
         for at, group in enumerate(chosen):
-            for stream, window in group:
-                found[stream][window.index] = kind, at
+            for stream_id, window in group:
+                if kind < LAST or stream_id in final:
+                    found[stream_id][window.index] = kind, at
     return found
 
 
-def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, SegmentWindow]]]:
-    """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a job."""
-    by_begin = sorted(streams, key=lambda stream: stream.begin_ns)
-    runs = _runs(by_begin)
+def _runs(by_begin: Iterable[StoredStream], replaced: Collection[str]) -> dict[str, tuple[str, int]]:
+    """The job of each stream, and which run of it. A run that begins when all streams of the one before are over has windows of
+    its own, though its steps have the same numbers.
+
+    Args:
+        by_begin: streams, in the order in which they began.
+        replaced: those whose ranks were started again.
+    """
+    found: dict[str, tuple[str, int]] = {}
+    numbers, until = Counter[str](), Counter[str]()
+    for stream in by_begin:
+        numbers[stream.job] += stream.begin_ns > until[stream.job]
+        end = stream.written_ns if stream.over or stream.id in replaced else _NEVER
+        until[stream.job] = max(until[stream.job], end)
+        found[stream.id] = stream.job, numbers[stream.job]
+    return found
+
+
+def _groups(
+    by_begin: Iterable[StoredStream], runs: Mapping[str, tuple[str, int]]
+) -> list[list[tuple[str, SegmentWindow]]]:
+    """The windows of all streams that have ended on some rank; those together that are one window of several ranks of a run."""
     known = set[Hashable]()
     later = set[str]()
     """Streams of ranks that were started again."""
@@ -121,24 +148,6 @@ def _groups(streams: Iterable[StoredStream]) -> list[list[tuple[str, SegmentWind
         for window in stream.windows():
             # A window of a later start belongs to one of the job by its steps only.
             own = not stream.job or (again and window.steps is None)
-            groups[(stream.id, window.index) if own else (run, placed[run][again, window.mark])].append(
-                (stream.id, window)
-            )
+            key = (stream.id, window.index) if own else (run, placed[run][again, window.mark])
+            groups[key].append((stream.id, window))
     return [group for group in groups.values() if any(window.end_ns is not None for _, window in group)]
-
-
-def _runs(by_begin: Iterable[StoredStream]) -> dict[str, tuple[str, int]]:
-    """The job of each stream, and which run of it. A run that begins when all streams of the one before are over has windows of
-    its own, though its steps have the same numbers."""
-    by_rank: defaultdict[Hashable, list[str]] = defaultdict(list)
-    for stream in by_begin:
-        by_rank[stream.id if stream.rank is None else (stream.job, stream.rank)].append(stream.id)
-    replaced = {id for starts in by_rank.values() for id in starts[:-1]}
-    found: dict[str, tuple[str, int]] = {}
-    numbers, until = Counter[str](), Counter[str]()
-    for stream in by_begin:
-        numbers[stream.job] += stream.begin_ns > until[stream.job]
-        end = stream.written_ns if stream.over or stream.id in replaced else _NEVER
-        until[stream.job] = max(until[stream.job], end)
-        found[stream.id] = stream.job, numbers[stream.job]
-    return found

@@ -27,6 +27,8 @@ log = logging.getLogger("stepscope.collector")
 
 FREE_SECONDS = 10.0
 """Between two questions how much of the file system is free."""
+AGAIN_SECONDS = 1.0
+"""Until the next look, if the last one failed or could not evict what is being read."""
 LEAST_SECONDS = 0.2
 """Between two looks, however much is written."""
 LATE = 2.0
@@ -48,6 +50,8 @@ class Look(msgspec.Struct):
     """Streams and segments."""
     deleted: list[str] = []
     """Streams that were deleted whole."""
+    postponed: bool = False
+    """Whether more could be evicted as soon as the state of a stream is restored."""
 
     def removed(self, about: os.stat_result) -> None:
         """A file was deleted."""
@@ -99,20 +103,20 @@ class Storage:
         room, due = self._store.room, bool(self._policy.max_bytes)
         while True:
             try:
-                if due:
-                    await self._look()
+                due = due and await self._look()
                 self._free = (await asyncio.to_thread(shutil.disk_usage, self._store.directory)).free
-                due, self._problem = False, ""
+                self._problem = ""
             except OSError as error:
                 self._problem = f"the limit of the disk cannot be kept: {error}"
                 log.error("%s", self._problem)
             await asyncio.sleep(LEAST_SECONDS)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FREE_SECONDS):
+                async with asyncio.timeout(AGAIN_SECONDS if due else FREE_SECONDS):
                     await room.due.wait()
                     due = True
 
-    async def _look(self) -> None:
+    async def _look(self) -> bool:
+        """Looks once; whether to look again soon."""
         room = self._store.room
         room.begin()
         before = self._store.bytes
@@ -126,6 +130,7 @@ class Storage:
         for stream in done.deleted:
             self._streams.deleted(stream)
         await room.end(done.counted)
+        return done.postponed
 
     def view(self, discarded: int = 0) -> StorageView | None:
         """How much there is, as of the last look, and what was written since; `None` before the first. The disk is not asked.
@@ -194,10 +199,12 @@ class Storage:
     def _unlink(self, stream: StoredStream, segment: Segment, done: Look) -> None:
         """Evicts a segment after which others follow."""
         with self._streams.restoring_lock:
-            if self._streams.being_restored != stream.id:  # else some of it was counted already
-                evict(stream.journal, segment.contents.counts)
-                done.evicted.append((stream.id, segment.contents.counts))
-                done.removed(segment.file.about)
+            if self._streams.being_restored == stream.id:  # some of it was counted, and some not
+                done.postponed = True
+                return
+            evict(stream.journal, segment.contents.counts)
+            done.evicted.append((stream.id, segment.contents.counts))
+            done.removed(segment.file.about)
 
     def _delete(self, stream: StoredStream, done: Look) -> None:
         """Deletes a stream that is over, unless it goes on."""
@@ -207,9 +214,11 @@ class Storage:
                 self._unlink(stream, segment, done)
         path, size = last.file.path, last.file.about.st_size
         with self._streams.restoring_lock:
-            restored = self._streams.being_restored == stream.id
-            if restored or segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
+            if self._streams.being_restored == stream.id:
+                done.postponed = True
                 return
+            if segment_paths(stream.journal) != [path] or path.lstat().st_size != size:
+                return  # it goes on
             before = self._deleted.count
             evicted = sum(one.total for one in read_evicted(stream.journal))
             self._deleted.add(stream.id, last.contents.counts.total + evicted)

@@ -114,8 +114,9 @@ class Model:
         found: list[tuple[int, int]] = []
         for stream, (segments, over) in enumerate(self.drawn):
             before = [segment for segment in left[stream] if segment < len(segments) - 1]
-            found += [(stream, segment) for segment in before or (left[stream] if over else [])]
-        return [one for one in found if not self.windows(*one) & self.last]
+            chosen = [(stream, segment) for segment in before or (left[stream] if over else [])]
+            found += [one for one in chosen if not over or not self.windows(*one) & self.last]
+        return found
 
 
 @given(streams(), st.integers(0, 3), st.integers(0, 3), st.floats(0.05, 1.2))
@@ -211,7 +212,17 @@ def test_protected_windows_stay_on_all_ranks(store: Store) -> None:
     make_room(store, 550 * KIB, newest=1, slowest=1)
     assert [numbers(path) for path in paths] == [[2, 3]] * 3
     make_room(store, 550 * KIB, newest=1, slowest=1)
-    assert [numbers(path) for path in paths] == [[2, 3]] * 3, "the newest that has ended stays"
+    assert [numbers(path) for path in paths] == [[3]] * 3
+
+
+def test_the_very_newest_window_stays_if_nothing_newer_is_there(store: Store) -> None:
+    """Of the last start of each rank that is over; of the others there is something newer."""
+    ended = [*some(4, 4), END]
+    before = stored(store, ONE, some(0, 4), ended)
+    paths = [stored(store, TWO, some(0, 4, began=1000), [*some(4, 4, began=1000), END])]
+    paths.append(stored(store, THREE, some(0, 4, rank=1), [*some(4, 4, rank=1), END]))
+    make_room(store, 1300 * KIB, newest=1, slowest=0)
+    assert [numbers(path) for path in paths] == [[1]] * 2 and not before.exists()
 
 
 def test_what_is_open_is_not_touched(store: Store) -> None:
