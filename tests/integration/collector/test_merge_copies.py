@@ -14,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
-from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.merge.plan import Selection
+from stepscope.collector.runs.evicted import Evicted, evict
 from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.runs.recording import recordings_in
+from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require
@@ -125,24 +127,41 @@ def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
     assert "not the 2 of the second" in note and str(other) in note
 
 
-def test_windows_that_were_given_up_are_merged_without_their_events(tmp_path: Path) -> None:
-    """What a collector discards costs no other rank and no other window; how much it was is in the report."""
+@pytest.mark.parametrize("evicted", [(0, 1, 2), (1, 2)])
+def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, evicted: tuple[int, ...]) -> None:
+    """They cost no other rank and no other window; how much it was is in the report."""
+    ms = 1_000_000
+    journals: list[Path] = []
     for rank in (0, 1):
-        add_rank(tmp_path, rank)
+        run = msgspec.structs.replace(run_in(tmp_path), rank=rank, job="job", pid=rank + 1, id=f"{rank:032x}")
+        at = run.anchor.monotonic_ns
+        windows = {n: (at + n * ms, at + n * ms + ms - 1, 10 + n) for n in range(6)}
+        journals.append(tmp_path / "streams" / f"{rank:032x}" / "journal")
+        recorded(journals[-1], run, windows, segment_bytes=1)
     whole, _ = merged(tmp_path)
-    journal = min(tmp_path.glob("streams/*/journal"))
-    gone = sum(place.header.count for place in places(journal))
-    discard(journal, places(journal))
-    exporter, report = merged(tmp_path, Selection(window=0))
-    assert len(report.members) == 2 and len(exporter) == len(whole) - gone > 0
-    assert any(f"{gone:,} events were given up" in note for note in report.notes)
+    counts: list[Evicted] = []
+    for path in segment_paths(journals[0]):
+        counts.append(SegmentContents.of(path, path.stat().st_size, 1 << 62, counts).counts)
+    assert len(counts) > 6
+    for number in evicted:
+        evict(journals[0], counts[number])
+    gone = sum(counts[number].total for number in evicted)
+    exporter, report = merged(tmp_path)
+    assert len(report.members) == 2 and len(exporter) == len(whole) - gone and gone > 10
+    assert any(f"{gone:,} events were evicted" in note for note in report.notes)
+    assert not any(member.damage for member in report.members)
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+    _, report = merged(tmp_path, Selection(window=4))
+    assert report.absent == []
+    segment_paths(journals[0])[1].unlink()
+    _, report = merged(tmp_path)
+    assert any("lost frames" in member.damage for member in report.members), "what nobody evicted is damage"
 
 
-def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]]) -> Path:
+def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], segment_bytes: int = 0) -> Path:
     """A journal that a run left, with windows of which each has its start, its end and a number of spans."""
     path.parent.mkdir(parents=True)
-    writer = JournalWriter(path)
+    writer = JournalWriter(path, segment_bytes=segment_bytes)
     writer.open(run)
     for index, (start, end, count) in windows.items():
         batch = batch_of(spans_from([f"{path.parent.name} {index}"] * count, start_ns=start), window=index)
