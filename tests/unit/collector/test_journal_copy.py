@@ -104,10 +104,10 @@ def test_a_file_that_is_no_journal_is_sent_as_it_is(tmp_path: Path) -> None:
         path.write_bytes(data)
         assert copied(JournalCopy(path)) == data
     path = journal(tmp_path / "damaged" / "journal", 4, segment_bytes=0)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
-    path.write_bytes(data)
-    assert copied(JournalCopy(path)) == data
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
+    path.write_bytes(damaged)
+    assert copied(JournalCopy(path)) == damaged
     path.unlink()
     with pytest.raises(FileNotFoundError):
         JournalCopy(path)
