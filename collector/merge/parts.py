@@ -112,14 +112,16 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
         file.write(fmt.encode_file_header(parts[0].sync))
         next = 0
         for part in parts:
-            with open(part.path, "rb") as source:
-                at = source.seek(_begins(part, next))
+            reader = FrameReader(part.path, follow=False)
+            try:
+                at = _begins(part, next)
                 while at < part.end:
-                    chunk = source.read(min(CHUNK, part.end - at))
-                    if not chunk:
-                        break  # it was cut off meanwhile; what is missing shows by the numbers
+                    chunk = reader.files.pread(min(CHUNK, part.end - at), at)
                     file.write(chunk)
-                    at += len(chunk)
+                    # What is missing shows by the numbers: a segment may have been deleted.
+                    at = at + len(chunk) if chunk else reader.files.next_begin(at) or part.end
+            finally:
+                reader.close()
             next = part.next
 
 

@@ -151,6 +151,9 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
     assert any(f"{gone:,} events were evicted" in note for note in report.notes)
     assert not any(member.damage for member in report.members)
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+    assert main(["merge", *map(str, journals), "--out", str(tmp_path / "y.json")]) == 0
+    assert events(tmp_path / "x.json") == events(tmp_path / "y.json")
+    assert main(["convert", str(journals[0]), str(tmp_path / "z.json")]) == 0
     _, report = merged(tmp_path, Selection(window=4))
     assert report.absent == []
     segment_paths(journals[0])[1].unlink()
@@ -256,6 +259,29 @@ def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: in
     rows = [events(out) for out in outputs]
     assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
     assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+
+
+def test_a_stream_of_which_each_directory_has_some_segments(tmp_path: Path) -> None:
+    """They are put together as parts of one file are."""
+    run = msgspec.structs.replace(run_in(tmp_path), rank=0, id="0" * 32)
+    at = run.anchor.monotonic_ns
+    windows = {n: (at + n * 1000, at + n * 1000 + 999, 10 + n) for n in range(6)}
+    place = Path("streams", "0" * 32)
+    whole = recorded(tmp_path / "whole" / place / "journal", run, windows, segment_bytes=1)
+    files = segment_paths(whole)
+    for name, its in (("one", files[:5]), ("other", files[4:])):
+        (tmp_path / name / place).mkdir(parents=True)
+        for path in its:
+            shutil.copy(path, tmp_path / name / place)
+    one, other = tmp_path / "one", tmp_path / "other"
+    for out, sources in (
+        ("whole.json", [tmp_path / "whole"]),
+        ("both.json", [one, other]),
+        ("again.json", [other, one]),
+    ):
+        assert main(["merge", *map(str, sources), "--out", str(tmp_path / out)]) == 0
+    assert events(tmp_path / "whole.json") == events(tmp_path / "both.json") == events(tmp_path / "again.json")
+    assert len(events(tmp_path / "whole.json")) >= 75
 
 
 def events(trace: Path) -> list[Any]:
