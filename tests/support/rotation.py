@@ -208,7 +208,7 @@ async def test_a_collector_that_is_killed_while_it_evicts(tmp_path: Path) -> Non
     directory, port = tmp_path / "c", free_port()
     arguments = ("--disk", str(MIB), "--keep-newest", "2", "--keep-slowest", "0")
     process = Process(directory, port, *arguments).wait()
-    sent, newest = 0, Counter[int]()
+    sent, newest, journal = 0, Counter[int](), directory
     try:
         for number in range(40):
             run = Training(f"ws://127.0.0.1:{port}", tmp_path, 0, began=number * 1000)
@@ -219,8 +219,7 @@ async def test_a_collector_that_is_killed_while_it_evicts(tmp_path: Path) -> Non
                     process.kill()
                     process = Process(directory, port, *arguments).wait()
             await run.exporter.aclose()
-            sent, newest = sent + run.sent.total(), run.sent
-        journal = run.journal(directory)
+            sent, newest, journal = sent + run.sent.total(), run.sent, run.journal(directory)
     finally:
         process.kill()
     assert stored_events(directory) == sent and in_file(journal) == newest
