@@ -22,7 +22,6 @@ FILES = (
     "deleted",
     "identity",
     "lock",
-    "uploads",
 )
 """What is there besides; files of others do not count."""
 

@@ -176,9 +176,9 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
     async with again.serving():
         await poll(view.view)
         shown = view.view()
-        gone = runs - len(list((directory / "streams").iterdir()))
-        assert shown is not None and shown.deleted_streams == gone >= runs - len(there)
-        assert shown.deleted_events == gone * 3 * FRAMES * len(some_spans())
+        deleted = runs - len(list((directory / "streams").iterdir()))
+        assert shown is not None and shown.deleted_streams == deleted >= runs - len(there)
+        assert shown.deleted_events == deleted * 3 * FRAMES * len(some_spans())
 
 
 async def test_there_is_a_place_for_a_new_run(tmp_path: Path) -> None:

@@ -226,10 +226,10 @@ def test_of_many_windows_that_were_evicted_the_newest_are_told_apart() -> None:
     numbers = list(range(20_000))
     random.Random(1).shuffle(numbers)
     for first in (0, 3000, 100, 40_000):
-        gone = evicted(first, {first + number: 1 + number % 7 for number in numbers}, others=5)
-        for window, events in gone.events.items():
+        segment = evicted(first, {first + number: 1 + number % 7 for number in numbers}, others=5)
+        for window, events in segment.events.items():
             alone.evict(evicted(-1 - first - 50_000 * window, {window: events}))
-        _, calls = counted(lambda: together.evict(gone))  # noqa: B023
+        _, calls = counted(lambda: together.evict(segment))  # noqa: B023
         assert calls < len(numbers) // 10
         for windows in (together, alone):
             for index in range(first + 19_800, first + 20_000):

@@ -145,10 +145,10 @@ def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, ev
     assert len(counts) > 6
     for number in evicted:
         evict(journals[0], counts[number])
-    gone = sum(counts[number].total for number in evicted)
+    missing = sum(counts[number].total for number in evicted)
     exporter, report = merged(tmp_path)
-    assert len(report.members) == 2 and len(exporter) == len(whole) - gone and gone > 10
-    assert any(f"{gone:,} events were evicted" in note for note in report.notes)
+    assert len(report.members) == 2 and len(exporter) == len(whole) - missing and missing > 10
+    assert any(f"{missing:,} events were evicted" in note for note in report.notes)
     assert not any(member.damage for member in report.members)
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
     assert main(["merge", *map(str, journals), "--out", str(tmp_path / "y.json")]) == 0

@@ -99,19 +99,19 @@ def test_what_was_evicted_is_shown(tmp_path: Path) -> None:
     with collecting(tmp_path, "--disk", str(limit), "--keep-newest", "2", "--keep-slowest", "0") as collector:
         # What is read back at the start is left alone until then.
         until(lambda: (now := collector.get("/v1/job")["storage"]) and now["used_bytes"] <= limit)
-        gone = until(lambda: shown(collector))
-        total = gone.total()
+        missing = until(lambda: shown(collector))
+        total = missing.total()
         storage = until(lambda: (now := collector.get("/v1/job")["storage"])["discarded_events"] == total and now)
         assert storage["used_bytes"] <= limit == storage["limit_bytes"] and total > 0
         assert storage["free_bytes"] > 0 and storage["problem"] == ""
         assert f"stepscope_discarded_events_total {float(total)}" in ask(f"{collector.url}/metrics").body.decode()
         (rank,) = collector.get("/v1/ranks")
         assert rank["windows"] == len(ended) and rank["events"] == before.total()
-        window = next(index for index, count in gone.items() if count and index in read(path)[1])
+        window = next(index for index, count in missing.items() if count and index in read(path)[1])
         with open_page() as page:
             page.goto(collector.url)
-            page.get_by_role("cell", name=f"{gone[window]:,} events given up").first.wait_for()
-            assert "given up" in page.locator("#summary").inner_text()
+            page.get_by_role("cell", name=f"{missing[window]:,} events evicted").first.wait_for()
+            assert "evicted" in page.locator("#summary").inner_text()
     with collecting(tmp_path) as collector:
         until(lambda: not collector.get("/v1/job")["restoring"])
         assert collector.get("/v1/job")["storage"]["discarded_events"] == total
@@ -137,8 +137,8 @@ def test_a_window_without_an_end_loses_its_oldest(tmp_path: Path) -> None:
         Storage(store, StoragePolicy(max_bytes=limit)).enforce()
         assert disk_use(store.directory).total <= limit
     counts, _ = read(path)
-    gone = sum(one.total for one in read_evicted(path))
-    assert gone > 0 and counts[0] > 0 and counts[0] + gone >= 40_000
+    missing = sum(one.total for one in read_evicted(path))
+    assert missing > 0 and counts[0] > 0 and counts[0] + missing >= 40_000
 
 
 def test_a_directory_has_one_name(tmp_path: Path) -> None:

@@ -137,13 +137,15 @@ def test_the_limit_holds_and_what_is_missing_is_counted(
     done = Storage(store, policy).enforce()
     after = disk_use(store.directory)
     left = [[one.number for one in after.segments.get(id, ())] for id in ids]
-    gone = [{*(one.number for one in before.segments[id])} - {*left[at]} for at, id in enumerate(ids)]
+    missing = [{*(one.number for one in before.segments[id])} - {*left[at]} for at, id in enumerate(ids)]
     evictable = model.evictable(left)
     if before.total <= limit - policy.slack:
-        assert not any(gone)
+        assert not any(missing)
     else:  # what is written down about evicted segments takes a block for each stream
         assert after.total <= limit - 2 * policy.slack + 4096 * len(ids) or not evictable
-    touched = [number for at, its in enumerate(gone) for number in its if model.windows(at, number) & model.protected]
+    touched = [
+        number for at, its in enumerate(missing) for number in its if model.windows(at, number) & model.protected
+    ]
     # The last segment of a stream goes after all others of it.
     unprotected = [
         one for one in evictable if one[1] < len(drawn[one[0]][0]) - 1 and not model.windows(*one) & model.protected
@@ -158,7 +160,7 @@ def test_the_limit_holds_and_what_is_missing_is_counted(
             deleted += sent.total()
             continue
         evicted = read_evicted(path)
-        assert {one.segment for one in evicted} == gone[at] and left[at]
+        assert {one.segment for one in evicted} == missing[at] and left[at]
         assert counts(path) + sum((Counter(one.events) for one in evicted), Counter[int]()) == sent
         recording = Recording.of(path, ids[at])
         assert recording.discarded == sum(one.total for one in evicted) and not recording.damage
