@@ -31,6 +31,8 @@ class Delivered(msgspec.Struct, frozen=True):
     stream: str
     events: int
     """Number of events that the other end did not have."""
+    left_out: int
+    """Number of events in frames that are too large for the other end."""
 
 
 def journals_in(place: Path) -> list[Path]:
@@ -128,4 +130,4 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
         if transport is not None:
             transport.abort()
         shipper.close()
-    return Delivered(head.stream, shipper.take_confirmed().total())
+    return Delivered(head.stream, shipper.take_confirmed().total(), transport.left_out)

@@ -65,6 +65,8 @@ class Transport(ABC):
         """What is connected to, for messages."""
         self.logged = ""
         """The last error that was logged."""
+        self.left_out = 0
+        """Events in frames that are too large for the other end, and are not sent."""
         self._settings = settings
         self._shipper, self._hello, self._synced = shipper, hello, synced
         self._news, self._changed = asyncio.Event(), asyncio.Event()

@@ -283,7 +283,7 @@ def test_without_a_server_training_goes_on_and_closing_ends(tmp_path: Path) -> N
     assert time.monotonic() - began <= 0.5 + BUSY
     (line,) = (line for line in str(profiler.report()).splitlines() if line.startswith("  output    nats: "))
     assert "0 of " in line and " kept in " in line and "error" not in line
-    assert line.endswith(f"stepscope deliver {profiler.output.path} --url nats://127.0.0.1:9")
+    assert line.endswith(f"stepscope deliver {profiler.output.path}/journal --url nats://127.0.0.1:9")
     statistics = exporter.statistics()
     assert statistics is not None and not statistics.connected and statistics.last_error
 
