@@ -1,4 +1,4 @@
-"""The exporter to NATS stands what every exporter must, by what JetStream has stored and what the spool has."""
+"""The exporter to NATS fulfils the contract of exporters, by what JetStream has stored."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from stepscope.exporters.base import Exporter
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.collector import delivery, protocol
 from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in
 from stepscope.exporters.specimens import spans as named
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collectors import spans
@@ -36,12 +36,12 @@ QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
-    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream") as started:
+    with NatsServer(tmp_path_factory.mktemp("nats") / "jetstream", "max_payload: 8388608") as started:
         yield started
 
 
 async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
-    """The sync word of a stream in JetStream, and its frames by number; each is there once."""
+    """The sync word of a stream in JetStream, and its frames by number."""
     async with jetstream(url) as context:
         hello, _ = protocol.decode((await (await layout.bucket(context, layout.HELLOS)).get(stream)).value or b"")
         assert isinstance(hello, protocol.Hello)
@@ -52,9 +52,8 @@ async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
             message = await consumer.next_msg(timeout=30)
             header, payload = protocol.decode(message.data)
             assert isinstance(header, protocol.Frames)
-            numbers = list(range(header.first, header.first + header.count))
-            assert not set(numbers) & set(frames)
-            frames.update(zip(numbers, encoded(hello.sync, payload), strict=True))
+            for number, frame in enumerate(encoded(hello.sync, payload), header.first):
+                assert frames.setdefault(number, frame) == frame
         return hello.sync, frames
 
 
@@ -64,34 +63,28 @@ def encoded(sync: bytes, data: memoryview) -> Iterable[bytes]:
         yield b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
 
 
-def kept(directory: Path, stream: str) -> tuple[bytes, dict[int, bytes]]:
-    """The same, of the spool in a run's directory."""
-    place, frames = directory / DIRECTORY / stream, dict[int, bytes]()
-    if not place.exists():
-        return b"", {}
-    sync = msgspec.json.decode((place / NOTE).read_bytes(), type=StreamNote).sync
-    for segment in sorted(place.glob("*.journal")):
-        reader, number = FrameReader(segment), int(segment.stem)
-        while (frame := reader.next()) is not None:
-            kind, flags, payload = frame
-            frames[number] = b"".join(map(bytes, fmt.encode_frame(sync, kind, number, [payload], flags)))
-            number += 1
-        reader.close()
-    return sync, frames
+def delivered(journal: Path, url: str) -> None:
+    """Delivers a journal."""
+    servers = Servers(url)
+    delivery.complete(journal)
+    asyncio.run(
+        delivery.deliver(
+            journal, lambda shipper, hello: NatsTransport(servers, NatsLimits(), QUICK, shipper, hello), 30.0
+        )
+    )
 
 
-async def test_it_stands_what_every_exporter_must(server: NatsServer, tmp_path: Path) -> None:
-    """What JetStream has, and what was left on disk when there was no time, are together the whole journal."""
+async def test_it_fulfils_the_contract_of_exporters(server: NatsServer, tmp_path: Path) -> None:
+    """What is in JetStream, after what was left on disk was delivered, is the whole journal."""
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, NatsExporter)
-        sync, frames = kept(directory, exporter.stream)
-        if not frames or min(frames) > 0:
-            with ThreadPoolExecutor() as pool:
-                sync, there = pool.submit(lambda: asyncio.run(stored(server.url, exporter.stream))).result()
-            frames = {**there, **frames}
+        with ThreadPoolExecutor() as pool:
+            if exporter.kept is not None:
+                pool.submit(delivered, Path(exporter.kept.place), server.url).result()
+            sync, frames = pool.submit(lambda: asyncio.run(stored(server.url, exporter.stream))).result()
         assert sorted(frames) == list(range(len(frames)))
-        journal = directory / "journal"
+        journal = directory / "read back"
         journal.write_bytes(fmt.encode_file_header(sync) + b"".join(frames[number] for number in sorted(frames)))
         return spans(journal).elements()
 
@@ -105,7 +98,7 @@ async def test_what_is_on_its_way_is_bounded(tmp_path: Path, monkeypatch: pytest
     """A server that takes nothing any more is not sent all that there is, however large messages may be."""
     monkeypatch.setattr(layout, "IN_FLIGHT_BYTES", 2 << 20)
     with NatsServer(tmp_path / "jetstream") as server:
-        settings = LinkSettings(timeout=60.0, memory_bytes=1 << 20, message_bytes=1 << 20)
+        settings = LinkSettings(timeout=60.0, message_bytes=1 << 20)
         exporter = NatsExporter(server.url, settings=settings)
         await exporter.open(run_in(tmp_path))
         await exporter.export(noisy(0))
