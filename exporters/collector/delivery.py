@@ -126,8 +126,8 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
                 error += f": {statistics.last_error}"
             raise OutputError(f"{transport.where} does not take {journal}: {error}")
         await transport.close()
+        return Delivered(head.stream, shipper.take_confirmed().total(), transport.left_out)
     finally:
         if transport is not None:
             transport.abort()
         shipper.close()
-    return Delivered(head.stream, shipper.take_confirmed().total(), transport.left_out)

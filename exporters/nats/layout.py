@@ -114,7 +114,7 @@ async def stream(context: JetStreamContext, limits: NatsLimits) -> float:
 async def stored_before(context: JetStreamContext, stream: str) -> int:
     """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message."""
     try:
-        last = await context.get_last_msg(STREAM, f"{SUBJECTS}.{stream}")
+        last: Any = await context.get_last_msg(STREAM, f"{SUBJECTS}.{stream}")
     except NotFoundError:
         return 0
     return oldest(last.headers)
