@@ -49,8 +49,8 @@ from stepscope.runtime.export.formats import known
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
-    from stepscope.collector.archive.uploading import Uploading
     from stepscope.collector.nats.source import NatsSource
+    from stepscope.collector.upload.uploader import Uploading
 
 log = logging.getLogger("stepscope.collector")
 
@@ -99,13 +99,12 @@ class Collector:
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))
         self.downloads.of_rank.update({kind.name: kind for kind in _of_rank()})
         self.downloads.of_all.update({kind.name: kind for kind in _of_all()})
-        self.uploading = _uploading(self.store, settings)
+        self.uploading = _uploading(settings)
         self.nats = self._nats_source()
         policy = StoragePolicy(
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
         )
-        copied = None if self.uploading is None else self.uploading.copied
-        self.storage = Storage(self.store, policy, self.streams, copied, downloads=self.downloads.most)
+        self.storage = Storage(self.store, policy, self.streams, downloads=self.downloads.most)
         self.live = Live(
             self.streams,
             self.downloads,
@@ -241,14 +240,14 @@ def _open_to(settings: CollectorSettings) -> str:
     return "every user of this machine can read all that is here, send streams, and give orders to the processes"
 
 
-def _uploading(store: Store, settings: CollectorSettings) -> Uploading | None:
+def _uploading(settings: CollectorSettings) -> Uploading | None:
     if not settings.upload:
         return None
     try:
-        from stepscope.collector.archive.uploading import Uploading
+        from stepscope.collector.upload.uploader import Uploading
     except ImportError as error:
         raise ImportError(f"uploads need packages: pip install 'stepscope[upload]' ({error})") from error
-    return Uploading(store, settings.upload, every=settings.upload_seconds, part_bytes=settings.upload_part_bytes)
+    return Uploading(settings.directory, settings.upload, every=settings.upload_seconds)
 
 
 def _of_rank() -> list[Download]:

@@ -136,7 +136,11 @@ class Connection:
                     "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank)
                 )
                 with limit:
-                    await self._send(protocol.Welcome(file.next, self._store.message_bytes, file.checksum))
+                    await self._send(
+                        protocol.Welcome(
+                            file.next, self._store.message_bytes, self._settings.max_message, file.checksum
+                        )
+                    )
                 while True:
                     answer = await self._next(file, stream, hello, limit)
                     if answer is not None:

@@ -53,8 +53,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Connections beyond those at once; for another one, who has waited longest without asking anything is ended."""
     max_kept_streams: Annotated[int, msgspec.Meta(ge=1)] = 65_536
     """Streams in the directory, connected or not."""
-    max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MIN_MAX_MESSAGE
-    """Bytes of one message."""
+    max_message: Annotated[int, msgspec.Meta(ge=MIN_MAX_MESSAGE, le=MAX_MESSAGE)] = MAX_MESSAGE
+    """Bytes of one message. Frames that do not fit are left out: the end of a window with more than 40,000 steps takes 1 MB."""
     max_intake: Annotated[int, msgspec.Meta(ge=1 << 20)] = 256 << 20
     """Bytes of messages in memory, of all connections together, that are not written yet; who sends more waits."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -69,11 +69,9 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8
     """Windows that are given up before those, and after all others, for their steps were the slowest."""
     upload: str = ""
-    """Where windows that have ended are copied to, as fsspec has it: `s3://bucket/job1`; empty: nowhere."""
+    """Object store for copies of closed segments, as fsspec has it: `s3://bucket/job1`; empty: none."""
     upload_seconds: PositiveFloat = 30.0
-    """Between two looks for what is to be copied."""
-    upload_part_bytes: Annotated[int, msgspec.Meta(ge=1 << 12)] = 64 << 20
-    """Most bytes of an object there; a frame that is larger is one of its own."""
+    """Between two looks for closed segments."""
     nats: tuple[str, ...] = ()
     """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
     nats_access: NatsAccess = NatsAccess()

@@ -1,7 +1,7 @@
 """Streams a run to a collector while it lasts: start one first with `stepscope collect --dir runs/job1`.
 
-Training does not notice if the collector is away: what is not sent waits on disk, and `stepscope deliver run --url URL`
-sends what is left when the run is over.
+Training does not notice if the collector is away: the run's journal is sent when the collector is there again, and
+`stepscope deliver run --url URL` sends the rest when the run is over.
 """
 
 from __future__ import annotations

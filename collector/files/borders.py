@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.collector.files.lock import UPLOADS, place_name
-
+UPLOADS = "uploads"
 _DIGITS = 16
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -57,51 +54,6 @@ class Borders:
         except FileNotFoundError:
             return
         yield from found
-
-
-class BorderNotes:
-    """Notes of one upload; to be changed with the frames held. On a file system that cannot be written none are needed."""
-
-    def __init__(self, directory: Path, place: str) -> None:
-        """Args: of a collector; where it is copied to."""
-        self._directory = directory / UPLOADS / f"{place_name(place)}.borders"
-
-    def read(self, stream: str) -> tuple[int, ...]:
-        """What is noted; empty if nothing is.
-
-        Raises:
-            OSError: if it cannot be read.
-        """
-        return _read(self._directory / stream)
-
-    def put(self, stream: str, *borders: int) -> None:
-        """From now on these, three at most, and no others.
-
-        Raises:
-            OSError: if it cannot be noted.
-        """
-        at = (*borders, *borders[-1:] * 3)[:3]
-        try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file = os.open(self._directory / stream, os.O_WRONLY | os.O_CREAT | _FLAGS, 0o600)
-        except OSError as error:
-            if error.errno == errno.EROFS:
-                return
-            raise
-        try:
-            # All at once, and over what was there: who is killed leaves the one or the other.
-            os.pwrite(file, b"".join(b"%0*d" % (_DIGITS, one) for one in at), 0)
-        finally:
-            os.close(file)
-
-    def drop(self, stream: str) -> None:
-        """All of it was copied.
-
-        Raises:
-            OSError: if the note cannot be deleted.
-        """
-        with contextlib.suppress(FileNotFoundError):
-            (self._directory / stream).unlink()
 
 
 def _read(path: Path) -> tuple[int, ...]:

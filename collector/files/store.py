@@ -143,8 +143,9 @@ class Store:
     def message_bytes(self) -> int:
         """Bytes that a message of a connection should have at most now."""
         share = self._settings.max_intake // max(len(self._seats), 1)
-        if self._settings.disk_bytes:
-            share = min(share, self._settings.disk_bytes // 8)  # a larger one might never find room
+        for limit in (self._settings.disk_bytes, self._settings.max_stream_bytes):
+            if limit:
+                share = min(share, limit // 8)  # a larger one might never find room
         return min(max(share, LEAST_MESSAGE), self._settings.max_message)
 
     @contextlib.asynccontextmanager

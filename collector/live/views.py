@@ -95,20 +95,20 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UploadView(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the collector has copied its streams to another store."""
+    """The upload of streams into an object store."""
 
     url: str
     streams: int
     complete: int
-    """Streams that have ended and are there whole."""
+    """Streams whose end is in the store."""
     bytes: int
-    """That were copied since the collector was started."""
+    """Put since the collector was started."""
     waiting_bytes: int
-    """Of windows that have ended and are not there yet, as of the last look."""
+    """Of closed segments that are not in the store, as of the last look."""
     at_ns: int | None
     """Unix time at which the last look ended; null before that."""
     problem: str
-    """Why the last look could not copy everything; empty if it did."""
+    """Why the last look did not put everything, or for how long the store has not answered; empty if nothing is wrong."""
 
 
 class StorageView(msgspec.Struct, frozen=True, kw_only=True):

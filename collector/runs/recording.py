@@ -101,8 +101,8 @@ class Recording(msgspec.Struct, kw_only=True):
         Args:
             path: the journal.
             id: of the recording.
-            only: numbers of the windows that are wanted; default: all. A journal that has an index is read there only, and its
-                round trips are not.
+            only: numbers of the windows that are wanted; default: all. Of a journal that has an index, only that and these
+                windows are read.
 
         Raises:
             OSError: if it cannot be opened.
@@ -111,7 +111,7 @@ class Recording(msgspec.Struct, kw_only=True):
         scan = _Scan()
         reader = FrameReader(path, follow=False)
         try:
-            index = None if only is None or stream_of(path) else read_index(reader)
+            index = None if only is None else read_index(reader)
             if only is not None and index is not None and scan.take_indexed(reader, index, only):
                 damage = index.damage
             else:
@@ -293,6 +293,8 @@ class _Scan:
         for number, window in index.builder.open.items():
             self.counts[number] = window.events.total()
             self.spans.append((window.first_ns, window.last_ns))
+        for sync in index.syncs():
+            self._samples.add(sync)
         self.ended, self.recovered = index.ended, bool(index.builder.recovered)
         return True
 

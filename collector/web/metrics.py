@@ -52,9 +52,11 @@ class _Views(Collector):
                 "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
             )
         if job.upload is not None:
-            yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes copied to another store", job.upload.bytes)
+            yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes put into the object store", job.upload.bytes)
             yield GaugeMetricFamily(
-                "stepscope_upload_waiting_bytes", "Bytes still to be copied", job.upload.waiting_bytes
+                "stepscope_upload_waiting_bytes",
+                "Bytes of closed segments that are not in the object store",
+                job.upload.waiting_bytes,
             )
         if job.nats is not None:
             yield GaugeMetricFamily("stepscope_nats_up", "Whether NATS is connected", int(job.nats.connected))

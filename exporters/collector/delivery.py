@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.exporter import BUFFER
+from stepscope.exporters.collector.exporter import BUFFER, delete_buffer
 from stepscope.exporters.collector.shipper import Head, Shipper
 from stepscope.exporters.collector.transport import Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
@@ -18,7 +18,6 @@ from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import first_names, journal_of
 from stepscope.runtime.recovery.recover import recover
-from stepscope.runtime.session.note import notes_in
 
 _MAX_NAMED = 8
 
@@ -26,13 +25,13 @@ MakeTransport = Callable[[Shipper, Callable[[], protocol.Hello]], Transport]
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """What was sent of a journal."""
+    """A journal of which the other end has all frames that it can take."""
 
     stream: str
     events: int
-    """Number of events that the other end did not have."""
+    """Number of its events."""
     left_out: int
-    """Number of events in frames that are too large for the other end."""
+    """Number of its events that are in frames which are too large for the other end, and were not sent."""
 
 
 def journals_in(place: Path) -> list[Path]:
@@ -70,6 +69,7 @@ def complete(journal: Path, *, force: bool = False) -> None:
         FormatError: if it is no journal.
         OSError: if it cannot be read or completed.
     """
+    run = Head.of(journal).run
     reader = FrameReader(journal, follow=False)
     try:
         last = reader.last()
@@ -77,11 +77,6 @@ def complete(journal: Path, *, force: bool = False) -> None:
         reader.close()
     if last is not None and last[0] == FrameType.END:
         return
-    run = Head.of(journal).run
-    notes = [*notes_in(journal.parent, []), *notes_in(journal.parent.parent, [])]
-    for path, note in notes:
-        if note.run == run.id and note.running:
-            raise ProfilerStateError(f"process {note.pid} still writes {journal} ({path}); wait for its end")
     if run.clock and run.clock != identity() and not force:
         raise ProfilerStateError(
             f"process {run.pid} on {run.host} may still write {journal}: this is another machine, or it was restarted since; run this "
@@ -92,6 +87,8 @@ def complete(journal: Path, *, force: bool = False) -> None:
 
 async def deliver(journal: Path, make_transport: MakeTransport, patience_s: float) -> Delivered:
     """Sends a complete journal; returns when the other end has all of it. May be repeated: nothing is stored twice.
+
+    An exporter's buffer is deleted then.
 
     Args:
         journal: its first segment.
@@ -124,10 +121,12 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
             error = statistics.last_error if statistics.refused else late
             if not statistics.refused and statistics.last_error not in ("", transport.logged):
                 error += f": {statistics.last_error}"
-            raise OutputError(f"{transport.where} does not take {journal}: {error}")
+            raise OutputError(f"{transport.where} does not take the journal {journal}: {error}")
         await transport.close()
-        return Delivered(head.stream, shipper.take_confirmed().total(), transport.left_out)
     finally:
         if transport is not None:
             transport.abort()
         shipper.close()
+    if journal.parent.name == BUFFER and not shipper.left_out:
+        delete_buffer(journal)
+    return Delivered(head.stream, shipper.take_confirmed().total(), shipper.left_out)

@@ -122,8 +122,9 @@ class CollectorExporter:
         journal = await self._opened_journal(run)
         head = Head.of(journal.path)
         self.stream = head.stream
-        self._journal, self._shipper = journal, Shipper(journal.path, lambda: journal.end)
         journal.follow(self)
+        self._journal = journal
+        self._shipper = Shipper(journal.path, lambda: journal.end, self._advanced)
         version = 0 if run.control is None or not self.takes_commands else CONTROL
         shipper = self._shipper
         self._transport = self._make_transport(
@@ -151,6 +152,7 @@ class CollectorExporter:
             shipper,
             hello,
             synced=self._synced,
+            limit_segments=self._limit_segments,
             obey=None if self._run is None or self._run.control is None else self._obey,
         )
 
@@ -216,11 +218,9 @@ class CollectorExporter:
         return self._outcomes.take()
 
     def _account(self) -> None:
-        """Counts confirmed events as exported, and lets the journal delete what was sent."""
-        if self._shipper is None or self._journal is None:
-            return
-        self._confirmed += self._shipper.take_confirmed()
-        self._journal.advance(self, self._shipper.confirmed.at, delete=self._buffer is not None)
+        """Counts confirmed events as exported."""
+        if self._shipper is not None:
+            self._confirmed += self._shipper.take_confirmed()
         for window in [*self._confirmed]:
             count = min(self._confirmed[window], self._exported[window])
             self._outcomes.export(window, count)
@@ -232,9 +232,18 @@ class CollectorExporter:
         """What the connection has been through; `None` before `open`."""
         return None if self._transport is None else self._transport.statistics()
 
+    def _advanced(self, position: int) -> None:
+        """Lets the journal delete what the collector has."""
+        assert self._journal is not None
+        self._journal.advance(self, position, delete=self._buffer is not None)
+
     def _synced(self, sync: ClockSync) -> None:
         # On a thread: the journal may wait for a slow disk.
         asyncio.get_running_loop().run_in_executor(None, self._write_sync, sync)
+
+    def _limit_segments(self, segment_bytes: int) -> None:
+        assert self._journal is not None
+        asyncio.get_running_loop().run_in_executor(None, self._journal.limit_segments, segment_bytes)
 
     def _write_sync(self, sync: ClockSync) -> None:
         assert self._journal is not None
@@ -277,10 +286,10 @@ class CollectorExporter:
         for window, count in [*self._exported.items()]:
             self._drop(window, count, reason)
         if complete and self._buffer is not None:
-            await asyncio.to_thread(_delete_buffer, self._buffer.path)
+            await asyncio.to_thread(delete_buffer, self._buffer.path)
         if not lost or reason != "undelivered":
             return ""
-        if left_out := self._transport.left_out:
+        if left_out := shipper.left_out:
             return (
                 f"{left_out:,} events are in frames that are too large for {self._transport.where}, and were not sent"
             )
@@ -294,7 +303,7 @@ class CollectorExporter:
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
 
 
-def _delete_buffer(path: Path) -> None:
+def delete_buffer(path: Path) -> None:
     """Deletes a journal that the collector has, and its directory if nothing else is there."""
     for segment in segment_paths(path):
         segment.unlink(missing_ok=True)

@@ -31,11 +31,9 @@ MAX_NAME = 255
 """Characters of a name in a header."""
 MAX_MESSAGE = 80 << 20
 """Bytes: the largest frame of a journal, and what is before it."""
-MAX_FRAME = 12 << 20
-"""Bytes of a frame of a stream: every collector takes messages in which it fits."""
 MAX_FRAMES = 1 << 16
 """Frames in one message."""
-MIN_MAX_MESSAGE = 16 << 20
+MIN_MAX_MESSAGE = 1 << 20
 """Bytes of a message that every collector takes at least."""
 
 _LENGTH = struct.Struct("<I")
@@ -68,9 +66,13 @@ class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
 
     next: Count
     max_message: Count
-    """Bytes that a message should have at most; a single frame may be larger, up to `MAX_FRAME`."""
+    """Bytes that a message should have at most; one with a single frame may be larger."""
+    largest: Count
+    """Bytes of a message that the collector takes. A larger frame is left out."""
     checksum: Checksum | None = None
     """CRC-32 in the header of the frame before `next`; `None` if the collector does not have that frame."""
+    segment_bytes: Count = 0
+    """Bytes that a segment should have at most, so that the collector can keep its limit of the disk; 0: no wish."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):

@@ -66,6 +66,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Of the last frame, as its header has it."""
     events: Counter[int]
     """Number of events by window, without those that were confirmed before."""
+    left_out: int = 0
+    """Number of events of a chunk that is not sent."""
 
     @property
     def count(self) -> int:
@@ -82,13 +84,16 @@ class Shipper:
     Args:
         path: the first segment of the journal.
         end: returns the position up to which frames may be read; default: the end of the files.
+        advanced: called with the position up to which the collector has all frames.
 
     Raises:
         FormatError: if it is no journal.
         OSError: if it cannot be read.
     """
 
-    def __init__(self, path: Path, end: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self, path: Path, end: Callable[[], int] | None = None, advanced: Callable[[int], object] = lambda _: None
+    ) -> None:
         self.path = path
         self._reader = FrameReader(path, follow=False)
         sync = self._reader.sync_word
@@ -97,9 +102,11 @@ class Shipper:
             raise FormatError(f"{path} ends before its first frame")
         self.sync: bytes = sync
         """Sync word of the frames."""
-        self._end = end
+        self._end, self._advanced = end, advanced
         self.confirmed = Place(*self._reader.position)
         """The collector has all frames before this one."""
+        self.left_out = 0
+        """Number of events before this frame that were left out: their frames are too large for the collector."""
         self._checksum: int | None = None
         """Of the frame before `confirmed`, if known."""
         self._counted = self.confirmed.number
@@ -159,10 +166,16 @@ class Shipper:
         self._unconfirmed.append(chunk)
         return chunk
 
+    def leave_out(self, chunk: Chunk) -> None:
+        """Notes that the chunk that was taken last is not sent: its events are never confirmed."""
+        left_out = msgspec.structs.replace(chunk, events=Counter(), left_out=chunk.events.total())
+        self._unconfirmed[-1] = left_out
+
     def confirm(self, next: int) -> None:
         """The collector has all frames before number `next`."""
         while self._unconfirmed and self._unconfirmed[0].end.number <= next:
             chunk = self._unconfirmed.popleft()
+            self.left_out += chunk.left_out
             self._advance(chunk.end, chunk.checksum, chunk.events)
 
     def resume(self, next: int, checksum: int | None = None) -> None:
@@ -176,28 +189,30 @@ class Shipper:
             FormatError: if the collector has other frames than the journal.
         """
         self._unconfirmed.clear()
-        reader = self._reader
-        if next < self.confirmed.number:  # it has lost frames that it had
+        reader, place, known = self._reader, self.confirmed, self._checksum
+        if next < place.number:  # it has lost frames that it had
             reader.restart()
-            self.confirmed, self._checksum = Place(*reader.position), None
-        reader.resume(self.confirmed.number, self.confirmed.at)
-        while reader.position[0] < next:
-            events: Counter[int] = Counter()
-            before = reader.position
-            if not self._skip(events):
-                raise FormatError(f"the collector has frame {next - 1}, and {self.path} ends with {before[0] - 1}")
+            place, known = Place(*reader.position), None
+        reader.resume(place.number, place.at)
+        events: Counter[int] = Counter()
+        while place.number < next:
+            found: Counter[int] = Counter()
+            if not self._skip(found):
+                raise FormatError(f"the collector has frame {next - 1}, and {self.path} ends with {place.number - 1}")
             number, at = reader.position
             if number > next:  # frames are missing here, and the collector has some of them
-                reader.resume(*before)
                 break
-            head = reader.files.pread(fmt.FRAME_HEADER.size, reader.head[0])
-            known: int = fmt.FRAME_HEADER.unpack(head)[-1]
-            self._advance(Place(number, at), known, events if number > self._counted else Counter())
-        if next == self.confirmed.number and None not in (checksum, self._checksum) and checksum != self._checksum:
+            place = Place(number, at)
+            known = fmt.FRAME_HEADER.unpack(reader.files.pread(fmt.FRAME_HEADER.size, reader.head[0]))[-1]
+            if number > self._counted:
+                events += found
+        if place.number == next and None not in (checksum, known) and checksum != known:
             raise FormatError(
                 f"the collector has another frame {next - 1} than {self.path}: the machine may have lost power; "
                 "deliver the journal to another directory"
             )
+        reader.resume(place.number, place.at)
+        self._advance(place, known, events)
 
     def take_confirmed(self) -> Counter[int]:
         """Number of events, by window, that were confirmed since the last call."""
@@ -216,10 +231,11 @@ class Shipper:
                 events += found
         return events
 
-    def _advance(self, place: Place, checksum: int, events: Counter[int]) -> None:
+    def _advance(self, place: Place, checksum: int | None, events: Counter[int]) -> None:
         self.confirmed, self._checksum = place, checksum
         self._counted = max(self._counted, place.number)
         self._events += events
+        self._advanced(place.at)
 
     def _skip(self, events: Counter[int]) -> bool:
         """Skips a frame, and counts its events."""

@@ -52,6 +52,7 @@ class Transport(ABC):
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
+        limit_segments: Callable[[int], object] = lambda _: None,
     ) -> None:
         """
         Args:
@@ -60,15 +61,15 @@ class Transport(ABC):
             shipper: what to send.
             hello: makes the first message, which says which stream this is.
             synced: called with each comparison of the clocks.
+            limit_segments: called with the bytes that a segment should have at most.
         """
         self.where = where
         """What is connected to, for messages."""
         self.logged = ""
         """The last error that was logged."""
-        self.left_out = 0
-        """Events in frames that are too large for the other end, and are not sent."""
         self._settings = settings
-        self._shipper, self._hello, self._synced = shipper, hello, synced
+        self._shipper, self._hello = shipper, hello
+        self._synced, self._limit_segments = synced, limit_segments
         self._news, self._changed = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None

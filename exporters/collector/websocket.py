@@ -64,6 +64,7 @@ class WebSocketTransport(Transport):
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
+        limit_segments: Callable[[int], object] = lambda _: None,
         obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
@@ -74,14 +75,18 @@ class WebSocketTransport(Transport):
             shipper: what to send.
             hello: makes the first message.
             synced: called with each comparison of the clocks.
+            limit_segments: called with the bytes that a segment should have at most.
             obey: carries out a command of the collector's operator, and answers; `None`: commands are ignored.
         """
-        super().__init__(f"the collector at {address.url}", settings, shipper, hello, synced=synced)
+        super().__init__(
+            f"the collector at {address.url}", settings, shipper, hello, synced=synced, limit_segments=limit_segments
+        )
         self._address, self._tls = address, tls
         self._obey = obey
         self._orders: set[asyncio.Task[None]] = set()
         self._socket: ClientConnection | None = None
         self._most_bytes = self._message_bytes = settings.message_bytes
+        self._largest = protocol.MAX_MESSAGE
         self._patience = 1
         self._heard = 0.0
 
@@ -151,6 +156,9 @@ class WebSocketTransport(Transport):
         if not isinstance(welcome, protocol.Welcome):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
         self._heard = asyncio.get_running_loop().time()
+        self._largest = welcome.largest
+        if welcome.segment_bytes:
+            self._limit_segments(welcome.segment_bytes)
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
         self._message_bytes = min(self._message_bytes, self._most_bytes)
         self._shipper.resume(welcome.next, welcome.checksum)
@@ -177,7 +185,15 @@ class WebSocketTransport(Transport):
                 await self._news.wait()
                 continue
             frames = protocol.Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
-            await socket.send(protocol.encode(frames, chunk.data))
+            message = protocol.encode(frames, chunk.data)
+            if len(message) <= self._largest:
+                await socket.send(message)
+            else:
+                self._shipper.leave_out(chunk)
+                log.error(
+                    "%s: frame %d is left out: it takes %s bytes, and the collector takes %s (--max-message)",
+                    self.where, chunk.begin.number, f"{len(message):,}", f"{self._largest:,}",
+                )  # fmt: skip
 
     async def _listen(self, socket: ClientConnection) -> None:
         loop = asyncio.get_running_loop()

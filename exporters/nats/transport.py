@@ -41,8 +41,6 @@ class _Message(msgspec.Struct, frozen=True):
     """Empty if the frame is too large for the server, and is left out."""
     oldest: int
     """Frames before this one were stored, or are nowhere."""
-    lost_events: int = 0
-    """Number of events in a frame that is left out."""
 
 
 class NatsTransport(Transport):
@@ -155,7 +153,6 @@ class NatsTransport(Transport):
                     message, task = waiting.popleft()
                     task.result()
                     self._last_error = ""
-                    self.left_out += message.lost_events
                     self._confirm(message.next)
         finally:
             await end_tasks(*(task for _, task in waiting))
@@ -174,15 +171,14 @@ class NatsTransport(Transport):
             return None
         first, next = chunk.begin.number, chunk.end.number
         if len(chunk.data) > self._max_bytes:
-            if not self.left_out:
+            if not shipper.left_out:
                 log.error(
                     "%s: frame %d has %s bytes, and the server's max_payload leaves room for %s: such frames are left out; "
                     "set a larger max_payload",
                     self.where, first, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
                 )  # fmt: skip
-            lost = chunk.events.total()
-            chunk.events.clear()  # they count as undelivered
-            return _Message(next, "", b"", oldest, lost)
+            shipper.leave_out(chunk)
+            return _Message(next, "", b"", oldest)
         data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
         return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)
 

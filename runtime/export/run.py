@@ -42,6 +42,10 @@ class LiveJournal(Protocol):
         """Appends a comparison with another clock."""
         ...
 
+    def limit_segments(self, segment_bytes: int) -> None:
+        """Begins new segments after at most so many bytes."""
+        ...
+
     def follow(self, follower: object) -> None:
         """Keeps segments that this follower has not sent."""
         ...

@@ -13,6 +13,7 @@ from stepscope.runtime.files.descriptors import reserve_standard_descriptors
 from stepscope.runtime.files.private_files import DeletionCheck, create
 from stepscope.runtime.journal.format import FILE_HEADER, encode_file_header
 from stepscope.runtime.journal.segments import MAX_SEGMENTS, Segment, has_later, segment_path
+from stepscope.runtime.session.file_lock import hold, release
 
 Piece = bytes | bytearray | memoryview
 
@@ -22,6 +23,8 @@ _MAX_PIECES = 512
 
 class AppendFile:
     """A file, readable by this user only, to which pieces are appended. One thread at a time may use it.
+
+    A new file is locked while it is open, so that other processes know that it is being written (`file_lock.is_held`).
 
     A write that returns has reached the kernel. A write that fails does not change the file.
 
@@ -41,7 +44,7 @@ class AppendFile:
         """Number of bytes of the first file, and of the frames in further ones."""
         self.segment_began_s = time.monotonic()
         """When the last file was begun or opened."""
-        self._fd = -1
+        self._fd = self._lock = -1
         self._deletion = DeletionCheck()
         try:
             reserve_standard_descriptors()
@@ -52,6 +55,7 @@ class AppendFile:
             else:
                 self._fd, self.path = create(path, _FLAGS, 0o600, _other_name, has_later)
                 self._segment = Segment(self.path, 0, FILE_HEADER.size, FILE_HEADER.size)
+                self._lock = hold(self.path)
         except OSError as error:
             raise self._error(error, "create" if segment is None else "open") from error
 
@@ -89,6 +93,9 @@ class AppendFile:
             raise self._error(error, "continue") from error
         os.close(self._fd)
         self._fd, self._deletion = descriptor, DeletionCheck()
+        release(self._lock)
+        with contextlib.suppress(OSError):  # no descriptor is left: then others cannot know
+            self._lock = hold(path)
         self._segment = Segment(path, number, self.size, len(header))
         self.size += len(content) - len(header)
         self.segment_began_s = time.monotonic()
@@ -147,6 +154,7 @@ class AppendFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            release(self._lock)
 
     def _write_all(self, pieces: list[Piece]) -> None:
         waiting = [memoryview(piece) for piece in pieces if len(piece)]

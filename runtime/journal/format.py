@@ -50,8 +50,6 @@ COLUMNS = 8
 """Frame flag: columns follow the source's name (docs/event-columns.md)."""
 MAX_PAYLOAD = 64 << 20
 """Limit of a frame. Longer ones are neither written nor read."""
-MAX_RECORD = 12 << 20
-"""Limit of the payload of a frame that is no events: every collector takes messages in which it fits."""
 CHUNK_BYTES = 4 << 20
 """Batches are split into frames of about this size, which bounds the memory of a reader."""
 

@@ -23,6 +23,7 @@ from stepscope.runtime.journal.format import EventsHeader, FrameType, decode_eve
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import (
     CapRecord,
+    ClockSync,
     EndRecord,
     IndexRecord,
     MetadataRecord,
@@ -40,6 +41,9 @@ INTERVAL_NS = 60_000_000_000
 MAX_EVENTS = 1 << 21
 MAX_BYTES = 16 << 20
 """An index is due after this time, so many events, or so many bytes, whichever comes first."""
+
+MAX_SYNCS = 256
+"""Comparisons of clocks in one index."""
 
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
@@ -106,6 +110,8 @@ class IndexBuilder:
         """Open windows, by number."""
         self.rows = bytearray()
         """Windows that were closed since the last index."""
+        self.syncs: list[ClockSync] = []
+        """Comparisons with other clocks since the last index."""
         self.before = 0
         """Position of the last index."""
         self._opened: dict[int, int] = {}
@@ -184,6 +190,13 @@ class IndexBuilder:
             self.recovered = begin
         elif isinstance(record, CapRecord):
             self.dropped = True
+        elif isinstance(record, ClockSync):
+            self.add_sync(record)
+
+    def add_sync(self, sync: ClockSync) -> None:
+        """Adds a comparison with another clock."""
+        if len(self.syncs) < MAX_SYNCS:
+            self.syncs.append(sync)
 
     def _of(self, window: int, begin: int) -> _Open:
         if window not in self.open:
@@ -220,12 +233,14 @@ class IndexBuilder:
             ledger=self.ledger,
             recovered=self.recovered,
             dropped=self.dropped,
+            syncs=list(self.syncs),
         )
 
     def begin_next(self, position: int) -> None:
         """The index was written at this position."""
         self.before = position
         self.rows.clear()
+        self.syncs.clear()
         for window in self.open.values():
             window.outline.clear()
 
@@ -263,6 +278,12 @@ class JournalIndex:
         self._first = first
         self._rows = b"".join([*(_whole_rows(record.rows) for _, record in records), builder.rows])
 
+    def syncs(self) -> Iterator[ClockSync]:
+        """Comparisons with other clocks, in their order."""
+        for _, record in self.records:
+            yield from record.syncs
+        yield from self.builder.syncs
+
     def windows(self) -> Iterator[WindowRow]:
         """All closed windows of which there is something, in the order in which they were closed."""
         for values in ROW.iter_unpack(self._rows):
@@ -292,7 +313,7 @@ def read_index(frames: FrameReader) -> JournalIndex | None:
     """The index of a journal. What was written after the last index frame is scanned. Does not move the reader.
 
     Returns:
-        `None` if there is no index frame, as in a short journal, or in a file of a collector.
+        `None` if there is no index frame, as in a short journal, or if frames are missing before the last one.
     """
     records = index_records(frames)
     return scan(frames, records) if records else None

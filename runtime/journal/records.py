@@ -200,6 +200,8 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Position of the frame with which recovery began to append; 0 = none."""
     dropped: bool = False
     """Whether the journal had dropped events: its queue was full, or it had reached its size limit."""
+    syncs: list[ClockSync] = []
+    """Comparisons with other clocks since the previous index, `MAX_SYNCS` at most."""
 
 
 encode_record = msgpack_bytes

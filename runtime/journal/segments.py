@@ -80,6 +80,11 @@ def first_file(path: Path) -> Path:
     return next(iter(segment_paths(path)), path)
 
 
+def last_file(path: Path) -> Path:
+    """The last existing file of the journal whose first segment has this path; that path, if there is none."""
+    return next(reversed(segment_paths(path)), path) if path.parent.is_dir() else path
+
+
 def exists(path: Path) -> bool:
     """Whether there is a file or directory of this name, or a journal whose first segment had this name."""
     return first_file(path).exists()

@@ -402,7 +402,11 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            self._skipped_records += not self._record(fmt.FrameType.CLOCK_SYNC, sync)
+            if self._record(fmt.FrameType.CLOCK_SYNC, sync):
+                if self._index is not None:
+                    self._index.add_sync(sync)
+            else:
+                self._skipped_records += 1
 
     def close(self) -> None:
         """Appends the end record and closes the file. Idempotent.
@@ -444,6 +448,13 @@ class JournalWriter:
                 while self._closed and self._closed[0].end <= self._sent_end() and self._delete_oldest():
                     pass
 
+    def limit_segments(self, segment_bytes: int) -> None:
+        """Continues in new segments after at most so many bytes from now on, at least `MIN_BYTES`. A journal in one file stays so."""
+        with self._lock:
+            if self._segment_bytes and isinstance(self._file, AppendFile):
+                self._segment_bytes = min(self._segment_bytes, max(segment_bytes, MIN_BYTES))
+                self._segment_end = min(self._segment_end, self._file.segment.begin + self._segment_bytes)
+
     def take_deleted_oldest(self) -> Counter[int]:
         """Number of events in oldest segments that were deleted since the last call, by window."""
         with self._lock:
@@ -480,7 +491,7 @@ class JournalWriter:
     def _record(self, kind: fmt.FrameType, record: object, sync: bool = False) -> bool:
         """Writes one control frame. Returns false if it does not fit."""
         payload = records.encode_record(record)
-        if len(payload) > fmt.MAX_RECORD:
+        if len(payload) > fmt.MAX_PAYLOAD:
             return False
         self._frame(kind, [payload])
         if not self._fits(_END_BYTES):
@@ -504,9 +515,9 @@ class JournalWriter:
                 self._frame(fmt.FrameType.OUTLINE, parts, flags)
         position = self._end
         payload = records.encode_record(index.record(outlines))
-        if len(payload) <= fmt.MAX_RECORD:
+        if len(payload) <= fmt.MAX_PAYLOAD:
             self._frame(fmt.FrameType.INDEX, [payload])
-        if len(payload) > fmt.MAX_RECORD or not self._fits(reserve):
+        if len(payload) > fmt.MAX_PAYLOAD or not self._fits(reserve):
             self._discard()
             self._index = None
             return 0

@@ -190,10 +190,14 @@ class DaemonExecutor(ThreadPoolExecutor):
     """A pool of daemon threads, for which the interpreter does not wait at its exit.
 
     A subclass of `ThreadPoolExecutor` because loops accept no other as their default.
+
+    Args:
+        max_workers: limit of threads. They are started when they are needed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_workers: int = MAX_WORKERS) -> None:
         super().__init__(max_workers=1)
+        self._limit = max_workers
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._workers = self._idle = 0
         self.threads: list[Thread] = []
@@ -220,7 +224,7 @@ class DaemonExecutor(ThreadPoolExecutor):
                 future.set_result(result)
 
         with self._guard:
-            spare = self._idle > 0 or self._workers >= MAX_WORKERS
+            spare = self._idle > 0 or self._workers >= self._limit
             self._idle -= spare
             self._workers += not spare
         if not spare:

@@ -26,7 +26,7 @@ from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import IndexRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
-from stepscope.runtime.journal.segments import first_file, journal_of
+from stepscope.runtime.journal.segments import last_file, journal_of
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
 from stepscope.runtime.recovery.journals import suggest_journals
@@ -153,7 +153,7 @@ def recover(
         if journal is not None:
             reader = stack.enter_context(JournalReader(journal, ids))
             if copy is None:
-                stack.enter_context(_alone(first_file(journal)))
+                stack.enter_context(_alone(last_file(journal)))
         run = _run(place, reader, note)
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
@@ -213,12 +213,14 @@ def recover(
 
 @contextlib.contextmanager
 def _alone(journal: Path) -> Generator[None]:
-    """Locks a journal against other recoveries, as far as its file system takes locks."""
+    """Locks a journal against its writer and other recoveries, as far as its file system takes locks."""
     descriptor = -1
     try:
         descriptor = lock(journal, alone=True, write=True)
     except BlockingIOError as error:
-        raise ProfilerStateError(f"{journal} is being recovered by another process; wait for its end") from error
+        raise ProfilerStateError(
+            f"{journal} is being written or recovered by another process; wait for its end"
+        ) from error
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
             raise

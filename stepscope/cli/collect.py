@@ -123,11 +123,15 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
         "--upload",
         metavar="URL",
         default="",
-        help="copy each window when it ends to a store that fsspec knows, such as s3://bucket/job1; with --disk, what is "
-        "not copied yet is deleted last",
+        help="copy closed segments to an object store that fsspec knows, such as s3://bucket/job1; with --disk, segments "
+        "that are not in the store are deleted last",
     )
     group.add_argument(
-        "--upload-every", metavar="SECONDS", type=float, default=30.0, help="seconds between two copies (default: 30)"
+        "--upload-every",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="seconds between two looks for closed segments (default: 30)",
     )
 
 

@@ -28,7 +28,7 @@ examples:
   stepscope deliver runs/exp1 --url tls://nats.example:4222 --nats-credentials user.creds
 
 exit codes: 0 everything is stored, 1 nothing to deliver, the process still runs, the collector refuses, or a frame is too
-large for NATS, 2 wrong usage
+large, 2 wrong usage
 """
 
 
@@ -94,7 +94,7 @@ def deliver(given: argparse.Namespace) -> int:
             failed = True
             continue
         sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
-        print(f"delivered {journal}: {sent.events:,} events in stream {sent.stream}")
+        print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
         if sent.left_out:
             message(
                 f"stepscope deliver: {sent.left_out:,} events of {journal} are in frames that are too large, and were not sent"

@@ -11,11 +11,12 @@ from stepscope.cli.messages import message
 from stepscope.runtime.errors import FormatError, StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.collector.archive.upload import Uploader
+    from stepscope.collector.upload.uploader import Uploader
 
 DESCRIPTION = """\
-Copies a collector's directory to any store that fsspec knows, in parts. It does not copy again what is there: repeat it
-after an interruption, or use --follow while ranks still send. The collector may run meanwhile.
+Copies the closed segments of a collector's streams to any object store that fsspec knows. What is there is not
+copied again: repeat the command after an interruption, or use --follow while ranks still send. The collector may
+run meanwhile.
 
 With --restore it copies back: DIR is then as the collector had it, for `stepscope merge DIR` and all other commands.
 """
@@ -26,11 +27,8 @@ examples:
   stepscope upload runs/job1 file:///mnt/archive/job1 --follow 60
   stepscope upload --restore runs/job1-again s3://bucket/job1
 
-exit codes: 0 copied, 1 failed (run it again: it goes on where it was), 2 wrong usage
+exit codes: 0 copied, 1 failed or damaged (after a failure run it again: it copies what is missing), 2 wrong usage
 """
-
-MOST_PAUSE = 600.0
-"""Seconds between two attempts while nothing can be uploaded, unless --follow asks for longer ones."""
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -45,7 +43,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the collector's directory")
     parser.add_argument("url", metavar="URL", help="the store, such as s3://bucket/job1")
-    parser.add_argument("--rest", action="store_true", help="include streams that are still being written")
+    parser.add_argument(
+        "--rest", action="store_true", help="include the last segments of streams that are still being written"
+    )
     parser.add_argument(
         "--follow",
         metavar="SECONDS",
@@ -60,59 +60,49 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the command.
 
     Raises:
-        StepscopeError: if a package is missing, the store refuses, or another process uploads the same to there.
+        StepscopeError: if a package is missing, or the store refuses.
+        OSError: if a file cannot be read or written.
     """
     if arguments.restore and (arguments.rest or arguments.follow is not None):
         arguments.parser.error("--restore copies back what there is: it goes with neither --rest nor --follow")
     if arguments.follow is not None and not 0 < arguments.follow < float("inf"):
         arguments.parser.error(f"--follow wants seconds above 0, got {arguments.follow:g}")
     try:
-        from stepscope.collector.archive.archive import Archive
-        from stepscope.collector.archive.retrieval import retrieve
-        from stepscope.collector.archive.upload import Uploader
-        from stepscope.collector.files.store import Store
-        from stepscope.collector.settings import CollectorSettings
+        from stepscope.collector.upload.object_store import ObjectStore
+        from stepscope.collector.upload.restore import restore
+        from stepscope.collector.upload.uploader import Uploader
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[upload]'") from error
+    directory: Path = arguments.directory
     if arguments.restore:
-        back = retrieve(Archive(arguments.url), arguments.directory)
-        print(
-            f"{back.streams} streams, {back.restored} restored, {back.incomplete} without their end: {back.nbytes:,} bytes"
-        )
-        return 0
-    if not arguments.directory.is_dir():
-        raise StepscopeError(f"{arguments.directory} is no directory")
-    uploader = Uploader(Store(CollectorSettings(directory=arguments.directory)), arguments.url)
-    uploader.lock.take()
-    try:
-        if arguments.follow is not None:
-            _follow(uploader, arguments.rest, arguments.follow)
-        _upload(uploader, arguments.rest)
-    finally:
-        uploader.lock.release()
+        back = restore(ObjectStore(arguments.url), directory)
+        for text in back.errors:
+            message(f"stepscope upload: {text}")
+        print(f"{back.streams} streams: {back.segments} segments, {back.nbytes:,} bytes restored")
+        return 1 if back.errors else 0
+    if not (directory / "streams").is_dir():
+        raise StepscopeError(f"{directory} is not a collector's directory: it has no directory streams")
+    uploader = Uploader(directory, arguments.url)
+    if arguments.follow is not None:
+        _follow(uploader, arguments.rest, arguments.follow)
+    _upload(uploader, arguments.rest)
     return 0
 
 
 def _follow(uploader: Uploader, rest: bool, every: float) -> NoReturn:
-    pause = every
     while True:
-        before = uploader.nbytes
         try:
             _upload(uploader, rest)
         except (OSError, FormatError) as error:
-            if uploader.nbytes > before:
-                pause = every  # what fails for one stream need not fail for others
-            message(f"stepscope upload: {error}; tried again in {pause:g} s")
-            time.sleep(pause)
-            pause = min(2 * pause, max(every, MOST_PAUSE))
-        else:
-            pause = every
-            time.sleep(pause)
+            message(f"stepscope upload: {error}; tried again in {uploader.pause(every):g} s")
+        time.sleep(uploader.pause(every))
 
 
 def _upload(uploader: Uploader, rest: bool) -> None:
-    done = uploader.upload(rest=rest)
+    objects, nbytes = uploader.objects, uploader.nbytes
+    uploader.upload(rest=rest)
     print(
-        f"{done.streams} streams, {done.complete} complete: {done.parts} parts, {done.nbytes:,} bytes uploaded",
+        f"{uploader.streams} streams, {uploader.complete} complete: {uploader.objects - objects} objects, "
+        f"{uploader.nbytes - nbytes:,} bytes uploaded",
         flush=True,
     )

@@ -36,7 +36,6 @@ _VARYING = [
     for pattern, name in (
         (r"/[^\s'\"]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[^/\s'\":;,)]+", "<tmp>"),
         (r"\bstepscope-\d+-\w{8}\b", "<session>"),
-        (r"(?<=journal\.)\d{15}-\d{15}", "<part>"),
         (re.escape(tempfile.gettempdir()) + r"/tmp[\w]{8}", "<tmp>"),
         (re.escape(sys.executable), "<python>"),
         (re.escape(str(ROOT)), "<root>"),

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from stepscope.collector.app import Collector
-from stepscope.collector.archive.archive import Archive
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
@@ -22,7 +21,6 @@ from stepscope.exporters.specimens import batch_of, spans
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.windows.window import Step
-from tests.support.archives import restored
 from tests.support.basics import poll
 from tests.support.collectors import Process, free_port
 from tests.support.viewers.scene import START, make_run, make_window
@@ -259,38 +257,6 @@ async def test_there_is_a_place_for_a_new_run(tmp_path: Path) -> None:
         view = collector.storage.view()
         assert view is not None and view.deleted_streams == 3 and view.deleted_events == 3 * runs[0].sent.total()
         await runs[0].exporter.aclose()
-
-
-async def test_what_is_copied_elsewhere_is_whole(tmp_path: Path) -> None:
-    """In small parts, while what is around them is given up; a run that is over is deleted only when all of it was copied."""
-    directory, limit = tmp_path / "c", MIB
-    made = msgspec.structs.replace(
-        settings(directory, limit),
-        upload=f"file://{tmp_path / 'remote'}",
-        upload_seconds=0.01,
-        upload_part_bytes=20_000,
-    )
-    collector = Collector(made)
-    ranks = [Training("ws://127.0.0.1:1", tmp_path, 0, began=number * 1000, tasks=True) for number in range(3)]
-    async with collector.serving() as url:
-        for rank in ranks:
-            rank.exporter = CollectorExporter(url, settings=QUICK)
-            await rank.exporter.open(rank.run)
-            for window in range(100):
-                await rank.window(window)
-            await rank.exporter.aclose()
-            await poll(lambda: Archive(made.upload).manifest(rank.exporter.stream).complete)  # noqa: B023
-        assert disk_use(directory).total <= limit
-    copied = Archive(made.upload)
-    for rank in ranks:
-        back = tmp_path / "back"
-        manifest = copied.manifest(rank.exporter.stream)
-        back.write_bytes(restored(copied, rank.exporter.stream))
-        there, gone = held(back)
-        assert manifest.complete and there.total() + gone == rank.sent.total()
-        kept = rank.journal(directory)
-        assert not kept.exists() or held(kept)[0] <= there
-    assert not ranks[0].journal(directory).exists() and ranks[2].journal(directory).exists()
 
 
 async def test_a_collector_that_is_killed_while_it_gives_up(tmp_path: Path) -> None:

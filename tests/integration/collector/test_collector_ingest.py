@@ -328,7 +328,6 @@ async def test_exporters_are_asked_for_less_when_they_are_many(tmp_path: Path) -
         assert sizes == [1 << 20, 512 << 10]
 
 
-
 async def test_the_loop_is_told_once_for_all_that_was_written(tmp_path: Path) -> None:
     """Many streams at once are all confirmed, with the disk waited for."""
     async with collecting(tmp_path, fsync=True) as running:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,22 +21,20 @@ import stepscope as sc
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.collector import delivery
 from stepscope.exporters.collector.address import Address
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.link import Link
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.collector.exporter import BUFFER, CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.spool import DIRECTORY, NOTE, StreamNote
+from stepscope.exporters.collector.shipper import Head
+from stepscope.exporters.collector.websocket import WebSocketTransport
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.accounting.ledger import OutputLedger
-from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
+from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.reader import JournalReader
 from tests.support.basics import poll
 from tests.support.collectors import COMMAND, Process, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.launch import run_to_end
-from tests.support.messages import refused, said
+from tests.support.messages import refused
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.05)
 
@@ -48,32 +48,22 @@ def collector(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, P
     process.end()
 
 
-def ended(directory: Path) -> None:
-    """Lets the notes in a run's directory be those of a process that has ended."""
-    for path in directory.glob(f"{DIRECTORY}/*/{NOTE}"):
-        note = msgspec.json.decode(path.read_bytes(), type=StreamNote)
-        path.write_bytes(msgspec.json.encode(msgspec.structs.replace(note, pid=0)))
+def to_collector(url: str) -> delivery.MakeTransport:
+    """The transport of a delivery."""
+    return lambda shipper, hello: WebSocketTransport(Address(url), QUICK, None, shipper, hello)
 
 
-def connecting(url: str) -> Callable[[Backlog, Callable[[], Hello]], Link]:
-    """What delivers to a collector."""
-    return lambda backlog, hello: Link(Address(url), QUICK, None, backlog, hello)
-
-
-def delivered(directory: Path, url: str) -> int:
-    """Delivers what a run's directory has, from another thread; how many streams that were."""
-    ended(directory)
-    found = delivery.parcels(directory)
+def delivered(directory: Path, url: str) -> None:
+    """Delivers the journals of a run's directory, from another thread."""
 
     def run() -> None:
-        for parcel in found:
-            asyncio.run(delivery.deliver(parcel, connecting(url), 20.0))
-            parcel.close()
+        for journal in delivery.journals_in(directory):
+            delivery.complete(journal)
+            asyncio.run(delivery.deliver(journal, to_collector(url), 20.0))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return len(found)
 
 
 async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path) -> None:
@@ -82,9 +72,10 @@ async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path
 
     def read_back(exporter: Exporter, directory: Path) -> Iterable[str]:
         assert isinstance(exporter, CollectorExporter)
-        if (directory / DIRECTORY).exists():
+        if exporter.kept is not None:
             delivered(directory, url)
-        assert not (directory / DIRECTORY).exists()
+        else:
+            assert not (directory / BUFFER).exists()
         return spans_of(place / "streams" / exporter.stream / "journal").elements()
 
     def exporter(directory: Path) -> CollectorExporter:
@@ -112,40 +103,66 @@ async def test_what_is_confirmed_is_exported_and_no_sooner(tmp_path: Path) -> No
 
 
 async def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
-    """Memory and disk are full: what is given then is left out and marked in the stream; later there is room again."""
+    """The buffer is full: events are left out and marked in the stream; later there is room again."""
     port = free_port()
-    settings = LinkSettings(memory_bytes=1 << 20, spool_bytes=1 << 20, first_delay=0.01, longest_delay=0.05)
+    settings = LinkSettings(buffer_bytes=1 << 20, first_delay=0.01, longest_delay=0.05)
     exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=settings)
     await exporter.open(run_in(tmp_path))
     early, late = batch_of(spans(["early"])), batch_of(spans(["late"]))
     for number in range(6000):
         await exporter.export(early)
         await exporter.close_window(window_of(number, early))
-    dropped = exporter.dropped_cap
-    assert 0 < dropped < 6000
-    sizes = sum(path.stat().st_size for path in (tmp_path / DIRECTORY).glob("*/*.journal"))
-    assert sizes <= 1 << 20
+    assert sum(path.stat().st_size for path in (tmp_path / BUFFER).iterdir()) <= 1 << 20
+    assert not exporter.settle()
     async with collecting(tmp_path / "c", port=port):
-        await poll(lambda: (found := exporter.statistics()) and found.confirmed > 100)
-        await poll(lambda: not len(exporter._backlog))  # pyright: ignore[reportPrivateUsage]
+        await poll(lambda: exporter._shipper is not None and exporter._shipper.is_confirmed)  # pyright: ignore[reportPrivateUsage]
+        confirmed = sum(one.exported for one in exporter.settle())
+        assert 0 < confirmed < 6000
+        assert sum(path.stat().st_size for path in (tmp_path / BUFFER).iterdir()) < 1 << 18
         for _ in range(10):
             await exporter.export(late)
         await exporter.aclose()
-    assert exporter.dropped_cap == dropped
+    settled = exporter.settle()
+    assert sum(one.exported for one in settled) == 10
+    assert sum(one.dropped.get("cap", 0) for one in settled) == 6000 - confirmed
     (journal,) = journals(tmp_path / "c")
     found = spans_of(journal)
-    assert found["late"] == 10
-    assert found.total() == 6010 - dropped
+    assert (found["early"], found["late"]) == (confirmed, 10)
     with JournalReader(journal) as reader:
         for _ in reader:
             pass
-        assert reader.end is not None
-        assert (reader.end.dropped, reader.end.events) == (dropped, 6010 - dropped)
-    assert not (tmp_path / DIRECTORY).exists()
+        assert reader.end is not None and reader.end.dropped == 6000 - confirmed
+    assert not (tmp_path / BUFFER).exists()
 
 
-async def test_a_collector_with_another_directory_is_told_everything_again(tmp_path: Path) -> None:
-    """Names and the run were confirmed by one that is gone: they are written again, so that what follows can be read."""
+def test_a_journal_at_its_limit_deletes_what_the_collector_has(tmp_path: Path, collector: tuple[str, Path]) -> None:
+    """The stream goes on beyond the limit of the rank's journal, and nothing counts as lost."""
+    url, place = collector
+    exporter = CollectorExporter(url, settings=QUICK)
+    options = sc.Options(journal_max_bytes=1 << 18)
+    schedule = sc.schedule(wait=0, warmup=0, active=1)
+    with sc.trace(exporters=[exporter], output_dir=tmp_path / "run", schedule=schedule, options=options) as profiler:
+        for number in range(60):
+            for _ in range(200):
+                with sc.span("work", noise=os.urandom(40).hex()):
+                    pass
+            profiler.step()
+            assert profiler.flush(30)
+            shipper = exporter._shipper  # pyright: ignore[reportPrivateUsage]
+            while number % 10 == 9 and not (shipper and shipper.is_confirmed):
+                time.sleep(0.01)
+    pipeline = profiler.statistics().pipeline
+    assert pipeline is not None
+    for output in pipeline.exporters:
+        assert output.ledger.exported == output.ledger.offered and not output.ledger.dropped, output
+    assert spans_of(place / "streams" / exporter.stream / "journal")["work"] == 12_000
+    names = sorted(path.name for path in (tmp_path / "run").glob("journal*"))
+    assert "journal" not in names and len(names) > 1
+    assert sum((tmp_path / "run" / name).stat().st_size for name in names) <= 1 << 18
+
+
+async def test_a_collector_with_another_directory_gets_everything_again(tmp_path: Path) -> None:
+    """The journal has what the first one confirmed."""
     port = free_port()
     exporter = CollectorExporter(f"ws://127.0.0.1:{port}", settings=QUICK)
     run = msgspec.structs.replace(run_in(tmp_path), rank=3, metadata=lambda: {"model": "m"})
@@ -157,51 +174,57 @@ async def test_a_collector_with_another_directory_is_told_everything_again(tmp_p
         await poll(lambda: (found := exporter.statistics()) and found.connections == 2)
         await exporter.export(batch_of(spans(["before", "after"])))
         await exporter.aclose()
+    assert sum(one.exported for one in exporter.settle()) == 2
     (journal,) = journals(tmp_path / "two")
+    assert spans_of(journal) == {"before": 2, "after": 1}
     with JournalReader(journal) as reader:
         for _ in reader:
             pass
-        assert reader.damage.lost_frames > 0
         assert reader.run is not None and reader.run.rank == 3
         assert reader.metadata == {"model": "m"}
 
 
-def test_no_place_for_a_spool_is_no_reason_not_to_send(
-    tmp_path: Path, collector: tuple[str, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The stream goes on, and it is said that there is none."""
+async def test_two_collectors_get_the_same_journal(tmp_path: Path, collector: tuple[str, Path]) -> None:
+    """Both send the run's journal, which is written once; nothing is stored besides."""
     url, place = collector
+    async with collecting(tmp_path / "c") as running:
+        exporters = [CollectorExporter(url, settings=QUICK), CollectorExporter(running.url, settings=QUICK)]
+        exporters[1].name = "second collector"
 
-    async def main() -> str:
-        exporter = CollectorExporter(url, settings=QUICK)
-        run = run_in(tmp_path / "file" / "below")
-        (tmp_path / "file").touch()
-        await exporter.open(run)
-        await exporter.export(batch_of(spans(["a"])))
-        await exporter.aclose()
-        return exporter.stream
+        def train() -> None:
+            with sc.trace(exporters=exporters, output_dir=tmp_path / "run"):
+                for _ in range(100):
+                    with sc.span("work"):
+                        pass
 
-    stream = asyncio.run(main())
-    assert spans_of(place / "streams" / stream / "journal") == {"a": 1}
-    said(caplog.records, "unsent")
+        await asyncio.to_thread(train)
+        first, second = exporters
+        assert first.stream == second.stream
+        journal = (tmp_path / "run" / "journal").read_bytes()
+        for directory in (place, tmp_path / "c"):
+            assert (directory / "streams" / first.stream / "journal").read_bytes() == journal
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["journal"]
 
 
-async def test_without_a_spool_nothing_is_written(tmp_path: Path) -> None:
-    """Who wants no files has none, and what is not confirmed is lost and counted."""
-    settings = LinkSettings(spool_bytes=0, first_delay=0.01)
-    exporter = CollectorExporter(f"ws://127.0.0.1:{free_port()}", settings=settings)
-    await exporter.open(run_in(tmp_path))
-    await exporter.export(batch_of(spans(["a", "b"]), window=5))
-    task = asyncio.ensure_future(exporter.aclose())
-    await asyncio.sleep(0.1)
-    task.cancel()
-    # Loops word it differently.
-    with refused(OutputError, "2 events", "ConnectionRefusedError", "LinkSettings.spool_bytes", snapshot=False):
-        await task
-    (settled,) = exporter.settle()
-    assert (settled.window, settled.exported, settled.dropped) == (5, 0, {"undelivered": 2})
-    assert exporter.kept is None
-    assert not os.listdir(tmp_path)
+async def test_a_saved_window_is_streamed(tmp_path: Path) -> None:
+    """A flight recorder has a journal for each window; the exporter buffers what it streams in one of its own."""
+    async with collecting(tmp_path / "c") as running:
+        exporter = CollectorExporter(running.url, settings=QUICK)
+
+        def train() -> None:
+            with sc.trace(exporters=[exporter], output_dir=tmp_path / "run", keep_last=5) as profiler:
+                for number in range(20):
+                    with sc.span("work"):
+                        pass
+                    profiler.step()
+                    if number == 15:
+                        profiler.save("because")
+                        profiler.flush()
+
+        await asyncio.to_thread(train)
+    (journal,) = journals(tmp_path / "c")
+    assert 4 <= spans_of(journal)["work"] <= 6
+    assert not (tmp_path / "run" / BUFFER).exists()
 
 
 async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
@@ -213,30 +236,32 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
         await exporter.export(batch_of(spans([f"{n}" for n in range(50)])))
         await poll(lambda: exporter.settle())
     await exporter.export(batch_of(spans([f"{n}" for n in range(50, 80)])))
-    with refused(ProfilerStateError, os.getpid()):
-        delivery.parcels(tmp_path / "run")
+    journal = tmp_path / "run" / BUFFER / "journal"
+    with refused(ProfilerStateError, journal):
+        delivery.complete(journal)
     task = asyncio.ensure_future(exporter.aclose())
     await asyncio.sleep(0.2)
-    exporter._link._refused = True  # type: ignore[union-attr]
-    exporter._link._changed.set()  # type: ignore[union-attr]
-    await task
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
     assert sum(one.kept for one in exporter.settle()) == 30
-    copies = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert exporter.kept is not None and exporter.kept.place == str(journal)
     async with collecting(tmp_path / "c", port=port) as running:
+        (found,) = delivery.journals_in(tmp_path / "run")
+        delivery.complete(found)
+        content = found.read_bytes()
         for _ in range(2):
-            (parcel,) = delivery.parcels(tmp_path / "run")
-            await delivery.deliver(parcel, connecting(running.url), 20.0)
-            parcel.close()
-            assert not (tmp_path / "run" / DIRECTORY).exists()
-            (journal,) = journals(tmp_path / "c")
-            assert spans_of(journal) == {f"{n}": 1 for n in range(80)}
-            for path, content in copies.items():  # as if it had not come so far as to delete them
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
+            sent = await delivery.deliver(found, to_collector(running.url), 20.0)
+            assert sent == delivery.Delivered(exporter.stream, 80)
+            (collected,) = journals(tmp_path / "c")
+            assert spans_of(collected) == {f"{n}": 1 for n in range(80)}
+            assert collected.read_bytes() == content and not found.parent.exists()
+            found.parent.mkdir()
+            found.write_bytes(content)  # as if it had been killed before it was deleted
 
 
 def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None:
-    """The collector had a part; the recovered journal, which has all, takes its place. A journal can be sent as well."""
+    """The collector had a part; the recovered journal continues the same stream. A journal can be named as well."""
     program = textwrap.dedent(
         """
         import os, sys, time
@@ -261,22 +286,15 @@ def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None
         run_to_end([sys.executable, "-c", program, str(tmp_path / "run"), url], timeout=60)
         (old,) = journals(tmp_path / "c")
         assert spans_of(old, ended=False).total() < 300
-        done = command("deliver", str(tmp_path / "run"), "--url", url)
-        assert done.returncode == 0, done.stderr
-        assert "whose process was killed" in done.stdout
-        (new,) = journals(tmp_path / "c")
-        assert new != old
-        found = spans_of(new)
-        assert {name: found[name] for name in found if name.startswith("span ")} == {f"span {n}": 1 for n in range(300)}
-        for _ in range(2):
-            done = command("deliver", str(tmp_path / "run" / "journal"), "--url", url)
+        for place in (tmp_path / "run", tmp_path / "run" / "journal", tmp_path / "run"):
+            done = command("deliver", str(place), "--url", url)
             assert done.returncode == 0, done.stderr
-        assert list(journals(tmp_path / "c")) == [new]
-        again = command("deliver", str(tmp_path / "run"), "--url", url)
-        assert again.returncode == 1 and said(again.stderr, "stepscope deliver", "unsent/*/stream")
-        away = command("deliver", str(new), "--url", f"ws://127.0.0.1:{free_port()}", "--timeout", "0.5")
+            assert list(journals(tmp_path / "c")) == [old]
+            found = spans_of(old)
+            assert {name: found[name] for name in found if name[:5] == "span "} == {f"span {n}": 1 for n in range(300)}
+        away = command("deliver", str(old), "--url", f"ws://127.0.0.1:{free_port()}", "--timeout", "0.5")
         assert away.returncode == 1 and "does not take" in away.stderr and "Connect" in away.stderr
-        token = command("deliver", str(new), "--url", "ws://u:hunter2@host")
+        token = command("deliver", str(old), "--url", "ws://u:hunter2@host")
         assert token.returncode == 1 and "hunter2" not in token.stderr
     finally:
         process.end()
@@ -287,25 +305,24 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return run_to_end([*COMMAND, *arguments], timeout=60, server="command")
 
 
-def test_damage_is_not_delivered(tmp_path: Path) -> None:
-    """A journal that is not whole is to be recovered first; a spool in which something is missing is said to be damaged."""
+def test_a_cut_journal_is_completed_before_it_is_delivered(tmp_path: Path, collector: tuple[str, Path]) -> None:
+    """What no process writes any more; a file without its first frame is refused."""
+    url, place = collector
     journal = tmp_path / "journal"
     with sc.trace(output_dir=tmp_path / "run"):
         with sc.span("x"):
             pass
     whole = (tmp_path / "run" / "journal").read_bytes()
-    for content in (
-        whole[:-5],
-        whole[: len(whole) // 2],
-        whole[:20],
-        whole[:100] + b"\0" + whole[101:],
-        b"",
-    ):
+    journal.write_bytes(whole[:-5])
+    delivered(tmp_path, url)
+    assert spans_of(place / "streams" / Head.of(journal).stream / "journal")["x"] == 1
+    for content in (whole[:20], whole[:50] + b"\0" + whole[51:], b""):
         journal.write_bytes(content)
-        with refused(FormatError, journal, "stepscope recover"):
-            delivery.parcels(journal)
-    with refused(FormatError, tmp_path / "run", "unsent/*/stream"):
-        delivery.parcels(tmp_path / "run")
+        with refused(FormatError, journal):
+            delivery.complete(journal)
+    with refused(FormatError, tmp_path / "empty", "name a journal"):
+        (tmp_path / "empty").mkdir()
+        delivery.journals_in(tmp_path / "empty")
 
 
 def test_the_ledger_of_a_whole_run_is_exact(tmp_path: Path, collector: tuple[str, Path]) -> None:
@@ -325,4 +342,4 @@ def test_the_ledger_of_a_whole_run_is_exact(tmp_path: Path, collector: tuple[str
     assert account == OutputLedger(account.offered, account.offered, {}, 0)
     found = spans_of(place / "streams" / exporter.stream / "journal")
     assert found["step work"] == 8
-    assert not (tmp_path / DIRECTORY).exists()
+    assert not (tmp_path / BUFFER).exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 import shlex
 from pathlib import Path
@@ -15,14 +14,12 @@ from websockets.exceptions import InvalidStatus
 
 import stepscope as sc
 from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats.access import NatsAccess
-from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
 from tests.support.commands import python
-from tests.support.messages import refused, said
+from tests.support.messages import said
 
 PROGRAM = """
 import sys
@@ -53,7 +50,7 @@ async def test_what_the_report_says_to_do_sends_everything(tmp_path: Path) -> No
     counts, _, command = said.partition("; when this process has ended, send that with: ")
     told = re.fullmatch(r"collector: 0 of (\d+) events confirmed, (\d+) kept in (.*) \((.*)\)", counts)
     assert told is not None and int(told[1]) == int(told[2]) >= 80
-    assert Path(told[3]).parent == tmp_path / "a run" / "unsent" and f"ws://127.0.0.1:{port}" in told[4]
+    assert Path(told[3]) == tmp_path / "a run" / "journal" and f"ws://127.0.0.1:{port}" in told[4]
     program, *words = shlex.split(command)
     assert program == "stepscope"
     async with collecting(tmp_path / "c", port=port, token="t"):
@@ -114,28 +111,6 @@ def test_one_outcome_in_statistics_and_ledger(tmp_path: Path) -> None:
     assert ledger.offered == ledger.exported == ledger.kept > 0 == ledger.in_flight
     assert (output.errors, output.kept) == (0, exporter.kept) and not ledger.dropped
     assert profiler.audit() == () and profiler.report().json().count('"kept":{"place"') == 1
-
-
-async def test_what_the_spool_has_no_room_for_is_an_error(tmp_path: Path) -> None:
-    """Both are told: how much is kept, and how much is lost and why."""
-    settings = LinkSettings(memory_bytes=8 << 20, spool_bytes=4 << 20)
-    exporter = CollectorExporter(f"ws://127.0.0.1:{free_port()}", settings=settings)
-    await exporter.open(run_in(tmp_path))
-    for number in range(600):
-        noise = random.Random(number).randbytes(16_000)
-        batch = batch_of(spans(["x"]), noise)
-        batch.events.flags.writeable = True
-        batch.events["args_len"] = len(noise)
-        await exporter.export(batch)
-    task = asyncio.ensure_future(exporter.aclose())
-    await asyncio.sleep(0)
-    task.cancel()
-    with refused(sc.errors.OutputError, "ws://127.0.0.1:", "spool"):
-        await task
-    settled = exporter.settle()
-    kept, lost = sum(one.kept for one in settled), sum(one.dropped.get("undelivered", 0) for one in settled)
-    assert exporter.kept is not None and kept > 0 and lost > 0
-    assert kept + lost + exporter.dropped_cap == 600
 
 
 def test_an_account_of_older_versions_is_read() -> None:

@@ -120,7 +120,6 @@ async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
     assert detail is not None and detail.streams[0].start == 25
 
 
-
 async def test_the_metrics_of_a_collector_do_not_fall(tmp_path: Path) -> None:
     """Asked over HTTP, while starts come and go."""
     async with collecting(tmp_path, max_streams=2) as running:

@@ -10,15 +10,10 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector import clock_names
-from stepscope.collector.archive.archive import MANIFEST
-from stepscope.collector.files.store import Store
-from stepscope.collector.settings import CollectorSettings
 from tests.integration.collector.test_merge import syncs_of
-from tests.support.archives import following
-from tests.support.collecting import collecting, until
+from tests.support.collecting import collecting
 from tests.support.messages import said
-from tests.support.streams import STREAM
-from tests.support.windowed import END, run_of, stored, windows
+from tests.support.object_stores import Stream, contents, following
 from tests.unit.collector.test_merge_clocks import OURS, add, named
 
 
@@ -28,23 +23,23 @@ def line(stream: IO[str] | None) -> str:
     return stream.readline()
 
 
-def test_what_fails_is_said_and_tried_again(tmp_path: Path) -> None:
+def test_what_fails_is_reported_and_tried_again(tmp_path: Path) -> None:
     """With pauses that grow, as long as it fails; then as often as before."""
-    store = Store(CollectorSettings(directory=tmp_path / "collected"))
-    stored(store, STREAM, [run_of(), *windows(range(3), 64_000), END])
+    stream = Stream(tmp_path / "collected", windows=12)
     remote = tmp_path / "remote"
     remote.write_text("in the way")
-    with following(store.directory, remote, 0.05) as process:
+    with following(tmp_path / "collected", remote, 0.05) as process:
         for pause in ("0.05", "0.1", "0.2"):
-            said = line(process.stderr)
-            assert str(remote) in said and f"tried again in {pause} s" in said
+            told = line(process.stderr)
+            assert str(remote) in told and f"tried again in {pause} s" in told
         remote.unlink()
-        assert line(process.stdout).startswith("1 streams, 1 complete: 1 parts")
-        assert line(process.stdout).startswith("1 streams, 1 complete: 0 parts")
-        (remote / STREAM / MANIFEST).write_text("{")
-        until(lambda: "is no manifest" in (said := line(process.stderr)) and "tried again in 0.05 s" in said)
-        (remote / STREAM / MANIFEST).unlink()
-        until(lambda: "1 parts" in line(process.stdout))
+        closed = len(stream.segments) - 1
+        assert line(process.stdout).startswith(f"1 streams, 0 complete: {closed} objects")
+        assert line(process.stdout).startswith("1 streams, 0 complete: 0 objects")
+        stream.end()
+        while not (told := line(process.stdout)).startswith("1 streams, 1 complete: 1 objects"):
+            assert told.startswith("1 streams, 0 complete: 0 objects")
+    assert contents(remote) == contents(tmp_path / "collected" / "streams")
 
 
 def merged(directory: Path, out: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Any, str]:
@@ -71,32 +66,33 @@ def test_what_was_uploaded_is_restored_and_merged(
     """The times of ranks are aligned as before; restoring again restores what is missing."""
     url, back = f"file://{tmp_path / 'remote'}", tmp_path / "back"
     assert main(["upload", str(job), url]) == 0
+    assert capsys.readouterr().out.startswith("2 streams, 2 complete: 2 objects")
     assert main(["upload", "--restore", str(back), url]) == 0
-    assert "2 streams, 2 restored, 0 without their end" in capsys.readouterr().out
-    first, second = sorted(back.glob("streams/*/journal"))
-    assert {path.read_bytes() for path in (first, second)} == {
-        path.read_bytes() for path in job.glob("streams/*/journal")
-    }
+    assert capsys.readouterr().out.startswith("2 streams: 2 segments")
+    made = {name: data for name, data in contents(job / "streams").items() if name.endswith("/journal")}
+    assert contents(back / "streams") == made
     assert clock_names.read(back) == frozenset({OURS})
     spans, report = merged(back, tmp_path / "back.json", capsys)
     assert (spans, report) == merged(job, tmp_path / "job.json", capsys) and len(spans) > 20
+    second = max(back.glob("streams/*/journal"))
     second.write_bytes(second.read_bytes()[:1000])
     assert main(["upload", "--restore", str(back), url]) == 0
-    assert "2 streams, 1 restored" in capsys.readouterr().out
-    assert {path.read_bytes() for path in (first, second)} == {
-        path.read_bytes() for path in job.glob("streams/*/journal")
-    }
-    assert [path.name for path in second.parent.iterdir()] == ["journal"]
+    assert capsys.readouterr().out.startswith("2 streams: 1 segments")
+    assert contents(back / "streams") == made
 
 
-def test_one_that_is_damaged_there_costs_itself(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    remote, back = tmp_path / "remote", tmp_path / "back"
-    assert main(["upload", str(job), f"file://{remote}"]) == 0
-    part = min(remote.glob("*/journal.*"))
-    part.write_bytes(bytes(part.stat().st_size))
+def test_a_damaged_segment_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    collected, remote, back = tmp_path / "collected", tmp_path / "remote", tmp_path / "back"
+    stream = Stream(collected, windows=12).end()
+    assert main(["upload", str(collected), f"file://{remote}"]) == 0
+    segment = remote / stream.id / "journal.2"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
     assert main(["upload", "--restore", str(back), f"file://{remote}"]) == 1
-    said(capsys.readouterr().err, part.parent.name, snapshot=False)  # offsets
-    assert [path.parent.name for path in back.glob("streams/*/journal*")] == [max(remote.glob("*/*")).parent.name]
+    said(capsys.readouterr().err, segment, "skipped bytes", snapshot=False)
+    assert contents(back / "streams") == contents(remote)
+    assert main(["windows", str(back / "streams" / stream.id)]) == 0
 
 
 def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,19 +108,9 @@ def test_what_cannot_be_restored(job: Path, tmp_path: Path, capsys: pytest.Captu
     assert not list(tmp_path.glob("back/streams/*/journal"))
 
 
-def test_two_do_not_upload_to_one_place(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside a collector that does; to another place they may, and when it was killed to that one, too."""
-    remote = tmp_path / "remote"
-    with collecting(job, "--upload", f"file://{remote}", "--upload-every", "1000") as collector:
-        until(lambda: collector.get("/v1/job")["upload"]["complete"] == 2)
-        assert main(["upload", str(job), f"file://{remote}/"]) == 1
-        said = capsys.readouterr().err
-        assert f"another process (pid {collector.process.pid}) uploads to file://{remote} from {job}" in said
-        assert main(["upload", str(job), f"file://{tmp_path / 'other'}"]) == 0
-        collector.process.kill()
-        collector.process.wait()
-        assert main(["upload", str(job), f"file://{remote}"]) == 0
-    assert "2 streams, 2 complete: 0 parts" in capsys.readouterr().out
+def test_what_cannot_be_uploaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["upload", str(tmp_path), f"file://{tmp_path / 'remote'}"]) == 1
+    said(capsys.readouterr().err, tmp_path, "streams")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.collector.spool import DIRECTORY
+from stepscope.exporters.collector.exporter import BUFFER
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
 from stepscope.runtime.accounting.ledger import OutputLedger
@@ -125,7 +125,7 @@ def test_collector(bad: Bad, tmp_path: Path) -> None:
             exporter = sc.CollectorExporter(f"ws://127.0.0.1:{passage.port}")
             ledger = traced(exporter, passage, bad, tmp_path / "run")
         assert not ledger.dropped and ledger.kept >= LARGE
-        assert exporter.kept is not None and Path(exporter.kept.place).parent.parent == tmp_path / "run"
+        assert exporter.kept is not None and Path(exporter.kept.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", collector.url)
         until(lambda: collector.get("/v1/job")["ended"] == 1)
         assert everywhere(tmp_path / "collected") == EVERYTHING
@@ -138,7 +138,7 @@ def test_nats(bad: Bad, tmp_path: Path) -> None:
             exporter = sc.exporters.NatsExporter(f"nats://127.0.0.1:{passage.port}")
             ledger = traced(exporter, passage, bad, tmp_path / "run")
         assert not ledger.dropped and ledger.kept >= LARGE
-        assert exporter.kept is not None and Path(exporter.kept.place).parent.parent == tmp_path / "run"
+        assert exporter.kept is not None and Path(exporter.kept.place).parent == tmp_path / "run"
         delivered(tmp_path / "run", server.url)
         with collecting(tmp_path / "collected", "--from", server.url) as collector:
             until(lambda: collector.get("/v1/job")["ended"] == 1)
@@ -155,7 +155,7 @@ def delivered(run: Path, url: str) -> None:
     """Sends what a run has kept to the server itself."""
     done = stepscope("deliver", run, "--url", url.replace("http:", "ws:"), cwd=run)
     assert done.returncode == 0, done.stderr
-    assert not (run / DIRECTORY).exists()
+    assert not (run / BUFFER).exists()
 
 
 def everywhere(directory: Path) -> Counter[str]:

@@ -106,11 +106,10 @@ def assert_same_files(copy: Path, journal: Path) -> None:
     assert all((copy.parent / path.name).read_bytes() == path.read_bytes() for path in segments)
 
 
-@pytest.mark.parametrize("where", ["journal", "unsent/journal"])
-def test_a_run_that_reached_no_server_is_delivered_later(server: NatsServer, tmp_path: Path, where: str) -> None:
-    """From its journal, or from the exporter's buffer; delivering it again stores nothing twice."""
-    journal = tmp_path / "run" / where
-    run(tmp_path / "run", nowhere(), journal=where)
+def test_a_run_that_reached_no_server_is_delivered_later(server: NatsServer, tmp_path: Path) -> None:
+    """From its journal; delivering it again stores nothing twice."""
+    journal = tmp_path / "run" / "journal"
+    run(tmp_path / "run", nowhere())
     failed = deliver(journal, nowhere(), "--timeout", "0.5")
     assert failed.returncode == 1 and "does not take" in failed.stderr and "refused" in failed.stderr.lower()
     for place in (journal, journal, tmp_path / "run"):
@@ -121,6 +120,18 @@ def test_a_run_that_reached_no_server_is_delivered_later(server: NatsServer, tmp
     with collecting(tmp_path / "collected", "--from", server.url) as collector:
         (copy,) = collected(collector)
     assert_same_files(copy, journal)
+    assert {name: count for name, count in spans(copy).items() if name in SPANS} == SPANS
+
+
+def test_the_buffer_of_a_run_without_a_journal_is_delivered(server: NatsServer, tmp_path: Path) -> None:
+    """It is deleted then."""
+    run(tmp_path / "run", nowhere(), journal="")
+    assert len(segment_paths(tmp_path / "run" / "unsent" / "journal")) > 1
+    done = deliver(tmp_path / "run", server.url)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "run" / "unsent").exists()
+    with collecting(tmp_path / "collected", "--from", server.url) as collector:
+        (copy,) = collected(collector)
     assert {name: count for name, count in spans(copy).items() if name in SPANS} == SPANS
 
 

@@ -104,7 +104,10 @@ async def test_delivery_continues_where_jetstream_ends(
         await exporter.export(noisy(number))
     await closed_in_vain(exporter)
     assert exporter.kept is not None
-    journal, subject = Path(exporter.kept.place), f"{layout.SUBJECTS}.{exporter.stream}"
+    kept = Path(exporter.kept.place).parent.rename(
+        tmp_path / "kept"
+    )  # in `unsent` it would be deleted after a delivery
+    journal, subject = kept / "journal", f"{layout.SUBJECTS}.{exporter.stream}"
     counts: list[int] = []
     async with jetstream(server.url) as context:
         for message_bytes in (1 << 12, 1 << 20):

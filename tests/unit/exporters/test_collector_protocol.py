@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
@@ -29,10 +31,10 @@ RUNS = st.builds(
     created_ns=TIMES,
 )
 HEADERS: st.SearchStrategy[protocol.Header] = st.one_of(
-    st.builds(protocol.Hello, IDS, st.binary(min_size=4, max_size=4), COUNTS, RUNS, st.just("") | IDS),
-    st.builds(protocol.Welcome, COUNTS, COUNTS),
+    st.builds(protocol.Hello, IDS, st.binary(min_size=4, max_size=4), COUNTS, RUNS, st.integers(0, 65535)),
+    st.builds(protocol.Welcome, COUNTS, COUNTS, COUNTS, st.none() | st.integers(0, (1 << 32) - 1)),
     st.builds(protocol.Refused, st.text(max_size=1000), st.booleans()),
-    st.builds(protocol.Frames, COUNTS, st.integers(0, protocol.MAX_FRAMES)),
+    st.builds(protocol.Frames, COUNTS, st.integers(0, protocol.MAX_FRAMES), st.integers(0, 65535), COUNTS),
     st.builds(protocol.Ack, COUNTS),
     st.builds(protocol.Ping, TIMES),
     st.builds(protocol.Pong, TIMES, TIMES, TIMES, st.text(max_size=64)),
@@ -79,7 +81,6 @@ def test_every_run_fits_a_header() -> None:
 
 
 def test_every_frame_fits_a_message() -> None:
-    """The largest frame that exporters make is taken by every collector."""
-    events = 2 * fmt.CHUNK_BYTES + fmt.MAX_EVENTS_HEADER + fmt.FRAME_HEADER.size
-    assert events <= protocol.MAX_FRAME
-    assert protocol.MAX_FRAME + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MIN_MAX_MESSAGE
+    """The largest frame of a journal is taken by a collector, unless it is told to take less."""
+    assert fmt.MAX_PAYLOAD + fmt.FRAME_HEADER.size + protocol.MAX_HEADER + 4 <= protocol.MAX_MESSAGE
+    assert CollectorSettings(directory=Path("x")).max_message == protocol.MAX_MESSAGE

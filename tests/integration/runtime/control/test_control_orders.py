@@ -355,7 +355,6 @@ def test_old_and_new_peers_understand_each_other() -> None:
         oldest: int
         run: Any
 
-
     message = hello()
     new = protocol.decode(message)[0]
     assert isinstance(new, protocol.Hello) and new.control == 0

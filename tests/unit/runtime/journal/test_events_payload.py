@@ -77,12 +77,12 @@ def test_rows_come_back_as_they_were(data: bytes, heap: bytes, short: int) -> No
 
 
 def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
-    """The limit of a frame is one of what is written: spans that are alike are one frame, noise of that size is many."""
-    noise = np.frombuffer(random.Random(0).randbytes(64 * 10_000), EVENT_DTYPE).copy()
+    """The limit of a frame is one of what is written: spans that are alike are one frame, noise of that size is several."""
+    noise = np.frombuffer(random.Random(0).randbytes(64 * 20_000), EVENT_DTYPE).copy()
     noise["args_len"] = 0
     sizes: list[list[int]] = []
-    for number, events in enumerate((empty_block(10_000), noise)):
-        writer = JournalWriter(tmp_path / f"journal{number}", max_frame=64_000)
+    for number, events in enumerate((empty_block(20_000), noise)):
+        writer = JournalWriter(tmp_path / f"journal{number}")
         writer.open(run_in(tmp_path))
         writer.write_batch(EventBatch("recorder", 0, events, b""))
         writer.close()
@@ -91,8 +91,8 @@ def test_what_becomes_small_is_not_divided(tmp_path: Path) -> None:
         sizes.append([len(payload) for kind, _, payload in frames if kind == fmt.FrameType.EVENTS])
         reader.close()
         batches = [item.events for item in read_journal(writer.path)[0] if isinstance(item, EventBatch)]
-        assert sum(map(len, batches)) == 10_000
-    assert len(sizes[0]) == 1 and len(sizes[1]) > 10 and max(sizes[1]) <= 64_000
+        assert sum(map(len, batches)) == 20_000
+    assert len(sizes[0]) == 1 and len(sizes[1]) > 1 and max(sizes[1]) <= 512 << 10
 
 
 def test_threads_encode_at_the_same_time() -> None:

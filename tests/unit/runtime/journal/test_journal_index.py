@@ -14,15 +14,18 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.recording import load
 from stepscope.cli.main import main
+from stepscope.collector.runs.recording import Recording
 from stepscope.exporters.specimens import run_in, window_of
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events import strings
+from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block, join_blocks
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import index as journal_index
 from stepscope.runtime.journal.index import JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import EndRecord, IndexRecord, MetadataRecord, encode_record
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.windows.open_window import STEPS
@@ -286,3 +289,34 @@ def test_windows_are_listed_without_their_frames(tmp_path: Path, capsys: pytest.
     assert listed[0] == listed[1] and len(listed[0]) == 10
     assert load(path, only=()).ranks[0].windows == {}
     assert load(path, only=(3,)).ranks[0].windows.keys() == {3}
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_comparisons_of_clocks_are_in_the_index(tmp_path: Path, closed: bool) -> None:
+    """A merge of one window aligns ranks without reading the frames of others, also of a run that still writes."""
+    place = tmp_path / "streams" / ("a" * 32)
+    writer = JournalWriter(place / "journal", segment_bytes=2000)
+    writer.open(run_in(tmp_path))
+    sent: list[ClockSync] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_index, "INTERVAL_NS", -1)
+        for number in range(30):
+            sync = ClockSync(
+                sent=number, arrived=100 + number, answered=101 + number, returned=5 + number, clock="c" * 32
+            )
+            writer.write_sync(sync)
+            sent.append(sync)
+            writer.write_batch(batch_of(number, number))
+            writer.write_window(window(number))
+    if closed:
+        writer.close()
+    whole, one = Recording.of(writer.path, "a"), Recording.of(writer.path, "a", [7])
+    assert one.syncs == whole.syncs == sent and one.counts == whole.counts
+    assert list(one.windows) == [7] and one.windows[7] == whole.windows[7]
+    assert (one.run, one.metadata, one.ended, one.damage) == (whole.run, whole.metadata, closed, whole.damage)
+    first = segment_paths(writer.path)[0]
+    data = first.read_bytes()
+    at = data.index(b"note")
+    first.write_bytes(data[:at] + b"?" + data[at + 1 :])
+    assert Recording.of(writer.path, "a").damage and not Recording.of(writer.path, "a", [7]).damage
+    writer.abandon()

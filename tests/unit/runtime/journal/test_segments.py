@@ -265,6 +265,58 @@ def test_one_endless_window_keeps_its_last_events(tmp_path: Path, limit: int, ba
     assert f"'at': {total - 1}" in events[-1][4]
 
 
+def test_segments_become_shorter_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the next write on, but never longer, nor shorter than the least; a journal in one file stays in one."""
+    monkeypatch.setattr(journal_writer, "MIN_BYTES", 2000)
+    for segment_bytes in (1 << 20, 0):
+        (tmp_path / str(segment_bytes)).mkdir()
+        writer = JournalWriter(tmp_path / str(segment_bytes) / "journal", segment_bytes=segment_bytes)
+        writer.open(run_in(tmp_path))
+        for number in range(60):
+            if number in (20, 30):
+                writer.limit_segments(1 if number == 20 else 1 << 30)
+            writer.write_batch(batch_with_arguments(["x"] * 20, [{"at": at} for at in range(20)], window=number))
+        writer.close()
+        sizes = [path.stat().st_size for path in segment_paths(writer.path)]
+        if segment_bytes:
+            assert len(sizes) > 5 and sizes[0] > max(sizes[1:]) and min(sizes[1:-1]) >= 2000
+        else:
+            assert len(sizes) == 1
+
+
+def test_sent_segments_are_deleted_at_the_limit(tmp_path: Path) -> None:
+    """They count as nothing lost; a follower that has sent less keeps them, and events are left out until there is room."""
+    writer = JournalWriter(tmp_path / "journal", max_bytes=1 << 16, segment_bytes=4000)
+    writer.open(run_in(tmp_path))
+    fast, slow = object(), object()
+    for follower in (fast, slow):
+        writer.follow(follower)
+
+    def fill() -> None:
+        for number in range(100):
+            writer.write_batch(
+                batch_with_arguments(["x"] * 50, [{"at": os.urandom(20).hex()} for _ in range(50)], window=number)
+            )
+
+    fill()
+    dropped = writer.dropped
+    assert dropped and (tmp_path / "journal").exists()
+    writer.advance(fast, writer.end)
+    fill()
+    assert writer.dropped == dropped + 5000 and (tmp_path / "journal").exists()
+    dropped = writer.dropped
+    writer.advance(slow, writer.end)
+    writer.write_batch(batch_with_arguments(["y"] * 50, [{}] * 50, window=0))
+    assert writer.dropped == dropped and not (tmp_path / "journal").exists()
+    assert not writer.take_deleted_oldest() and writer.deleted_oldest
+    writer.advance(fast, writer.end, delete=True)
+    writer.advance(slow, writer.end, delete=True)
+    writer.close()
+    with JournalReader(tmp_path / "journal") as reader:
+        rows = [row for item in reader if isinstance(item, EventBatch) for row in described(item)]
+        assert reader.end is not None and len(rows) == reader.end.events and not reader.damage
+
+
 def test_a_run_whose_first_file_was_deleted_keeps_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A later run in its directory takes another one; commands find both, and a file of it leads to all of it."""
     writer = JournalWriter(tmp_path / "journal", segment_bytes=1)

@@ -1,4 +1,4 @@
-"""Links to whoever takes what is sent."""
+"""Connections over which a journal is sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
-from stepscope.exporters.collector.backlog import Backlog
-from stepscope.exporters.collector.connecting import Connecting
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.collector.shipper import Shipper
+from stepscope.exporters.collector.transport import Transport
+from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import run_in
 from stepscope.runtime.errors import OutputError
@@ -23,11 +24,11 @@ from tests.support.basics import poll, require
 from tests.support.collectors import free_port
 
 
-class Stubborn(Connecting):
+class Stubborn(Transport):
     """A connection whose library makes an error of its own of a cancellation."""
 
-    def __init__(self) -> None:
-        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), Backlog.of([]), self._none)
+    def __init__(self, shipper: Shipper) -> None:
+        super().__init__("nowhere", LinkSettings(first_delay=0.001, longest_delay=0.001), shipper, self._none)
         self.swallowed = 0
 
     def _none(self) -> Hello:
@@ -43,24 +44,29 @@ class Stubborn(Connecting):
             raise ConnectionError("the connection is closed") from None
 
 
-def links() -> list[asyncio.Task[object]]:
+def transports() -> list[asyncio.Task[object]]:
     """Those that go on."""
-    return [task for task in asyncio.all_tasks() if task.get_name() == "stepscope link"]
+    return [task for task in asyncio.all_tasks() if task.get_name() == "stepscope transport"]
 
 
-async def test_a_link_that_swallows_what_ends_it() -> None:
-    """It ends nevertheless, whether it is closed or given up."""
-    aborted, closed = Stubborn(), Stubborn()
-    for link in (aborted, closed):
-        link.start()
+async def test_a_transport_that_swallows_its_cancellation(tmp_path: Path) -> None:
+    """It ends nevertheless, whether it is closed or aborted."""
+    journal = JournalExporter(tmp_path / "journal")
+    await journal.open(run_in(tmp_path))
+    shipper = Shipper(journal.path)
+    aborted, closed = Stubborn(shipper), Stubborn(shipper)
+    for transport in (aborted, closed):
+        transport.start()
         await asyncio.sleep(0)
-    assert len(links()) == 2
+    assert len(transports()) == 2
     await closed.close()
-    assert len(links()) == 1
+    assert len(transports()) == 1
     aborted.abort()
     aborted.abort()
-    await poll(lambda: not links())
+    await poll(lambda: not transports())
     assert aborted.swallowed and closed.swallowed
+    shipper.close()
+    await journal.aclose()
 
 
 async def test_a_stream_by_nats_promises_no_commands(tmp_path: Path) -> None:
@@ -69,9 +75,9 @@ async def test_a_stream_by_nats_promises_no_commands(tmp_path: Path) -> None:
     said: list[Hello] = []
 
     class Noting(NatsExporter):
-        def _make_link(self, hello: Callable[[], Hello]) -> Any:
+        def _make_transport(self, shipper: Shipper, hello: Callable[[], Hello]) -> Any:
             said.append(hello())
-            return super()._make_link(hello)
+            return super()._make_transport(shipper, hello)
 
     def control(command: Command) -> Future[Answer]:
         raise AssertionError("nobody asks")

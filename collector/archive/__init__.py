@@ -1,1 +1,0 @@
-"""Streams in an object store: uploaded while they grow, and brought back."""

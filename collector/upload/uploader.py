@@ -1,0 +1,302 @@
+"""Puts the closed segments of a collector's streams into an object store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import logging
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from stepscope.collector import clock_names
+from stepscope.collector.live.views import UploadView
+from stepscope.collector.upload.object_store import ENDING_S, ObjectStore
+from stepscope.runtime.errors import FormatError, OutputError
+from stepscope.runtime.files.private_files import refuse_link
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.loop_threads.ending_tasks import finish
+from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
+
+log = logging.getLogger("stepscope.collector")
+
+CLOCKS = "clocks.json"
+EVICTED = "evicted"
+"""File beside a stream's segments that counts what was evicted."""
+CLOCK = re.compile("[0-9a-f]{32}")
+FILE = re.compile(r"(?P<stream>[0-9a-f]{32})/(?:journal(?:\.(?P<number>[1-9][0-9]{0,4}))?|evicted)")
+"""Name of an object that is a file of a stream. Its path below `streams` is the same."""
+LIST_S = 3600.0
+"""Seconds after which the store is listed again: what others deleted there is put again."""
+MOST_PAUSE_S = 600.0
+SILENCE_S = 30.0
+"""Seconds without progress of a call after which the page says so."""
+
+Errors = dict[str, OSError | FormatError]
+"""By name of the object, or of the stream."""
+
+
+class _File(msgspec.Struct, frozen=True):
+    name: str
+    path: Path
+    size: int
+    changed: float
+    """Unix time of the last change, in seconds."""
+    final: bool
+    """Whether it does not change any more."""
+
+
+class Uploader:
+    """Puts what the store does not have with the same size.
+
+    Closed segments never change, so an upload can be interrupted at any time, and several processes can upload the same
+    directory to the same URL. Not for several threads at once, except for `uploaded`.
+
+    Args:
+        directory: the collector's directory.
+        url: see `ObjectStore`.
+
+    Raises:
+        OutputError: see `ObjectStore`.
+    """
+
+    streams = complete = 0
+    """Number of streams in the directory, and of those whose end is in the store, as of the last look."""
+    objects = nbytes = 0
+    """Objects and bytes that were put so far."""
+    waiting = 0
+    """Bytes of closed segments that are not in the store."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self._streams = directory / "streams"
+        self.store = ObjectStore(url)
+        self._sizes: dict[str, int] = {}
+        """Sizes of the objects whose files are in the directory."""
+        self._listed: float | None = None
+        self._final: set[str] = set()
+        """Files in the store that do not change any more."""
+        self._ends: dict[str, tuple[int, bool]] = {}
+        """Of last segments: size at the last look, and whether there was an END frame."""
+        self._clocks: frozenset[str] | None = None
+        """Clocks in the store, if known."""
+        self._failed = frozenset[str]()
+        """Objects that could not be put the last time. They come last."""
+        self._refused = 0
+        """Calls in a row in which the store refused everything."""
+        self._lock = threading.Lock()
+
+    def uploaded(self, path: Path) -> bool:
+        """Whether a segment is closed and in the store, as far as this knows. From any thread; does no I/O."""
+        return f"{path.parent.name}/{path.name}" in self._final
+
+    def pause(self, every: float) -> float:
+        """Seconds until the next call. They grow from `every` to ten minutes while the store refuses everything."""
+        doubled = min(max(self._refused - 1, 0), 30)
+        return min(every * (1 << doubled), max(every, MOST_PAUSE_S))
+
+    def upload(self, *, rest: bool = False) -> None:
+        """Puts all closed segments that are missing in the store, and the last segments of streams that have ended.
+
+        Args:
+            rest: also put the last segments of other streams.
+
+        Raises:
+            OutputError: if the store refuses something. Everything else was put, unless it refuses all.
+            FormatError: if a segment is damaged. Everything else was put.
+            OSError: if a file cannot be read. Everything else was put.
+        """
+        before = self.objects
+        errors: Errors = {}
+        try:
+            if self._listed is None or time.monotonic() - self._listed > LIST_S:
+                self._sizes, self._clocks = self.store.sizes(), None
+                self._listed = time.monotonic()
+            # With the rest a second time: a segment may have been closed while a shorter one was put.
+            for with_rest in (True, False) if rest else (False,):
+                errors |= self._put_missing(with_rest)
+            if errors:
+                raise min(errors.items(), key=lambda each: (not isinstance(each[1], OutputError), each[0]))[1]
+        except OutputError:
+            self._refused = 0 if self.objects > before else self._refused + 1
+            raise
+        self._refused = 0
+
+    def _put_missing(self, rest: bool) -> Errors:
+        errors: Errors = {}
+        files = self._files(errors)
+        seen = {file.name for file in files}
+        self.streams = len({name[:32] for name in seen})
+        self._sizes = {
+            name: size for name, size in self._sizes.items() if name in seen or name == CLOCKS or name[:32] in errors
+        }
+        self._ends = {name: end for name, end in self._ends.items() if name in seen}
+        missing = [file for file in files if self._sizes.get(file.name) != file.size]
+        self._final = {file.name for file in files if file.final} - {file.name for file in missing}
+        self.waiting = sum(file.size for file in missing if file.final)
+        missing.sort(key=lambda file: (file.name in self._failed, file.changed))
+        calls: dict[str, Callable[[], None]] = {CLOCKS: self._put_clocks}
+        calls |= {file.name: partial(self._put, file) for file in missing if file.final or rest}
+        failed = self.store.in_parallel(calls)
+        self._failed = frozenset(failed)
+        self.complete = sum(ended and name in self._final for name, (_, ended) in self._ends.items())
+        return errors | failed
+
+    def _files(self, errors: Errors) -> list[_File]:
+        """Returns all files of streams. What cannot be read is added to `errors`."""
+        files: list[_File] = []
+        refuse_link(self._streams)
+        for stream in os.scandir(self._streams):
+            try:
+                found = list(os.scandir(stream)) if stream.is_dir(follow_symlinks=False) else []
+            except FileNotFoundError:  # evicted meanwhile
+                continue
+            except OSError as error:
+                errors[stream.name] = error
+                continue
+            regular = {f"{stream.name}/{entry.name}": entry for entry in found if entry.is_file(follow_symlinks=False)}
+            numbers = {name: int(match["number"] or 0) for name in regular if (match := FILE.fullmatch(name))}
+            last = max(numbers.values(), default=0)
+            for name, number in numbers.items():
+                entry = regular[name]
+                try:
+                    final = number < last or entry.name == EVICTED or self._has_ended(name, Path(entry.path))
+                    about = entry.stat(follow_symlinks=False)  # after the look at its end
+                    files.append(_File(name, Path(entry.path), about.st_size, about.st_mtime, final))
+                except FileNotFoundError:  # evicted meanwhile
+                    continue
+                except (OSError, FormatError) as error:
+                    errors[name] = error
+        return files
+
+    def _has_ended(self, name: str, path: Path) -> bool:
+        """Whether a segment has an END frame. It is only read if its size has changed."""
+        size = path.lstat().st_size
+        if name not in self._ends or self._ends[name][0] != size:
+            reader = FrameReader(path, follow=False)
+            try:
+                last = reader.last()
+            finally:
+                reader.close()
+            self._ends[name] = size, last is not None and last[0] == FrameType.END
+        return self._ends[name][1]
+
+    def _put(self, file: _File) -> None:
+        try:
+            descriptor = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:  # evicted meanwhile
+            return
+        with open(descriptor, "rb", buffering=0) as content:
+            self.store.put(file.name, content, file.size)
+        with self._lock:
+            self._sizes[file.name] = file.size
+            self.objects += 1
+            self.nbytes += file.size
+            if file.final:
+                self._final.add(file.name)
+                self.waiting -= file.size
+
+    def _put_clocks(self) -> None:
+        """Adds the names of this collector's clocks to those in the store: a merge needs all."""
+        if self._clocks is None:
+            self._clocks = read_clocks(self.store, self._sizes.get(CLOCKS, 0))
+        names = self._clocks | (clock_names.read(self._streams.parent) or frozenset())
+        if names != self._clocks:
+            data = msgspec.json.format(msgspec.json.encode(sorted(names)))
+            self.store.put(CLOCKS, io.BytesIO(data), len(data))
+            self._clocks = names
+
+
+def read_clocks(store: ObjectStore, nbytes: int) -> frozenset[str]:
+    """Reads the names of the clocks of all collectors that uploaded to this URL.
+
+    Args:
+        store: where they are.
+        nbytes: size of the object; 0 if there is none.
+
+    Raises:
+        OutputError: if the store refuses.
+        FormatError: if the object is damaged.
+    """
+    data = io.BytesIO()
+    store.get(CLOCKS, data, nbytes)
+    try:
+        return frozenset(filter(CLOCK.fullmatch, msgspec.json.decode(data.getvalue() or b"[]", type=list[str])))
+    except msgspec.MsgspecError as error:
+        text = f"{store.root}/{CLOCKS} is not a list of clocks: {error}; delete it, and upload again"
+        raise FormatError(text) from error
+
+
+class Uploading:
+    """The collector's own upload: looks for closed segments every few seconds. Nothing else waits for the store.
+
+    Args:
+        directory: the collector's directory.
+        url: see `ObjectStore`.
+        every: seconds between two looks, see `Uploader.pause`.
+
+    Raises:
+        OutputError: see `ObjectStore`; or if the URL contains a password, which the page would show.
+    """
+
+    def __init__(self, directory: Path, url: str, *, every: float) -> None:
+        parts = urlsplit(url)
+        if parts.password is not None:
+            raise OutputError("the URL of an upload must not contain a password; set it in the driver's own variables")
+        self._url = urlunsplit(parts._replace(query="", fragment=""))
+        self._uploader = Uploader(directory, url)
+        self._every = every
+        self._at: int | None = None
+        self._problem = ""
+
+    def uploaded(self, path: Path) -> bool:
+        """See `Uploader.uploaded`."""
+        return self._uploader.uploaded(path)
+
+    async def run(self) -> None:
+        """Runs until it is cancelled. What is not in the store then is put after the next start."""
+        loop = asyncio.get_running_loop()
+        executor = DaemonExecutor()  # a store that hangs keeps no collector from ending
+        work: asyncio.Future[None] | None = None
+        try:
+            while True:
+                problem = ""
+                try:
+                    work = loop.run_in_executor(executor, self._uploader.upload)
+                    await asyncio.shield(work)
+                except Exception as error:  # whatever it is, it may be over the next time
+                    problem = str(error)[:500]
+                    if problem != self._problem:
+                        log.error("not everything could be uploaded, and is tried again: %s", problem)
+                self._problem = problem
+                self._at = time.time_ns()
+                await asyncio.sleep(self._uploader.pause(self._every))
+        finally:
+            self._uploader.store.stop()
+            try:
+                if work is not None:
+                    with contextlib.suppress(Exception):  # that it was stopped
+                        await finish(work, ENDING_S)
+            finally:
+                executor.shutdown()
+
+    def view(self) -> UploadView:
+        """What the page and `/v1/job` show."""
+        made, silence = self._uploader, self._uploader.store.silence
+        return UploadView(
+            url=self._url,
+            streams=made.streams,
+            complete=made.complete,
+            bytes=made.nbytes,
+            waiting_bytes=made.waiting,
+            at_ns=self._at,
+            problem=f"nothing was heard of the store for {silence:.0f} s" if silence > SILENCE_S else self._problem,
+        )

@@ -1,0 +1,196 @@
+"""The shipper sends each frame of a journal once, in order, whatever the collector confirms, forgets or already has."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.collector.files.stream_file import StreamFile
+from stepscope.exporters.collector.protocol import Frames
+from stepscope.exporters.collector.shipper import Chunk, Head, Shipper
+from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.segments import segment_paths
+from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.messages import refused
+
+
+def written(directory: Path, *, windows: int = 6, segment_bytes: int = 2000, close: bool = True) -> JournalWriter:
+    """A journal of several segments: each window has ten spans."""
+    writer = JournalWriter(directory / "journal", segment_bytes=segment_bytes)
+    writer.open(run_in(directory))
+    for index in range(windows):
+        batch = batch_of(spans([f"span {n}" for n in range(10)]), window=index)
+        writer.write_batch(batch)
+        writer.write_window(window_of(index, batch))
+    if close:
+        writer.close()
+    return writer
+
+
+@contextmanager
+def shipping(journal: Path) -> Generator[Shipper]:
+    shipper = Shipper(journal)
+    try:
+        yield shipper
+    finally:
+        shipper.close()
+
+
+def store(file: StreamFile, chunk: Chunk) -> None:
+    """What a collector does with a chunk."""
+    header = Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
+    file.write(file.check(header, memoryview(chunk.data)))
+
+
+def collected(directory: Path, journal: Path) -> StreamFile:
+    directory.mkdir(exist_ok=True)
+    head = Head.of(journal)
+    return StreamFile(directory, head.sync, head.run)
+
+
+def same_files(one: Path, other: Path) -> bool:
+    """Whether two journals have the same segments, byte for byte."""
+    ours, theirs = segment_paths(one), segment_paths(other)
+    return [(path.name, path.read_bytes()) for path in ours] == [(path.name, path.read_bytes()) for path in theirs]
+
+
+@given(st.data())
+def test_the_collector_gets_the_same_files(data: st.DataObject) -> None:
+    """However messages are cut, connections are lost, confirmations lag, and the collector loses everything."""
+    with tempfile.TemporaryDirectory() as place:
+        directory = Path(place)
+        writer = written(directory, close=False)
+        file = collected(directory / "c", writer.path)
+        confirmed: Counter[int] = Counter()
+        with shipping(writer.path) as shipper:
+            for move in data.draw(
+                st.lists(st.sampled_from(["send", "confirm", "reconnect", "lose", "write"]), max_size=30)
+            ):
+                if move == "send" and (chunk := shipper.take(data.draw(st.sampled_from([1, 700, 5000])))) is not None:
+                    store(file, chunk)
+                elif move == "confirm":
+                    shipper.confirm(file.next)
+                elif move == "reconnect":
+                    shipper.resume(file.next, file.checksum)
+                elif move == "lose":
+                    file.close()
+                    for path in segment_paths(file.path):
+                        path.unlink()
+                    file = collected(directory / "c", writer.path)
+                    shipper.resume(file.next, file.checksum)
+                elif move == "write":
+                    writer.write_batch(batch_of(spans(["more"]), window=99))
+                confirmed += shipper.take_confirmed()
+            writer.close()
+            shipper.resume(file.next, file.checksum)
+            while (chunk := shipper.take(5000)) is not None:
+                store(file, chunk)
+            assert shipper.unconfirmed_events() + confirmed + shipper.take_confirmed() == counts(writer.path)
+        with shipping(writer.path) as shipper:
+            shipper.resume(file.next, file.checksum)
+            assert shipper.is_confirmed and shipper.take(5000) is None
+            assert shipper.take_confirmed() == counts(writer.path)
+        file.close()
+        assert file.ended and same_files(writer.path, file.path)
+
+
+def counts(journal: Path) -> Counter[int]:
+    """Number of events, by window."""
+    with shipping(journal) as shipper:
+        return shipper.unconfirmed_events()
+
+
+def test_chunks_are_of_one_segment(tmp_path: Path) -> None:
+    """And together they are all frames, each with its position."""
+    journal = written(tmp_path).path
+    with shipping(journal) as shipper:
+        chunks = list(iter(lambda: shipper.take(1 << 20), None))
+        assert [chunk.segment for chunk in chunks] == list(range(len(segment_paths(journal)))) and len(chunks) > 2
+        assert shipper.sent_bytes == sum(len(chunk.data) for chunk in chunks)
+        assert sum((chunk.events for chunk in chunks), Counter[int]()) == dict.fromkeys(range(6), 10)
+        for chunk, following in zip(chunks, chunks[1:], strict=False):
+            assert chunk.end == following.begin
+        shipper.confirm(chunks[-1].end.number)
+        assert shipper.is_confirmed and shipper.sent_bytes == 0
+
+
+def test_what_is_not_committed_is_not_sent(tmp_path: Path) -> None:
+    """A failed write is taken back: frames behind the end that the writer has stated may become others."""
+    writer = written(tmp_path, segment_bytes=0)
+    end = 700
+    shipper = Shipper(writer.path, lambda: end)
+    assert (chunk := shipper.take(1 << 20)) is not None and chunk.end.at <= end
+    assert shipper.take(1 << 20) is None
+    end = writer.end
+    assert shipper.take(1) is not None
+    shipper.close()
+
+
+def test_deleted_segments_are_passed_over(tmp_path: Path) -> None:
+    """The numbers of the next frames say how many are missing."""
+    journal = written(tmp_path, windows=80).path
+    paths = segment_paths(journal)
+    for path in paths[:2]:
+        path.unlink()
+    with shipping(journal) as shipper:
+        assert shipper.confirmed.number > 0
+        shipper.resume(0)
+        assert (chunk := shipper.take(1 << 20)) is not None
+        assert (chunk.segment, chunk.begin) == (2, shipper.confirmed)
+        paths[4].unlink()  # while the journal is read
+        segments = [chunk.segment for chunk in iter(lambda: shipper.take(1 << 20), None)]
+        assert segments == [3, *range(5, len(paths))]
+
+
+def test_a_collector_with_other_frames_is_refused(tmp_path: Path) -> None:
+    """A machine that lost power may have written other frames with the numbers of those that it had sent."""
+    journal = written(tmp_path).path
+    with shipping(journal) as shipper:
+        assert (chunk := shipper.take(700)) is not None
+        with refused(FormatError, "lost power", journal):
+            shipper.resume(chunk.end.number, chunk.checksum ^ 1)
+        with refused(FormatError, "1000", journal):
+            shipper.resume(1001)
+        assert not shipper.take_confirmed()
+        shipper.resume(chunk.end.number, chunk.checksum)
+        assert shipper.take_confirmed() == chunk.events
+        assert (following := shipper.take(700)) is not None and following.begin == chunk.end
+
+
+def test_a_frame_that_is_left_out_is_not_confirmed(tmp_path: Path) -> None:
+    """Its events count as not sent, though a later frame is confirmed."""
+    journal = written(tmp_path, windows=2, segment_bytes=0).path
+    with shipping(journal) as shipper:
+        while (chunk := shipper.take(1)) is not None:
+            if chunk.events[0]:
+                shipper.leave_out(chunk)
+            shipper.confirm(chunk.end.number)
+        assert shipper.is_confirmed and shipper.take_confirmed() == {1: 10}
+
+
+def test_the_stream_has_the_same_id_whenever_it_is_sent(tmp_path: Path) -> None:
+    """Also if its first segment was deleted; another journal of the run has another one."""
+    journal = written(tmp_path).path
+    head = Head.of(journal)
+    assert len(head.stream) == 32 and head.sync == FrameReader(journal).sync_word
+    segment_paths(journal)[0].unlink()
+    assert Head.of(journal) == head
+    (tmp_path / "other").mkdir()
+    other = JournalWriter(tmp_path / "other" / "journal")
+    other.open(msgspec.structs.replace(run_in(tmp_path), id=head.run.id))
+    other.close()
+    assert Head.of(other.path).stream != head.stream
+    for content in (b"", b"something else that is no journal at all"):
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(FormatError):
+            Head.of(tmp_path / "bad")
