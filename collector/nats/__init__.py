@@ -1,1 +1,1 @@
-"""Streams that come through NATS JetStream: which of them this collector takes, and what it does with their messages."""
+"""Streams that come through NATS JetStream: which of them this collector ingests, and how it writes their messages."""

@@ -25,11 +25,13 @@ MakeTransport = Callable[[Shipper, Callable[[], protocol.Hello]], Transport]
 
 
 class Delivered(msgspec.Struct, frozen=True):
-    """A journal of which the other end has all frames."""
+    """A journal of which the other end has all frames that it can take."""
 
     stream: str
     events: int
     """Number of its events."""
+    left_out: int
+    """Number of its events that are in frames which are too large for the other end, and were not sent."""
 
 
 def journals_in(place: Path) -> list[Path]:
@@ -125,6 +127,6 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
         if transport is not None:
             transport.abort()
         shipper.close()
-    if journal.parent.name == BUFFER:
+    if journal.parent.name == BUFFER and not shipper.left_out:
         delete_buffer(journal)
-    return Delivered(head.stream, shipper.take_confirmed().total())
+    return Delivered(head.stream, shipper.take_confirmed().total(), shipper.left_out)

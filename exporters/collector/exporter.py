@@ -287,8 +287,13 @@ class CollectorExporter:
             self._drop(window, count, reason)
         if complete and self._buffer is not None:
             await asyncio.to_thread(delete_buffer, self._buffer.path)
-        is_wrong = lost and reason == "undelivered"
-        return f"{lost:,} events are not in the journal {journal.path}, and were not sent" if is_wrong else ""
+        if not lost or reason != "undelivered":
+            return ""
+        if left_out := shipper.left_out:
+            return (
+                f"{left_out:,} events are in frames that are too large for {self._transport.where}, and were not sent"
+            )
+        return f"{lost:,} events are not in the journal {journal.path}, and were not sent"
 
     def _delivery(self) -> list[str]:
         """Options with which `stepscope deliver` sends the journal to the same collector."""

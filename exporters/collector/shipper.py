@@ -66,6 +66,8 @@ class Chunk(msgspec.Struct, frozen=True):
     """Of the last frame, as its header has it."""
     events: Counter[int]
     """Number of events by window, without those that were confirmed before."""
+    left_out: int = 0
+    """Number of events of a chunk that is not sent."""
 
     @property
     def count(self) -> int:
@@ -103,6 +105,8 @@ class Shipper:
         self._end, self._advanced = end, advanced
         self.confirmed = Place(*self._reader.position)
         """The collector has all frames before this one."""
+        self.left_out = 0
+        """Number of events before this frame that were left out: their frames are too large for the collector."""
         self._checksum: int | None = None
         """Of the frame before `confirmed`, if known."""
         self._counted = self.confirmed.number
@@ -163,13 +167,15 @@ class Shipper:
         return chunk
 
     def leave_out(self, chunk: Chunk) -> None:
-        """A chunk cannot be sent: its events are never confirmed."""
-        chunk.events.clear()
+        """Notes that the chunk that was taken last is not sent: its events are never confirmed."""
+        left_out = msgspec.structs.replace(chunk, events=Counter(), left_out=chunk.events.total())
+        self._unconfirmed[-1] = left_out
 
     def confirm(self, next: int) -> None:
         """The collector has all frames before number `next`."""
         while self._unconfirmed and self._unconfirmed[0].end.number <= next:
             chunk = self._unconfirmed.popleft()
+            self.left_out += chunk.left_out
             self._advance(chunk.end, chunk.checksum, chunk.events)
 
     def resume(self, next: int, checksum: int | None = None) -> None:

@@ -8,7 +8,7 @@ bucket says which streams have ended, and are written; it has their `Hello`s the
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from nats.aio.client import Client
@@ -21,6 +21,7 @@ from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFo
 from nats.js.kv import KeyValue
 
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.runtime.errors import FormatError
 
 STREAM = "STEPSCOPE"
 SUBJECTS = "stepscope.frames"
@@ -39,8 +40,7 @@ ENDED = "stepscope-ended"
 the stream: its `Hello`, for who takes it once more."""
 OF_HELLO = ".hello"
 OLDEST = "Stepscope-Oldest"
-"""Header of a message: number of the oldest frame that the exporter still had when it was composed. What is older was stored,
-or is nowhere."""
+"""Header of a message: frames before this number were stored when it was composed, or are nowhere."""
 IN_FLIGHT = 64
 """Messages that an exporter may have published without knowing whether they are stored: so far they may be out of order."""
 IN_FLIGHT_BYTES = 16 << 20
@@ -109,6 +109,27 @@ async def stream(context: JetStreamContext, limits: NatsLimits) -> float:
                 "limit (max_bytes, --nats-max-bytes), or the server more room"
             ) from error
     return info.config.max_age or 0.0
+
+
+async def stored_before(context: JetStreamContext, stream: str) -> int:
+    """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message."""
+    try:
+        last: Any = await context.get_last_msg(STREAM, f"{SUBJECTS}.{stream}")
+    except NotFoundError:
+        return 0
+    return oldest(last.headers)
+
+
+def oldest(headers: Mapping[str, str] | None) -> int:
+    """The header `OLDEST` of a message; 0 without one.
+
+    Raises:
+        FormatError: if it is no number.
+    """
+    number = (headers or {}).get(OLDEST, "0")
+    if not (number.isascii() and number.isdecimal() and len(number) < 20):
+        raise FormatError(f"its header {OLDEST} is no number")
+    return int(number)
 
 
 async def consumer(context: JetStreamContext, config: ConsumerConfig) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import msgspec
 from nats.aio.client import Client
-from nats.errors import ConnectionClosedError
+from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
@@ -31,14 +31,16 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 log = logging.getLogger("stepscope")
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, frozen=True):
     """One publication. It is repeated as it is until it is confirmed: its id stands for these frames and no others."""
 
     next: int
+    """Number of the frame after its last one."""
     id: str
     data: bytes
+    """Empty if the frame is too large for the server, and is left out."""
     oldest: int
-    """The oldest frame that there still was."""
+    """Frames before this one were stored, or are nowhere."""
 
 
 class NatsTransport(Transport):
@@ -65,7 +67,7 @@ class NatsTransport(Transport):
         """
         super().__init__(f"NATS at {servers}", settings, shipper, hello, synced=synced)
         self._servers, self._limits = servers, limits
-        self._most = 0
+        self._max_bytes = 0
         """Bytes of a message that the server takes."""
 
     def _reason(self, failure: Exception) -> tuple[str, bool]:
@@ -73,8 +75,8 @@ class NatsTransport(Transport):
             return f"{type(failure).__name__}: {failure}", False
         return super()._reason(failure)
 
-    async def _told(self, error: Exception) -> None:
-        """What the client is up to while it connects again. That a call took too long says less than what was said before."""
+    async def _note_error(self, error: Exception) -> None:
+        """Logs and shows an error of the client, which tries again. A timeout does not replace an earlier error, which says more."""
         if not (isinstance(error, TimeoutError) and self._last_error):
             self._fail(self._reason(error)[0][:500])
 
@@ -90,18 +92,19 @@ class NatsTransport(Transport):
             connect_timeout=self._settings.timeout,
             max_reconnect_attempts=-1,
             reconnect_time_wait=self._settings.first_delay,
-            error_cb=self._told,
+            error_cb=self._note_error,
             disconnected_cb=self._lost,
             reconnected_cb=self._back,
         )
         await self._back()
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
-            hello = self._hello()
             hellos = await layout.hellos(jetstream, await layout.stream(jetstream, self._limits))
+            stored = await layout.stored_before(jetstream, self._hello().stream)
+            self._shipper.resume(max(stored, self._shipper.confirmed.number))
+            hello = self._hello()
             await hellos.put(hello.stream, protocol.encode(hello))
-            self._shipper.resume(self._shipper.confirmed.number)
-            self._most = client.max_payload - layout.OVERHEAD
+            self._max_bytes = client.max_payload - layout.OVERHEAD
             comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
             repeating = asyncio.create_task(self._say_again(hellos))
             try:
@@ -129,7 +132,7 @@ class NatsTransport(Transport):
                 await hellos.put(hello.stream, protocol.encode(hello))
                 delay = layout.HELLO_SPARE / 2
             except (NatsError, TimeoutError) as error:
-                await self._told(error)
+                await self._note_error(error)
                 delay = self._settings.longest_delay
 
     async def _publish_all(self, jetstream: JetStreamContext, stream: str) -> None:
@@ -137,8 +140,8 @@ class NatsTransport(Transport):
         try:
             while True:
                 self._news.clear()
-                while len(waiting) < layout.IN_FLIGHT and _bytes(waiting) < layout.IN_FLIGHT_BYTES:
-                    message = self._compose(stream)
+                while _has_room(waiting):
+                    message = self._compose(stream, all_stored=not waiting)
                     if message is None:
                         break
                     waiting.append((message, asyncio.create_task(self._publish(jetstream, stream, message))))
@@ -154,23 +157,30 @@ class NatsTransport(Transport):
         finally:
             await end_tasks(*(task for _, task in waiting))
 
-    def _compose(self, stream: str) -> _Message | None:
-        """What to publish next; `None` if there is nothing."""
+    def _compose(self, stream: str, *, all_stored: bool) -> _Message | None:
+        """The next message; `None` if there is nothing to send.
+
+        Args:
+            stream: id of the stream.
+            all_stored: whether everything that was taken before is stored.
+        """
         shipper = self._shipper
         oldest = shipper.confirmed.number
-        chunk = shipper.take(min(self._most, self._settings.message_bytes))
+        chunk = shipper.take(min(self._max_bytes, self._settings.message_bytes))
         if chunk is None:
             return None
         first, next = chunk.begin.number, chunk.end.number
-        data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
-        if len(chunk.data) > self._most:
-            log.error(
-                "%s: frame %d takes %s bytes, and the server's max_payload allows %s: it is left out",
-                self.where, first, f"{len(data):,}", f"{self._most:,}",
-            )  # fmt: skip
-            data = b""
+        if len(chunk.data) > self._max_bytes:
+            if not shipper.left_out:
+                log.error(
+                    "%s: frame %d has %s bytes, and the server's max_payload leaves room for %s: such frames are left out; "
+                    "set a larger max_payload",
+                    self.where, first, f"{len(chunk.data):,}", f"{self._max_bytes:,}",
+                )  # fmt: skip
             shipper.leave_out(chunk)
-        return _Message(next, f"{stream}:{first}:{next}", data, oldest)
+            return _Message(next, "", b"", oldest)
+        data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
+        return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)
 
     async def _publish(self, jetstream: JetStreamContext, stream: str, message: _Message) -> bool:
         """Publishes until JetStream says that it is stored; a repetition is known by its id, and stored once."""
@@ -185,14 +195,20 @@ class NatsTransport(Transport):
                     headers={"Nats-Msg-Id": message.id, layout.OLDEST: str(message.oldest)},
                 )
                 return True
-            except (ConnectionClosedError, NoStreamResponseError):
-                raise  # a server has ended it for good, or there is no stream any more: it is all begun anew
+            except (ConnectionClosedError, NoStreamResponseError, MaxPayloadError):
+                raise  # the server has closed it, the stream was deleted, or another server takes less: connect again
             except (NatsError, TimeoutError) as error:
-                await self._told(error)
+                await self._note_error(error)
             await asyncio.sleep(delay)
             delay = min(2 * delay, self._settings.longest_delay)
         return False
 
 
-def _bytes(waiting: Iterable[tuple[_Message, object]]) -> int:
-    return sum(len(message.data) for message, _ in waiting)
+def _has_room(waiting: Sequence[tuple[_Message, object]]) -> bool:
+    """Whether another message may be published beside those that wait to be stored.
+
+    None follows a frame that is left out until all before it are stored: the next message says then that it does not come.
+    """
+    size = sum(len(message.data) for message, _ in waiting)
+    left_out = waiting and not waiting[-1][0].data
+    return len(waiting) < layout.IN_FLIGHT and size < layout.IN_FLIGHT_BYTES and not left_out

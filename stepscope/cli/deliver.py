@@ -27,7 +27,8 @@ examples:
   stepscope deliver runs/exp1/journal --url ws://127.0.0.1:7788
   stepscope deliver runs/exp1 --url tls://nats.example:4222 --nats-credentials user.creds
 
-exit codes: 0 everything is stored, 1 nothing to deliver, the process still runs, or the collector refuses, 2 wrong usage
+exit codes: 0 everything is stored, 1 nothing to deliver, the process still runs, the collector refuses, or a frame is too
+large, 2 wrong usage
 """
 
 
@@ -94,6 +95,11 @@ def deliver(given: argparse.Namespace) -> int:
             continue
         sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
         print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
+        if sent.left_out:
+            message(
+                f"stepscope deliver: {sent.left_out:,} events of {journal} are in frames that are too large, and were not sent"
+            )
+            failed = True
     return 1 if failed else 0
 
 

@@ -43,8 +43,9 @@ class Publisher:
         return header
 
     async def publish(self, first: int, count: int, oldest: int = 0, size: int = 40) -> int:
-        """Publishes frames; where JetStream has them."""
-        return await self.send(protocol.encode(frames_header(first, count), frames(first, count, size)), oldest)
+        """Publishes frames, as if all before them had the same size; where JetStream has them."""
+        header = frames_header(first, count, position=fmt.FILE_HEADER.size + len(frames(0, 1, size)) * first)
+        return await self.send(protocol.encode(header, frames(first, count, size)), oldest)
 
     async def end(self, number: int, oldest: int = 0) -> int:
         """Publishes the frame that ends the stream."""

@@ -52,7 +52,7 @@ async def test_frames_are_written_before_they_are_confirmed(tmp_path: Path) -> N
         ("text", "messages are binary"),
         (protocol.encode(protocol.Ack(3)), "Ack is not for the collector"),
         (protocol.encode(protocol.Ping(3)) + b"more", "should have none"),
-        (protocol.encode(frames_header(7, 1), frames(7, 1)), "frame 0 is missing, 7 came"),
+        (protocol.encode(frames_header(0, 1, segment=1, position=19), frames(0, 1)), "begins at byte 19"),
         (protocol.encode(frames_header(0, 1), frames(0, 1, sync=b"\xf5xyz")), "no frame of this journal"),
         (protocol.encode(frames_header(0, 1), frames(0, 1)[:-3]), "damaged, or not whole"),
         (protocol.encode(frames_header(0, (1 << 62) - 1), frames(0, 1)), "cannot be read"),
@@ -206,17 +206,18 @@ async def test_many_connections_want_one_stream(tmp_path: Path) -> None:
     assert content == fmt.encode_file_header(SYNC) + frames(0, count)
 
 
-async def test_frames_that_are_nowhere_any_more_are_passed_over(tmp_path: Path) -> None:
-    """An exporter whose memory was full begins later, and the numbers in the file show it. It says whose it is all the same."""
+async def test_missing_frames_are_counted(tmp_path: Path) -> None:
+    """A rank that deleted its oldest segments begins later, and the numbers in the files show it; whose they are is in them."""
     async with collecting(tmp_path) as running, connected(running.url) as one:
-        await one.send(hello(oldest=(1 << 40) + 5))
+        await one.send(hello())
         assert isinstance(welcome := await answer(one), protocol.Welcome)
-        assert welcome.next == 0  # so it knows that they are missing
-        assert await send_frames(one, (1 << 40) + 5, 2) == protocol.Ack((1 << 40) + 7)
-        assert running.collector.streams.all[STREAM].missing == (1 << 40) + 4
-    assert running.journal().read_bytes() == fmt.encode_file_header(SYNC) + run_frame((1 << 40) + 4) + frames(
-        (1 << 40) + 5, 2
-    )
+        assert welcome.next == 0
+        await one.send(protocol.encode(frames_header(5, 2, segment=3, position=5000), frames(5, 2)))
+        assert await answer(one) == protocol.Ack(7)
+        assert running.collector.streams.all[STREAM].missing == 4
+    begin = 5000 - len(run_frame(4))
+    written = running.journal().with_name("journal.3").read_bytes()
+    assert written == fmt.encode_file_header(SYNC, 3, begin) + run_frame(4) + frames(5, 2)
 
 
 @pytest.mark.parametrize("limit", ["max_bytes", "max_stream_bytes"])

@@ -1,4 +1,4 @@
-"""Collectors that take from NATS share the streams, whoever comes later or goes: each event is there once in the result."""
+"""Collectors that ingest from NATS share the streams, also when one joins or leaves: each event is in the result once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from nats.js import JetStreamContext
 
 from stepscope.collector.merge.sources import gather
-from stepscope.collector.nats import free
-from stepscope.collector.nats.beginning import has_beginning
-from stepscope.collector.nats.members import Members
-from stepscope.collector.nats.share import MOST_GIVEN, Share
+from stepscope.collector.nats import scheduling
+from stepscope.collector.nats.coordination import Peers
+from stepscope.collector.nats.scheduling import MAX_RELEASED, FairShare, is_complete_in_jetstream
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
@@ -28,8 +27,8 @@ from tests.support.beside import running
 from tests.support.jetstreams import Publisher, jetstream
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
+from tests.support.nats_sources import LEASE_SECONDS, Source, ingesting
 from tests.support.ranks.streams import no_room
-from tests.support.taking import LEASE_SECONDS, Source, taking
 
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
 
@@ -40,13 +39,13 @@ def server(tmp_path: Path) -> Generator[NatsServer]:
         yield started
 
 
-def held(*sources: Source) -> list[int]:
-    """How many streams each takes, the most first."""
-    return sorted((source.held for source in sources), reverse=True)
+def assigned(*sources: Source) -> list[int]:
+    """Number of streams of each, the largest first."""
+    return sorted((source.assigned for source in sources), reverse=True)
 
 
 async def test_streams_are_shared(server: NatsServer, tmp_path: Path) -> None:
-    """Two have half of them each; one that joins gets its part while they stream, and gives it back when it goes."""
+    """Two collectors have half of them each. A third gets its share while they stream, and releases it when it leaves."""
     names = ("one", "other", "third")
     async with jetstream(server.url) as context:
         publishers = [Publisher(context) for _ in range(20)]
@@ -60,18 +59,18 @@ async def test_streams_are_shared(server: NatsServer, tmp_path: Path) -> None:
                 for publisher in publishers:
                     await publisher.publish(count - 1, 1)
                 published = count
-                await asyncio.sleep(0.05)  # as those who train do something else, too
+                await asyncio.sleep(0.05)  # as a training does something else, too
 
-        async with taking(tmp_path / "one", server.url) as one, taking(tmp_path / "other", server.url) as other:
+        async with ingesting(tmp_path / "one", server.url) as one, ingesting(tmp_path / "other", server.url) as other:
             async with running(publish()):
-                await poll(lambda: held(one, other) == [10, 10])
-                async with taking(tmp_path / "third", server.url) as third:
-                    await poll(lambda: held(one, other, third) == [7, 7, 6])
+                await poll(lambda: assigned(one, other) == [10, 10])
+                async with ingesting(tmp_path / "third", server.url) as third:
+                    await poll(lambda: assigned(one, other, third) == [7, 7, 6])
                     now = published
                     await poll(lambda: sum(third.next(publisher.stream) > now for publisher in publishers) >= 6)
-                    # Who has given a stream away does not tell of it any more.
+                    # A collector does not show a stream that it released.
                     await poll(lambda: sum(len(source.streams.all) for source in (one, other, third)) == 20)
-                await poll(lambda: held(one, other) == [10, 10])
+                await poll(lambda: assigned(one, other) == [10, 10])
             for publisher in publishers:
                 await publisher.publish(published, 1)
                 await publisher.end(published + 1)
@@ -84,44 +83,44 @@ async def test_streams_are_shared(server: NatsServer, tmp_path: Path) -> None:
 
 
 async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -> None:
-    """Of streams that went from one directory to another; who gave them away has a part of them still."""
+    """Also of streams that moved to another directory: the first one has a part of them."""
     exporters = [NatsExporter(server.url, settings=QUICK) for _ in range(4)]
     for number, exporter in enumerate(exporters):
         await exporter.open(run_in(tmp_path / f"run{number}"))
         await exporter.export(batch_of(spans(["before"])))
     directories = [tmp_path / "one", tmp_path / "other"]
-    async with taking(directories[0], server.url) as one:
+    async with ingesting(directories[0], server.url) as one:
         await poll(lambda: sum(one.next(exporter.stream) > 2 for exporter in exporters) == 4)
-        async with taking(directories[1], server.url) as other:
-            await poll(lambda: held(one, other) == [2, 2])
+        async with ingesting(directories[1], server.url) as other:
+            await poll(lambda: assigned(one, other) == [2, 2])
             for exporter in exporters:
                 await exporter.export(batch_of(spans(["after", "it"])))
                 await exporter.aclose()
             await poll(lambda: all(one.ended(each.stream) or other.ended(each.stream) for each in exporters))
     assert len([*directories[0].glob("streams/*")]) == 4 and len([*directories[1].glob("streams/*")]) == 2
     for sources in (directories, directories[::-1]):
-        recordings, said = gather(sources, no_room)
-        assert not said
+        recordings, notes = gather(sources, no_room)
+        assert not notes
         assert sorted(one.stream for one in recordings) == sorted(exporter.stream for exporter in exporters)
         assert [(one.events, one.ended) for one in recordings] == [(3, True)] * 4
 
 
-async def test_a_stream_without_its_beginning_stays(server: NatsServer, tmp_path: Path) -> None:
-    """Who took it over would not have all of it; one who joins takes those that begin later."""
+async def test_an_incomplete_stream_does_not_move(server: NatsServer, tmp_path: Path) -> None:
+    """Another collector could not read all of it; one that joins gets the streams that begin later."""
     async with jetstream(server.url) as context:
         publishers = [Publisher(context) for _ in range(4)]
-        async with taking(tmp_path / "one", server.url) as one:
+        async with ingesting(tmp_path / "one", server.url) as one:
             await begun(publishers)
             await poll(lambda: sum(one.next(publisher.stream) == 5 for publisher in publishers) == 4)
             for number in range(1, 5):
                 await context.delete_msg(layout.STREAM, number)
             for publisher in publishers:
                 await publisher.publish(5, 1, oldest=5)
-            async with taking(tmp_path / "other", server.url) as other:
+            async with ingesting(tmp_path / "other", server.url) as other:
                 later = [Publisher(context) for _ in range(4)]
                 await begun(later)
-                await poll(lambda: (one.held, other.held) == (4, 4))
-                await poll(lambda: other.kept() == {publisher.stream for publisher in later})
+                await poll(lambda: (one.assigned, other.assigned) == (4, 4))
+                await poll(lambda: other.stored() == {publisher.stream for publisher in later})
 
 
 async def begun(publishers: Sequence[Publisher]) -> None:
@@ -131,28 +130,28 @@ async def begun(publishers: Sequence[Publisher]) -> None:
         await publisher.publish(0, 5)
 
 
-async def test_what_one_does_not_take_others_take(
+async def test_a_stream_is_acquired_beyond_the_share(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A collector that is there and takes nothing holds nothing up for long."""
-    monkeypatch.setattr(free, "PATIENCE", 0.5)
+    """After a while, if a collector that announces itself acquires nothing."""
+    monkeypatch.setattr(scheduling, "PATIENCE", 0.5)
     async with jetstream(server.url) as context:
         bucket = await layout.bucket(context, layout.LEASES, LEASE_SECONDS)
-        idle = Members(context, bucket, LEASE_SECONDS)
+        idle = Peers(context, bucket, LEASE_SECONDS)
 
-        async def be_there() -> None:
+        async def announce() -> None:
             while True:
-                await idle.tell(0)
+                await idle.announce(0)
                 await asyncio.sleep(LEASE_SECONDS / 6)
 
         publishers = [Publisher(context) for _ in range(4)]
         await begun(publishers)
-        async with running(be_there()), taking(tmp_path / "one", server.url) as one:
-            await poll(lambda: len(one.kept()) == 4)
+        async with running(announce()), ingesting(tmp_path / "one", server.url) as one:
+            await poll(lambda: len(one.stored()) == 4)
 
 
-async def test_who_is_told_to_end_many_times_leaves_nothing(server: NatsServer, tmp_path: Path) -> None:
-    """No socket, no lease, and no sign of itself, though it is cancelled again at each turn of the loop while it ends."""
+async def test_repeated_cancellation_leaves_nothing(server: NatsServer, tmp_path: Path) -> None:
+    """No socket, no lease, and no value of its own, though it is cancelled again in each iteration of the loop while it ends."""
     async with jetstream(server.url) as context:
         publishers = [Publisher(context) for _ in range(4)]
         await begun(publishers)
@@ -171,61 +170,61 @@ async def test_who_is_told_to_end_many_times_leaves_nothing(server: NatsServer, 
 
 
 def sockets() -> int:
-    """How many this process has open."""
+    """Number of sockets of this process."""
     return sum(os.readlink(file).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
 
 
-async def test_beginnings(server: NatsServer) -> None:
-    """They are there as long as JetStream has them, and does not throw them away soon."""
+async def test_completeness_in_jetstream(server: NatsServer) -> None:
+    """A stream is complete if JetStream has its beginning, and does not delete it soon."""
     async with jetstream(server.url) as context:
         old, new, none = Publisher(context), Publisher(context), Publisher(context)
         await begun([old])
-        assert await beginning(context, old) and not await beginning(context, none)
+        assert await is_complete(context, old) and not await is_complete(context, none)
         await limit(context, max_bytes=1 << 20)
         for number in range(9):
             await old.publish(5 + number, 1, size=100_000)
         await begun([new])
-        assert not await beginning(context, old), "there is hardly any room"
-        assert await beginning(context, new), "all others go first"
+        assert not await is_complete(context, old), "its beginning is deleted soon"
+        assert await is_complete(context, new), "all others are deleted first"
         await limit(context, max_bytes=1 << 20, discard="new")
-        assert await beginning(context, old), "nothing goes to make room"
+        assert await is_complete(context, old), "nothing is deleted to make room"
         await limit(context, max_bytes=-1)
-        assert await beginning(context, old)
+        assert await is_complete(context, old)
         await limit(context, max_bytes=-1, max_age=1e6)
-        assert await beginning(context, old)
+        assert await is_complete(context, old)
         await context.delete_msg(layout.STREAM, 1)
-        assert not await beginning(context, old)
+        assert not await is_complete(context, old)
 
 
-async def beginning(context: JetStreamContext, publisher: Publisher) -> bool:
-    return await has_beginning(context, publisher.stream, await context.stream_info(layout.STREAM))
+async def is_complete(context: JetStreamContext, publisher: Publisher) -> bool:
+    return await is_complete_in_jetstream(context, publisher.stream, await context.stream_info(layout.STREAM))
 
 
 async def limit(context: JetStreamContext, **limits: object) -> None:
-    """Changes what JetStream keeps."""
+    """Changes the limits of the stream in JetStream."""
     untyped: Any = context
     config: Any = (await context.stream_info(layout.STREAM)).config
     await untyped.update_stream(config.evolve(**limits))
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(0, 300))
-def test_shares_become_even(loads: list[int], free: int) -> None:
-    """Whatever each has at first: nobody gives more than it may, and in the end nobody has two more than another."""
-    streams = sum(loads) + free
+def test_loads_become_even(loads: list[int], unassigned: int) -> None:
+    """Whatever each has at first, none releases more than allowed, and in the end no two differ by more than one."""
+    streams = sum(loads) + unassigned
     for _ in range(400):
-        before = list(loads), free
+        before = list(loads), unassigned
         for index in range(len(loads)):
-            share = Share(loads[index], streams, loads[:index] + loads[index + 1 :])
-            assert not (share.room and share.surplus) and share.surplus <= MOST_GIVEN
-            took = min(share.room, free)
-            loads[index] += took - share.surplus
-            free += share.surplus - took
-        if (loads, free) == before:
+            share = FairShare(loads[index], streams, loads[:index] + loads[index + 1 :])
+            assert not (share.room and share.surplus) and share.surplus <= MAX_RELEASED
+            acquired = min(share.room, unassigned)
+            loads[index] += acquired - share.surplus
+            unassigned += share.surplus - acquired
+        if (loads, unassigned) == before:
             break
-    assert free == 0 and sum(loads) == streams
+    assert unassigned == 0 and sum(loads) == streams
     assert max(loads) - min(loads) <= 1
 
 
-def test_who_is_alone_takes_everything() -> None:
-    share = Share(held=3, streams=10, others=[])
+def test_a_single_collector_acquires_everything() -> None:
+    share = FairShare(assigned=3, streams=10, others=[])
     assert (share.room, share.surplus) == (7, 0)

@@ -1,4 +1,4 @@
-"""A collector that takes from NATS: it tells what is wrong and tries again, and leaves what has ended."""
+"""A collector that ingests from NATS: it shows failures and tries again, and releases streams that have ended."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, until
 from tests.support.jetstreams import Publisher, jetstream, whole
 from tests.support.nats import NatsServer
+from tests.support.nats_sources import ingesting
 from tests.support.streams import hello
-from tests.support.taking import taking
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.1)
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Generator[NatsServer]:
-    """One that was not started yet."""
+    """A server that is not started yet."""
     with NatsServer(tmp_path / "jetstream", start=False) as made:
         yield made
 
 
 async def test_a_server_that_comes_later(server: NatsServer, tmp_path: Path) -> None:
-    """First there is none, then one without JetStream; both is shown, and it goes on when it can."""
-    async with taking(tmp_path / "collected", server.url) as source:
+    """First there is none, then one without JetStream: both failures are shown, and streams are ingested as soon as possible."""
+    async with ingesting(tmp_path / "collected", server.url) as source:
         await poll(lambda: "refused" in source.nats.view().problem.lower())
         assert not source.nats.view().connected
         server.start(jetstream=False)
@@ -50,7 +50,7 @@ async def test_a_server_that_comes_later(server: NatsServer, tmp_path: Path) -> 
 
 
 async def test_a_permission_that_comes_later(server: NatsServer, tmp_path: Path) -> None:
-    """What is not allowed is named, on both sides, rather than that nobody answered."""
+    """Both sides name what is not allowed, instead of a timeout."""
     server.configure(
         'authorization { users: [ { user: a, password: a, permissions: { publish: { deny: "$JS.API.>" } } } ] }\n'
         "no_auth_user: a"
@@ -58,7 +58,7 @@ async def test_a_permission_that_comes_later(server: NatsServer, tmp_path: Path)
     server.start()
     exporter = NatsExporter(server.url, settings=QUICK)
     await exporter.open(run_in(tmp_path))
-    async with taking(tmp_path / "collected", server.url) as source:
+    async with ingesting(tmp_path / "collected", server.url) as source:
         await poll(lambda: "ermissions" in source.nats.view().problem)
         await poll(lambda: (found := exporter.statistics()) and "ermissions" in found.last_error)
         server.kill()
@@ -70,11 +70,11 @@ async def test_a_permission_that_comes_later(server: NatsServer, tmp_path: Path)
 
 
 async def test_a_stream_that_somebody_deletes(server: NatsServer, tmp_path: Path) -> None:
-    """It is made again, by exporters as well as by collectors, and what comes then is taken."""
+    """Exporters and collectors create it again, and what is published then is ingested."""
     server.start()
     exporter = NatsExporter(server.url, settings=QUICK)
     await exporter.open(run_in(tmp_path))
-    async with taking(tmp_path / "collected", server.url) as source:
+    async with ingesting(tmp_path / "collected", server.url) as source:
         await poll(lambda: (found := source.streams.all.get(exporter.stream)) and found.next)
         async with jetstream(server.url) as context:
             await context.delete_stream(layout.STREAM)
@@ -83,32 +83,32 @@ async def test_a_stream_that_somebody_deletes(server: NatsServer, tmp_path: Path
         await poll(lambda: source.ended(exporter.stream))
 
 
-async def test_a_stream_that_has_ended_is_left(server: NatsServer, tmp_path: Path) -> None:
-    """No lease and no consumer is kept for it, and others do not take it once more."""
+async def test_a_stream_that_has_ended_is_released(server: NatsServer, tmp_path: Path) -> None:
+    """It has no lease and no consumer, and other collectors do not ingest it again."""
     server.start()
     async with jetstream(server.url) as context:
         first, second = Publisher(context), Publisher(context)
-        async with taking(tmp_path / "one", server.url) as one:
+        async with ingesting(tmp_path / "one", server.url) as one:
             await whole(first)
-            await poll(lambda: one.ended(first.stream) and not one.held)
+            await poll(lambda: one.ended(first.stream) and not one.assigned)
             leases = await layout.bucket(context, layout.LEASES)
             with pytest.raises(KeyNotFoundError):
                 await leases.get(first.stream)
             info = await context.stream_info(layout.STREAM)
             assert info.state.consumer_count == 0 and info.state.messages == 2
-        async with taking(tmp_path / "other", server.url) as other:
+        async with ingesting(tmp_path / "other", server.url) as other:
             await whole(second)
-            await poll(lambda: other.ended(second.stream) and not other.held)
-            assert other.kept() == {second.stream}
-            # What it began with is not kept for ever; whoever has lost that directory can have it taken again all the same.
+            await poll(lambda: other.ended(second.stream) and not other.assigned)
+            assert other.stored() == {second.stream}
+            # Its Hello does not stay for ever. After the loss of that directory it can be ingested again all the same.
             assert not {first.stream, second.stream} & await layout.keys(context, layout.HELLOS)
             await (await layout.bucket(context, layout.ENDED)).delete(first.stream)
-        async with taking(tmp_path / "third", server.url) as third:
+        async with ingesting(tmp_path / "third", server.url) as third:
             await poll(lambda: third.ended(first.stream))
 
 
-async def test_buckets_forget(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said of a stream vanishes later than its messages, and is said again until then; an older bucket has no age."""
+async def test_hellos_expire(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hello expires later than the messages of its stream, and is published again until then; an older bucket has no limit."""
     server.start()
     exporter = NatsExporter(server.url, limits=NatsLimits(max_age=300.0), settings=QUICK)
     await exporter.open(run_in(tmp_path))
@@ -129,52 +129,52 @@ async def test_buckets_forget(server: NatsServer, tmp_path: Path, monkeypatch: p
         async with asyncio.timeout(30):
             while exporter.stream not in await layout.keys(context, layout.HELLOS):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        async with taking(tmp_path / "collected", server.url) as source:
+        async with ingesting(tmp_path / "collected", server.url) as source:
             await exporter.aclose()
-            await poll(lambda: source.ended(exporter.stream) and not source.held)
+            await poll(lambda: source.ended(exporter.stream) and not source.assigned)
             assert exporter.stream not in await layout.keys(context, layout.HELLOS)
 
 
-async def test_a_stream_of_which_nothing_is_left_is_let_go(server: NatsServer, tmp_path: Path) -> None:
-    """Its exporter never came to its end, and JetStream has thrown away what it had."""
+async def test_a_stream_without_messages_is_released(server: NatsServer, tmp_path: Path) -> None:
+    """Its exporter never ended it, and JetStream has deleted all of it."""
     server.start()
-    async with jetstream(server.url) as context, taking(tmp_path / "collected", server.url) as source:
+    async with jetstream(server.url) as context, ingesting(tmp_path / "collected", server.url) as source:
         publisher = Publisher(context)
         await publisher.begin()
         await publisher.publish(0, 5)
         await poll(lambda: (found := source.streams.all.get(publisher.stream)) and found.next == 5)
         await context.purge_stream(layout.STREAM)
-        await poll(lambda: not source.held)
+        await poll(lambda: not source.assigned)
         await publisher.publish(5, 5)
         await publisher.end(10)
         await poll(lambda: source.ended(publisher.stream))
         assert source.streams.all[publisher.stream].missing == 0
 
 
-async def test_what_belongs_to_no_stream(server: NatsServer, tmp_path: Path) -> None:
-    """A subject that is none, a Hello that is none or of another, and no Hello at all: the others are taken."""
+async def test_messages_of_unknown_streams(server: NatsServer, tmp_path: Path) -> None:
+    """An invalid subject, a Hello of another stream, and no Hello at all: the other streams are ingested."""
     server.start()
-    async with jetstream(server.url) as context, taking(tmp_path / "collected", server.url) as source:
-        strange, wrong, silent, good = (Publisher(context) for _ in range(4))
-        strange.stream = "nobody"
+    async with jetstream(server.url) as context, ingesting(tmp_path / "collected", server.url) as source:
+        invalid, wrong, unknown, good = (Publisher(context) for _ in range(4))
+        invalid.stream = "nobody"
         hellos = await layout.bucket(context, layout.HELLOS)
         await hellos.put(wrong.stream, hello(0, good.stream))
-        for publisher in (strange, wrong, silent):
+        for publisher in (invalid, wrong, unknown):
             await publisher.publish(0, 5)
         await whole(good)
         await poll(lambda: source.ended(good.stream))
         await poll(lambda: source.nats.view().malformed_messages == 1)
         await poll(lambda: "stream " in source.nats.view().problem)
-        assert source.kept() == {good.stream}
-        # As soon as it is said whose they are, they are taken.
-        for publisher in (wrong, silent):
+        assert source.stored() == {good.stream}
+        # With a Hello they are ingested.
+        for publisher in (wrong, unknown):
             await publisher.begin()
             await publisher.end(5)
-        await poll(lambda: source.ended(wrong.stream) and source.ended(silent.stream))
+        await poll(lambda: source.ended(wrong.stream) and source.ended(unknown.stream))
 
 
 def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> None:
-    """On the page, to Prometheus, in the log and in the audit, once; and the stream goes on."""
+    """On the page, to Prometheus and in the audit; once in the log. The rest of the stream is ingested."""
     server.start()
 
     async def publish() -> str:
@@ -193,17 +193,17 @@ def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> Non
         until(lambda: collector.get("/v1/job")["ended"] == 1)
         text = ask(f"{collector.url}/metrics").body.decode()
         assert "stepscope_nats_malformed_messages_total 3.0" in text and "stepscope_nats_up 1.0" in text
-        _, said = collector.stop()
-    assert sum(stream in line and "claims" in line for line in said.splitlines()) == 1
+        _, log = collector.stop()
+    assert sum(stream in line and "claims" in line for line in log.splitlines()) == 1
     assert (tmp_path / "collected" / "refused.jsonl").read_text().count(stream) == 3
 
 
 async def test_limits_of_what_jetstream_keeps(server: NatsServer, tmp_path: Path) -> None:
-    """The first to come makes the stream with its own; what is there is left as it is."""
+    """The first exporter creates the stream with its limits; an existing stream stays as it is."""
     server.start()
     limits = NatsLimits(max_bytes=1 << 28, max_age=300.0, discard="new")
-    for given in (limits, NatsLimits(max_bytes=1 << 20)):
-        exporter = NatsExporter(server.url, limits=given, settings=QUICK)
+    for requested in (limits, NatsLimits(max_bytes=1 << 20)):
+        exporter = NatsExporter(server.url, limits=requested, settings=QUICK)
         await exporter.open(run_in(tmp_path))
         await exporter.aclose()
     async with jetstream(server.url) as context:
@@ -212,19 +212,19 @@ async def test_limits_of_what_jetstream_keeps(server: NatsServer, tmp_path: Path
         assert found.duplicate_window == 300.0
 
 
-async def test_a_limit_that_the_server_cannot_keep(server: NatsServer, tmp_path: Path) -> None:
-    """It is said what to do."""
+async def test_a_limit_that_the_server_cannot_reserve(server: NatsServer, tmp_path: Path) -> None:
+    """The error names the setting."""
     server.start()
     exporter = NatsExporter(server.url, limits=NatsLimits(max_bytes=1 << 60), settings=QUICK)
     await exporter.open(run_in(tmp_path))
     await poll(lambda: (found := exporter.statistics()) and "max_bytes" in found.last_error)
-    async with jetstream(server.url):  # with limits that it can keep
+    async with jetstream(server.url):  # with limits that it can reserve
         await exporter.aclose()
     assert not (tmp_path / "unsent").exists()
 
 
 async def test_a_full_stream_that_takes_nothing_more(server: NatsServer, tmp_path: Path) -> None:
-    """Exporters keep what finds no room, and publish it when there is some."""
+    """Exporters publish the rest when there is room."""
     server.start()
     async with jetstream(server.url) as context:
         await context.delete_stream(layout.STREAM)
@@ -236,6 +236,6 @@ async def test_a_full_stream_that_takes_nothing_more(server: NatsServer, tmp_pat
         config: Any = (await context.stream_info(layout.STREAM)).config
         await untyped.update_stream(config.evolve(max_bytes=1 << 30))
         await exporter.aclose()
-        async with taking(tmp_path / "collected", server.url) as source:
+        async with ingesting(tmp_path / "collected", server.url) as source:
             await poll(lambda: source.ended(exporter.stream))
             assert source.streams.all[exporter.stream].missing == 0

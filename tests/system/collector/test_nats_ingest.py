@@ -1,4 +1,4 @@
-"""How a collector takes a stream from JetStream: each frame once and in order, and what is missing only when it is nowhere."""
+"""How a collector ingests a stream from JetStream: each frame once and in order; frames count as lost only if they are nowhere."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from stepscope.collector.files import lasting
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import DIED_AFTER, State
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.nats import messages
+from stepscope.collector.nats import fetching
 from stepscope.collector.nats.consumer import Consumer
-from stepscope.collector.nats.intake import Intake
-from stepscope.collector.nats.place import Place
+from stepscope.collector.nats.coordination import Session
+from stepscope.collector.nats.ingest import Ingest
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
@@ -44,34 +44,34 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
 
 
 class Publishing(Publisher):
-    """An exporter, and where a collector takes from."""
+    """An exporter, and the session of a collector."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place.jetstream)
-        self.place = place
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.jetstream)
+        self.session = session
 
 
 class Collecting:
-    """A directory into which streams are taken."""
+    """The directory of a collector."""
 
     def __init__(self, directory: Path) -> None:
         self.store = Store(CollectorSettings(directory=directory))
         self.streams = Streams(100)
         self.refused: list[str] = []
 
-    def intake(self, publisher: Publishing, hello: protocol.Hello, **seconds: float) -> Intake:
+    def ingest(self, publisher: Publishing, hello: protocol.Hello, **seconds: float) -> Ingest:
         times = {"gap_seconds": NEVER, **seconds}
-        return Intake(publisher.place, self.store, self.streams, hello, self.refused.append, **times)
+        return Ingest(publisher.session, self.store, self.streams, hello, self.refused.append, **times)
 
-    def consumer(self, publisher: Publisher) -> str:
-        return Consumer(publisher.jetstream, self.store.identity(), publisher.stream).name
+    def consumer(self, publisher: Publishing) -> str:
+        return Consumer(publisher.session.client, publisher.jetstream, self.store.identity(), publisher.stream).name
 
     def numbers(self, publisher: Publisher) -> list[int]:
-        """Of the frames in the file."""
+        """Numbers of the frames in the files."""
         return frame_numbers(self.store.path(publisher.stream))
 
     def next(self, publisher: Publisher) -> int:
-        """Number of the first frame that is not taken yet."""
+        """Number of the first frame that is not written yet."""
         stream = self.streams.all.get(publisher.stream)
         return 0 if stream is None else stream.next
 
@@ -85,44 +85,46 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
         raise error
 
     async with connected(server.url) as client:
-        yield Publishing(await Place.at(client, intake.Intake(bound), LIMITS, 15.0, fail))
+        yield Publishing(await Session.open(client, intake.Intake(bound), LIMITS, 15.0, fail))
 
 
 async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
-    """However messages overlap and in whatever order they come; JetStream need not know any more how far this was."""
+    """However messages overlap and in whatever order they come. The consumer is deleted then."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         for first, count in ((0, 10), (5, 10), (20, 5), (15, 5), (20, 5)):
             await publisher.publish(first, count)
         await publisher.end(25)
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
         assert collecting.numbers(publisher) == list(range(26))
         assert collecting.missing(publisher) == 0
         with pytest.raises(NotFoundError):
             await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
         assert collecting.numbers(publisher) == list(range(26))
 
 
-async def test_who_is_silent_is_let_go(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed process counts as dead, and its file can be deleted; whatever comes later is taken all the same."""
-    monkeypatch.setattr(messages, "LISTEN_SECONDS", 0.2)
+async def test_the_file_of_a_silent_stream_is_closed(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed process counts as dead, and its file can be deleted; later messages are written all the same."""
+    monkeypatch.setattr(fetching, "IDLE_SECONDS", 0.2)
     collecting = Collecting(tmp_path)
 
-    def left() -> bool:
+    def is_closed() -> bool:
         stream = collecting.streams.all[publisher.stream]
         return stream.connection is None and not collecting.store.connected(stream.id)
 
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(0, 5)
-        async with running(collecting.intake(publisher, hello, silent_seconds=0.1).run()) as task:
-            await poll(lambda: collecting.next(publisher) == 5 and left())
+        async with running(collecting.ingest(publisher, hello, silent_seconds=0.1).run()) as task:
+            await poll(lambda: collecting.next(publisher) == 5 and is_closed())
             stream = collecting.streams.all[publisher.stream]
             assert stream.state(stream.seen + DIED_AFTER) is State.DIED
             await publisher.publish(5, 5)
-            await poll(lambda: collecting.next(publisher) == 10 and left())
+            await poll(lambda: collecting.next(publisher) == 10 and is_closed())
             assert collecting.numbers(publisher) == list(range(10))
             assert collecting.store.remove(publisher.stream)
             collecting.streams.deleted(publisher.stream)
@@ -133,8 +135,8 @@ async def test_who_is_silent_is_let_go(server: NatsServer, tmp_path: Path, monke
     assert collecting.numbers(publisher) == list(range(16)) and collecting.missing(publisher) == 0
 
 
-async def test_what_a_killed_collector_had_in_hand_comes_at_once(server: NatsServer, tmp_path: Path) -> None:
-    """JetStream would keep it back for an hour here."""
+async def test_unacknowledged_messages_of_a_killed_collector_come_at_once(server: NatsServer, tmp_path: Path) -> None:
+    """JetStream would deliver them again after an hour."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
@@ -148,13 +150,13 @@ async def test_what_a_killed_collector_had_in_hand_comes_at_once(server: NatsSer
         await layout.consumer(publisher.jetstream, config)
         killed = await publisher.jetstream.pull_subscribe_bind(name, layout.STREAM)
         assert len(await killed.fetch(7, timeout=10)) == 7
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
     assert collecting.numbers(publisher) == list(range(21))
     assert collecting.missing(publisher) == 0
 
 
-async def test_frames_that_jetstream_has_thrown_away_are_given_up(server: NatsServer, tmp_path: Path) -> None:
-    """A later message tells that they were stored once, so nobody waits for them."""
+async def test_frames_that_jetstream_has_deleted_count_as_lost(server: NatsServer, tmp_path: Path) -> None:
+    """A later message says that they were stored once, so the collector does not wait for them."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
@@ -163,13 +165,13 @@ async def test_frames_that_jetstream_has_thrown_away_are_given_up(server: NatsSe
         await publisher.publish(10, 5, oldest=5)
         await publisher.end(15, oldest=10)
         await publisher.jetstream.delete_msg(layout.STREAM, lost)
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
 
 
-async def test_a_stream_whose_beginning_was_thrown_away_says_whose_it_is(server: NatsServer, tmp_path: Path) -> None:
-    """As its Hello has it: else no merge would take it."""
+async def test_a_stream_whose_beginning_was_deleted_has_its_run(server: NatsServer, tmp_path: Path) -> None:
+    """From its Hello: else it could not be merged."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
@@ -177,25 +179,25 @@ async def test_a_stream_whose_beginning_was_thrown_away_says_whose_it_is(server:
         await publisher.publish(5, 5, oldest=5)
         await publisher.end(10, oldest=5)
         await publisher.jetstream.delete_msg(layout.STREAM, lost)
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
     assert collecting.numbers(publisher) == list(range(4, 11))
     assert collecting.missing(publisher) == 4
     recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
     assert recording.run == hello.run and recording.ended and recording.damage.lost_frames == 4
 
 
-async def test_frames_that_are_still_to_come_are_waited_for(server: NatsServer, tmp_path: Path) -> None:
-    """JetStream has none of them, but the exporter has: it publishes them later, when those after them are long there."""
+async def test_missing_frames_are_awaited(server: NatsServer, tmp_path: Path) -> None:
+    """JetStream does not have them, but the exporter has: it publishes them long after those behind them."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(0, 5)
         await publisher.publish(10, 5)
         await publisher.end(15)
-        taking = collecting.intake(publisher, hello)
-        async with running(taking.run()) as task:
-            await poll(lambda: taking.works)
-            await asyncio.wait([task], timeout=2.0)  # it asks each second what has become of them
+        ingest = collecting.ingest(publisher, hello)
+        async with running(ingest.run()) as task:
+            await poll(lambda: ingest.has_fetched)
+            await asyncio.wait([task], timeout=2.0)  # it checks each second whether they are lost
             assert not task.done()
             await publisher.publish(5, 5)
             await asyncio.wait([task])
@@ -204,59 +206,59 @@ async def test_frames_that_are_still_to_come_are_waited_for(server: NatsServer, 
     assert collecting.missing(publisher) == 0
 
 
-async def test_frames_of_an_exporter_that_has_gone_are_given_up(server: NatsServer, tmp_path: Path) -> None:
-    """They were never stored, and nothing comes from it any more; what JetStream sends again does not come from it."""
+async def test_missing_frames_of_a_killed_exporter_count_as_lost(server: NatsServer, tmp_path: Path) -> None:
+    """They were never stored, and the exporter publishes nothing more; what JetStream delivers again is no sign of it."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(0, 5)
         await publisher.publish(10, 5)
         await publisher.end(15)
-        await collecting.intake(publisher, hello, gap_seconds=2.5, ack_seconds=0.3).run()
+        await collecting.ingest(publisher, hello, gap_seconds=2.5, ack_seconds=0.3).run()
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
 
 
-async def test_a_file_that_lost_what_was_confirmed_is_completed(server: NatsServer, tmp_path: Path) -> None:
-    """As after a loss of power: the consumer is further than the file, and JetStream still has what is between."""
+async def test_a_file_that_lost_acknowledged_frames_is_completed(server: NatsServer, tmp_path: Path) -> None:
+    """As after a loss of power: the consumer is ahead of the file, and JetStream has the messages between."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(0, 5)
-        async with running(collecting.intake(publisher, hello).run()):
+        async with running(collecting.ingest(publisher, hello).run()):
             await poll(lambda: collecting.next(publisher) == 5)
         place = collecting.store.path(publisher.stream).parent
-        kept = {path: path.read_bytes() for path in place.iterdir()}
+        before = {path: path.read_bytes() for path in place.iterdir()}
         await publisher.publish(5, 5, oldest=5)
-        async with running(collecting.intake(publisher, hello).run()):
+        async with running(collecting.ingest(publisher, hello).run()):
             await poll(lambda: collecting.next(publisher) == 10)
-        for path, content in kept.items():
+        for path, content in before.items():
             path.write_bytes(content)
         await publisher.publish(10, 5, oldest=10)
         await publisher.end(15, oldest=15)
-        await collecting.intake(publisher, hello).run()
+        await collecting.ingest(publisher, hello).run()
     assert collecting.numbers(publisher) == list(range(16))
     assert collecting.missing(publisher) == 0
 
 
-async def test_who_leaves_gives_back_what_is_in_hand(server: NatsServer, tmp_path: Path) -> None:
-    """Others get it at once, long before JetStream would send it again by itself."""
+async def test_unacknowledged_messages_are_returned_at_the_end(server: NatsServer, tmp_path: Path) -> None:
+    """Other collectors get them at once, long before JetStream would deliver them again."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
         await publisher.publish(5, 5)
-        taking = collecting.intake(publisher, hello)
-        async with running(taking.run()):
-            await poll(lambda: taking.works)
+        ingest = collecting.ingest(publisher, hello)
+        async with running(ingest.run()):
+            await poll(lambda: ingest.has_fetched)
         subscription = await publisher.jetstream.pull_subscribe_bind(collecting.consumer(publisher), layout.STREAM)
         (message,) = await subscription.fetch(1, timeout=5)
-        assert message.metadata.sequence.consumer == 2, "it was sent once before"
+        assert message.metadata.sequence.consumer == 2, "it was delivered once before"
 
 
-async def test_what_was_written_counts_though_its_taking_was_cancelled(
+async def test_frames_written_after_a_cancellation_count(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one that goes on finds it in the file, and is not told of it again."""
+    """The next ingest finds them in the file, and does not count them again."""
     monkeypatch.setattr(lasting, "PATIENCE", 0.05)
     collecting = Collecting(tmp_path)
     hanging = HangingCall(monkeypatch, "write")
@@ -264,7 +266,7 @@ async def test_what_was_written_counts_though_its_taking_was_cancelled(
         async with publishing(server) as publisher:
             hello = await publisher.begin()
             await publisher.publish(0, 5)
-            async with running(collecting.intake(publisher, hello).run()):
+            async with running(collecting.ingest(publisher, hello).run()):
                 await poll(hanging.begun.is_set)
             assert collecting.next(publisher) == 0
             hanging.go.set()
@@ -275,8 +277,8 @@ async def test_what_was_written_counts_though_its_taking_was_cancelled(
         hanging.go.set()
 
 
-async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Path) -> None:
-    """It is told of, JetStream does not send it again, and the stream goes on."""
+async def test_malformed_messages_are_terminated(server: NatsServer, tmp_path: Path) -> None:
+    """They are reported, JetStream does not deliver them again, and the rest of the stream is written."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         hello = await publisher.begin()
@@ -286,9 +288,9 @@ async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Pa
         await publisher.send(protocol.encode(protocol.Ack(3)))
         await publisher.send(protocol.encode(frames_header(5, 1), frames(5, 1)[:-1] + b"\xff"))
         await publisher.send(protocol.encode(frames_header(3, 99), frames(3, 4)))
-        taking = collecting.intake(publisher, hello)
-        async with running(taking.run()):
-            await poll(lambda: len(collecting.refused) == 5 and taking.idle)
+        ingest = collecting.ingest(publisher, hello)
+        async with running(ingest.run()):
+            await poll(lambda: len(collecting.refused) == 5 and ingest.is_idle)
             info = await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
             assert (info.num_ack_pending, info.num_pending, info.num_redelivered) == (0, 0, 0)
             await publisher.publish(5, 5)
@@ -298,42 +300,42 @@ async def test_what_is_no_message_is_terminated(server: NatsServer, tmp_path: Pa
     assert len(collecting.refused) == 5
 
 
-async def test_what_is_in_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
-    """Of all streams together, however much of each is there: 38 MB of four of them here."""
+async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
+    """For all streams together, however many messages there are: here 38 MB in four streams."""
     collecting, limit = Collecting(tmp_path), 8 << 20
     async with publishing(server, limit) as first:
-        publishers = [first, *(Publishing(first.place) for _ in range(3))]
+        publishers = [first, *(Publishing(first.session) for _ in range(3))]
         hellos = [await publisher.begin() for publisher in publishers]
         for publisher in publishers:
             for number in range(12):
                 await publisher.publish(number, 1, size=800_000)
             await publisher.end(12)
-        bound = first.place.intake
+        bound = first.session.intake
         pairs = zip(publishers, hellos, strict=True)
         tracemalloc.start()
         try:
-            await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+            await asyncio.gather(*(collecting.ingest(publisher, hello).run() for publisher, hello in pairs))
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
         assert intake.FREE < bound.most <= limit and bound.held == bound.waiting == 0
-        assert peak < 2 * limit, "what is read from the connection, and what is being written, is there besides"
+        assert peak < 2 * limit, "what is read from the connection, and what is being written, comes on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
 
 
-async def test_what_is_out_of_order_waits_for_no_other(server: NatsServer, tmp_path: Path) -> None:
-    """Two streams of which the first message comes last, and more than there is room for before it."""
+async def test_streams_out_of_order_do_not_wait_for_each_other(server: NatsServer, tmp_path: Path) -> None:
+    """Two streams whose first message comes last, after more messages than there is memory for."""
     collecting = Collecting(tmp_path)
     async with publishing(server, 1 << 20) as first:
-        publishers = [first, Publishing(first.place)]
+        publishers = [first, Publishing(first.session)]
         hellos = [await publisher.begin() for publisher in publishers]
         for publisher in publishers:
             for number in (*range(1, 8), 0):
                 await publisher.publish(number, 1, size=400_000)
             await publisher.end(8)
-        bound = first.place.intake
+        bound = first.session.intake
         pairs = zip(publishers, hellos, strict=True)
-        await asyncio.gather(*(collecting.intake(publisher, hello).run() for publisher, hello in pairs))
+        await asyncio.gather(*(collecting.ingest(publisher, hello).run() for publisher, hello in pairs))
         assert bound.held == bound.waiting == 0
     assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
     assert all(collecting.missing(publisher) == 0 for publisher in publishers)

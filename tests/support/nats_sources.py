@@ -1,4 +1,4 @@
-"""Collectors that take from NATS, without their web servers."""
+"""The part of a collector that ingests from NATS, without its web server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE_SECONDS = 3.0
 
 
 class Source:
-    """A collector's part that takes from NATS."""
+    """Ingests streams from NATS into a directory."""
 
     def __init__(self, directory: Path, url: str, intake: Intake | None = None) -> None:
         self.directory = directory
@@ -38,28 +38,28 @@ class Source:
         )
 
     def ended(self, stream: str) -> bool:
-        """Whether a stream was taken up to its end."""
+        """Whether a stream was written up to its end."""
         found = self.streams.all.get(stream)
         return found is not None and found.ended
 
     def next(self, stream: str) -> int:
-        """Number of the first frame of a stream that was not taken."""
+        """Number of the first frame of a stream that was not written."""
         found = self.streams.all.get(stream)
         return 0 if found is None else found.next
 
-    def kept(self) -> set[str]:
+    def stored(self) -> set[str]:
         """The streams in the directory."""
         return {stream for stream, _ in self.store.journals()}
 
     @property
-    def held(self) -> int:
-        """How many streams it takes."""
+    def assigned(self) -> int:
+        """Number of streams that it ingests."""
         return self.nats.view().streams
 
 
 @contextlib.asynccontextmanager
-async def taking(directory: Path, url: str, intake: Intake | None = None) -> AsyncGenerator[Source]:
-    """One that takes, on the loop of the test."""
+async def ingesting(directory: Path, url: str, intake: Intake | None = None) -> AsyncGenerator[Source]:
+    """One that runs on the loop of the test."""
     source = Source(directory, url, intake)
     async with running(source.nats.run()):
         yield source
