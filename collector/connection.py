@@ -138,7 +138,11 @@ class Connection:
                 with limit:
                     await self._send(
                         protocol.Welcome(
-                            file.next, self._store.message_bytes, self._settings.max_message, file.checksum
+                            next=file.next,
+                            max_message=self._store.message_bytes,
+                            largest=self._settings.max_message,
+                            checksum=file.checksum,
+                            segment_bytes=self._store.segment_bytes(run),
                         )
                     )
                 while True:

@@ -26,7 +26,9 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import make_directories, replace_private
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import first_file, segment_paths
+from stepscope.runtime.journal.writer import MIN_BYTES
 
 log = logging.getLogger("stepscope.collector")
 
@@ -142,6 +144,14 @@ class Store:
             if limit:
                 share = min(share, limit // 8)  # a larger one might never find room
         return min(max(share, LEAST_MESSAGE), self._settings.max_message)
+
+    def segment_bytes(self, run: RunRecord) -> int:
+        """Bytes that a segment of a rank should have at most, so that its limit of the disk can be kept; 0: no wish.
+
+        Only closed segments are evicted: those that are written may take a quarter of the limit together.
+        """
+        ranks = max(len(self._seats), run.world_size or 1)
+        return max(self._settings.disk_bytes // (4 * ranks), MIN_BYTES) if self._settings.disk_bytes else 0
 
     @contextlib.asynccontextmanager
     async def stream(self, hello: Hello, leave: Callable[[], object]) -> AsyncGenerator[StreamFile]:

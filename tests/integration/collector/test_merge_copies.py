@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from stepscope.cli.main import main
 from stepscope.collector.merge.plan import Selection
 from stepscope.collector.runs.evicted import Evicted, evict
-from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.runs.recording import recordings_in
 from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.specimens import batch_of, run_in, window_of
@@ -47,7 +46,7 @@ def delivered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = run_to_end(command, timeout=60, server="command")
         assert done.returncode == 0, done.stderr
         assert start_rank(address, directory, Rank(rank=0, first_step=5), 1).wait(60) == 0
-    assert len(list((directory / "collected" / "streams").iterdir())) == 3
+    assert len(list((directory / "collected" / "streams").iterdir())) == 2
     return directory / "collected"
 
 
@@ -67,32 +66,19 @@ def expected() -> Counter[tuple[str, int]]:
     )
 
 
-@pytest.mark.parametrize("marked", [True, False])
-def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path, marked: bool) -> None:
-    """The stream of a killed process and its recovered journal are one start; so they are where the mark was not copied."""
+def test_what_was_delivered_counts_once(delivered: Path, tmp_path: Path) -> None:
+    """The recovered journal of a killed process continues its stream: both are one start. So they are beside the rank's own journal."""
     shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
-    for mark in (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}"):
-        if not marked:
-            mark.unlink()
-    assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
-    _, report = merged(tmp_path / "in")
-    assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
-    first = report.members[0]
-    assert first.round_trips > 0 and first.bound_ns, "the stream's comparisons of clocks hold for the recovered journal"
-    assert not any("at the same time" in note for note in report.notes)
-
-
-def test_a_stream_whose_successor_is_elsewhere_is_merged(delivered: Path, tmp_path: Path) -> None:
-    """A mark alone takes nothing away."""
-    shutil.copytree(delivered / "streams", tmp_path / "in" / "streams")
-    (mark,) = (tmp_path / "in").glob(f"streams/*/{SUPERSEDED}")
-    shutil.rmtree(tmp_path / "in" / "streams" / mark.read_text())
-    _, report = merged(tmp_path / "in")
-    assert [(member.member, member.ended) for member in report.members] == [
-        ("rank 0", False),
-        ("rank 0 (start 2)", True),
-    ]
-    assert report.members[0].events > 0
+    for again in range(2):
+        assert spans(tmp_path / "in", tmp_path / "out.parquet") == expected()
+        _, report = merged(tmp_path / "in")
+        assert [member.member for member in report.members] == ["rank 0", "rank 0 (start 2)"]
+        first = report.members[0]
+        assert first.round_trips > 0 and first.bound_ns, "comparisons of clocks are in the journal"
+        assert not any("at the same time" in note for note in report.notes)
+        if not again:
+            (run,) = delivered.parent.glob("run-*/rank0")
+            shutil.copytree(run, tmp_path / "in" / "rank0", ignore=shutil.ignore_patterns("session*"))
 
 
 def test_a_stream_that_two_collectors_have(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import struct
 import tempfile
 from pathlib import Path
 
-from stepscope.collector.files.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
@@ -15,7 +14,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import encode
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.journals import batch_with_arguments, frame_borders, write_journal
-from tests.support.streams import RUN, SYNC, frames, hello
+from tests.support.streams import SYNC, frames, hello
 from tests.support.windowed import END, Frame, closed, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
@@ -66,10 +65,8 @@ def _streamed(target: str, place: Path) -> list[bytes]:
         headers = (protocol.Frames(0, 3, 0, 20), protocol.Frames(1, 2, 0, 20), protocol.Frames(1 << 33, 1, 0, 20))
         return [hello(), protocol.encode(protocol.Ping(5)), *(protocol.encode(header, data) for header in headers)]
     if target == "collector_file":
-        file = StreamFile(place, SYNC, RUN)
-        file.write(file.check(0, 3, memoryview(data)))
-        file.close()
-        return [file.path.read_bytes() + b"\xff\xfe\xfd" + (place / "end").read_bytes(), fmt.encode_file_header(SYNC)]
+        second = fmt.encode_file_header(SYNC, 1, 20 + len(data)) + frames(3, 2)
+        return [fmt.encode_file_header(SYNC) + data + b"\xff\xfe\xfd" + second, fmt.encode_file_header(SYNC)]
     ((_, _, packed, _),) = fmt.encode_events(every_kind())
     header, content, compressed, _ = encode(empty_block(3), b"")
     return [b"".join(packed), header + content if compressed else b"", of_size(empty_block(3), 0, 500)[2]]

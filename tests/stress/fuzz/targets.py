@@ -235,7 +235,7 @@ def collector_messages(data: bytes) -> None:
         with tempfile.TemporaryDirectory(dir=PLACE) as place:
             file = StreamFile(Path(place), SYNC, RUN)
             try:
-                addition = file.check(min(header.first, 3), header.count, payload)
+                addition = file.check(header, payload)
                 file.write(addition)
                 assert file.next == (header.first + header.count if addition.frames else 0)
             except FormatError:
@@ -247,22 +247,26 @@ def collector_messages(data: bytes) -> None:
 
 
 def collector_file(data: bytes) -> None:
-    """A stream's file and checkpoint of any bytes: it is refused as it is, or goes on with the frame that follows."""
-    journal, _, mark = data.partition(b"\xff\xfe\xfd")
+    """Two segments of any bytes: they are refused as they are, or the stream goes on with the frame that follows."""
+    segments = data.split(b"\xff\xfe\xfd", 1)
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         path = Path(place)
-        (path / "journal").write_bytes(journal)
-        (path / "end").write_bytes(mark)
+        for at, content in enumerate(segments):
+            segment_path(path / "journal", at).write_bytes(content)
         try:
             file = StreamFile(path, SYNC, RUN)
         except FormatError:
-            assert (path / "journal").read_bytes() == journal
+            assert segment_path(path / "journal", len(segments) - 1).read_bytes() == segments[-1]
             return
         next = file.next
         frame = b"".join(map(bytes, fmt.encode_frame(SYNC, 99, next, [b"more"])))
-        file.write(file.check(next, 1, memoryview(frame)))
+        try:
+            file.write(file.check(protocol.Frames(next, 1, 7, fmt.MAX_POSITION - 1), memoryview(frame)))
+        except FormatError:
+            file.close()
+            return  # its last segment has a higher number
         file.close()
-        assert (path / "journal").read_bytes().endswith(frame)
+        assert segment_path(path / "journal", 7).read_bytes().endswith(frame)
         again = StreamFile(path, SYNC, RUN)
         assert again.next == next + 1
         again.close()

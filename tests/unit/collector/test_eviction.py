@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.collector.files import checkpoint
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
@@ -340,14 +339,14 @@ def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Stor
     one = stored(store, ONE, some(0, 4), some(4, 1))
     one.with_name(NAME).mkdir()
     two = stored(store, TWO, [*some(0, 4, rank=1), END])
-    two.with_name(checkpoint.NAME).mkdir()
+    two.with_name("evicted").mkdir()
     three = stored(store, THREE, some(5, 4, rank=2), some(9, 1, rank=2))
     for _ in range(3):
         storage = make_room(store, 200 * KIB, newest=0, slowest=0)
         assert sorted(storage.unreadable) == [ONE, TWO]
         assert numbers(one) == [0, 1] and numbers(two) == [0] and numbers(three) == [1]
         assert Deleted(store.directory).count == Count()
-    two.with_name(checkpoint.NAME).rmdir()
+    two.with_name("evicted").rmdir()
     storage = make_room(store, 200 * KIB, newest=0, slowest=0)
     assert Deleted(store.directory).count == Count(1, 4 * KIB, TWO) and list(storage.unreadable) == [ONE]
 
