@@ -34,7 +34,7 @@ from stepscope.collector.orders.orders import Orders
 from stepscope.collector.parts import Parts
 from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
-from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.api import Api
@@ -77,8 +77,7 @@ class Collector:
         """
         Raises:
             ExposureError: if others could reach it without a token and TLS.
-            OutputError: if its directory cannot be made, is to be kept within a limit and the file system cannot do that, or
-                nothing can be uploaded to where it should.
+            OutputError: if its directory cannot be made, or nothing can be uploaded to where it should.
             ValueError: for a server of NATS that is none, or to which others could listen.
             ImportError: if a package is missing that uploads or NATS need; says how to get it.
         """
@@ -104,7 +103,8 @@ class Collector:
         policy = StoragePolicy(
             max_bytes=settings.disk_bytes, newest=settings.keep_newest, slowest=settings.keep_slowest
         )
-        self.storage = Storage(self.store, policy, self.streams, downloads=self.downloads.most)
+        uploaded = None if self.uploading is None else self.uploading.uploaded
+        self.storage = Storage(self.store, policy, self.streams, uploaded, downloads=self.downloads.most)
         self.live = Live(
             self.streams,
             self.downloads,

@@ -62,12 +62,12 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     max_stream_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     """Bytes of one stream; 0: no limit of its own."""
     disk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Bytes on disk of everything in the directory: windows and runs that are over are given up, oldest first; 0: no limit,
-    else 512 KiB at least."""
+    """Bytes on disk of everything in the directory; for more, the oldest segments of streams are deleted. 0: no limit, else
+    512 KiB at least."""
     keep_newest: Annotated[int, msgspec.Meta(ge=0)] = 8
-    """Windows that are given up last, for they are the newest."""
+    """Newest windows, whose segments are deleted last."""
     keep_slowest: Annotated[int, msgspec.Meta(ge=0)] = 8
-    """Windows that are given up before those, and after all others, for their steps were the slowest."""
+    """Windows with the slowest steps, whose segments are deleted before those and after all others."""
     upload: str = ""
     """Object store for copies of closed segments, as fsspec has it: `s3://bucket/job1`; empty: none."""
     upload_seconds: PositiveFloat = 30.0

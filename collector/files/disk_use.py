@@ -1,13 +1,15 @@
-"""How much of the disk a collector's files take."""
+"""How much of the disk a collector's files take, and which segments its streams have."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+
+from stepscope.runtime.journal.segments import first_names
 
 STREAMS, DOWNLOADS = "streams", "downloads"
 """Directories in that of a collector; everything in them is its own."""
@@ -20,8 +22,6 @@ FILES = (
     "deleted",
     "identity",
     "lock",
-    "rewriting",
-    "uploads",
 )
 """What is there besides; files of others do not count."""
 
@@ -35,12 +35,26 @@ def fails(_: Path, error: OSError) -> None:
     raise error
 
 
+class SegmentFile(msgspec.Struct, frozen=True):
+    """A segment of a stream, as `lstat` describes it."""
+
+    path: Path
+    about: os.stat_result
+
+    @property
+    def number(self) -> int:
+        """Of the segment."""
+        return int(self.path.suffix[1:] or 0)
+
+
 class DiskUse(msgspec.Struct, frozen=True):
     """Bytes on disk of what a collector has written to its directory."""
 
     streams: int
     """Of all but what is made for downloads."""
     downloads: int
+    segments: dict[str, list[SegmentFile]]
+    """The segments of each directory in that of the streams, in their order."""
 
     @property
     def total(self) -> int:
@@ -49,7 +63,7 @@ class DiskUse(msgspec.Struct, frozen=True):
 
 
 def disk_use(directory: Path, failed: Failed = fails) -> DiskUse:
-    """How much there is; links are not followed.
+    """Looks at every file once; links are not followed.
 
     Args:
         directory: of a collector.
@@ -58,8 +72,18 @@ def disk_use(directory: Path, failed: Failed = fails) -> DiskUse:
     Raises:
         OSError: if something cannot be looked at, unless `failed` passes it over.
     """
-    downloads = _below(directory / DOWNLOADS, failed)
-    return DiskUse(sum(_below(directory / name, failed) for name in (STREAMS, *FILES)), downloads)
+    streams = 0
+    segments: dict[str, list[SegmentFile]] = {}
+    place = directory / STREAMS
+    for path, about in _below(place, failed):
+        streams += on_disk(about)
+        if path.parent.parent == place and stat.S_ISREG(about.st_mode) and first_names([path.name]) == ["journal"]:
+            segments.setdefault(path.parent.name, []).append(SegmentFile(path, about))
+    for found in segments.values():
+        found.sort(key=lambda segment: segment.number)
+    streams += sum(on_disk(about) for name in FILES for _, about in _below(directory / name, failed))
+    downloads = sum(on_disk(about) for _, about in _below(directory / DOWNLOADS, failed))
+    return DiskUse(streams, downloads, segments)
 
 
 def on_disk(about: os.stat_result) -> int:
@@ -67,17 +91,24 @@ def on_disk(about: os.stat_result) -> int:
     return about.st_blocks * 512  # whatever the file system's blocks: stat(2)
 
 
-def _below(path: Path | os.DirEntry[str], failed: Failed) -> int:
-    total = 0
+def _below(path: Path, failed: Failed) -> Iterator[tuple[Path, os.stat_result]]:
+    """A file or directory, and everything below it."""
     try:
         about = os.lstat(path)
-        total = on_disk(about)
-        if stat.S_ISDIR(about.st_mode):
-            with os.scandir(path) as entries:
-                for entry in entries:
-                    total += _below(entry, failed)
     except (FileNotFoundError, NotADirectoryError):
-        return 0  # it has gone meanwhile
+        return  # deleted meanwhile
     except OSError as error:
-        failed(Path(path), error)
-    return total
+        failed(path, error)
+        return
+    yield path, about
+    if not stat.S_ISDIR(about.st_mode):
+        return
+    try:
+        names = os.listdir(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        failed(path, error)
+        return
+    for name in names:
+        yield from _below(path / name, failed)

@@ -1,71 +1,101 @@
-"""A journal as it is sent to who asks for its file, while events in it may be given up."""
+"""The segments of a stream as one file, for a download."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import threading
 from pathlib import Path
 
-from stepscope.collector.files.borders import Borders
-from stepscope.collector.files.frame_lock import FrameLock
-from stepscope.collector.files.whole_frames import AT_ONCE, fitting
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.segments import segment_paths
 
-PATIENCE = 30.0
-"""Seconds that a piece waits while events are given up."""
+log = logging.getLogger("stepscope.collector")
+
+AT_ONCE = 1 << 20
+"""Bytes that are read together."""
 
 
 class JournalCopy:
-    """Reads a file piece by piece, each as it is at one moment, up to where the file ended at first or a little further.
+    """Reads the first segment that exists, then the later ones without their file headers, up to the last whole frame.
 
-    Of a journal that is deleted meanwhile, and of a file that is none, the bytes are read as they are: nothing in them is given
-    up. From any thread; calls block on the disk.
+    Segments that are begun later are not read. If a segment is deleted before it is read, the copy ends there. From any thread;
+    calls block on the disk.
     """
 
-    def __init__(self, path: Path, frames: FrameLock, borders: Borders) -> None:
+    def __init__(self, path: Path) -> None:
         """
         Args:
-            path: the journal, in the directory of its stream.
-            frames: held while a piece is read.
-            borders: where is noted that a frame must go on to begin where the next piece does.
+            path: of the stream's first segment, which may have been evicted.
 
         Raises:
-            OSError: if it cannot be opened.
+            OSError: if no segment can be opened.
         """
-        self._path, self._frames, self._borders = path, frames, borders
         self._guard = threading.Lock()
-        self._at = 0
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        self._end = os.fstat(self._file).st_size
+        self._left = segment_paths(path)
+        if not self._left:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        self._file = -1
+        self._at = self._end = 0
+        self._open(self._left.pop(0), begin=True)
 
     def next(self) -> bytes:
         """What follows; empty at the end, and once it is closed.
 
         Raises:
-            TimeoutError: if events are given up all the time.
-            OSError: if it cannot be read.
+            OSError: if a segment cannot be read.
         """
-        with self._guard, self._frames.held(PATIENCE):
-            if self._file < 0 or self._at >= self._end:
-                return b""
-            piece = os.pread(self._file, self._piece_end() - self._at, self._at)
-            self._at += len(piece)
-            self._borders.pass_on(self, self._path.parent.name, self._at)
-            return piece
+        with self._guard:
+            while self._file >= 0:
+                piece = os.pread(self._file, min(AT_ONCE, self._end - self._at), self._at)
+                if piece:
+                    self._at += len(piece)
+                    return piece
+                self._close()
+                if self._left:
+                    self._open_next(self._left.pop(0))
+            return b""
 
     def close(self) -> None:
         """Closes it, when nothing of it is being read. Idempotent."""
         with self._guard:
-            self._borders.passed(self)
-            if self._file >= 0:
-                os.close(self._file)
-            self._file = -1
+            self._close()
 
-    def _piece_end(self) -> int:
-        about = os.fstat(self._file)
+    def _open_next(self, path: Path) -> None:
         try:
-            if os.path.samestat(about, self._path.lstat()):
-                return fitting(self._path, self._at, about.st_size, AT_ONCE)[0]
-        except (FileNotFoundError, FormatError):
-            pass
-        return min(self._at + AT_ONCE, about.st_size)
+            self._open(path, begin=False)
+        except FileNotFoundError:
+            log.warning("a download ends early: %s was deleted before it was sent", path)
+
+    def _open(self, path: Path, *, begin: bool) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        self._at = 0 if begin else fmt.MAX_FILE_HEADER
+        size = os.fstat(self._file).st_size
+        self._end = size if self._left else _whole(self._file, size)
+
+    def _close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+
+def _whole(file: int, size: int) -> int:
+    """Where the last whole frame of a segment ends; if anything else is in between, all of it."""
+    try:
+        header = fmt.decode_file_header(os.pread(file, fmt.MAX_FILE_HEADER, 0))
+    except FormatError:
+        return size
+    if header is None:
+        return size
+    at = header.nbytes
+    while at + fmt.FRAME_HEADER.size <= size:
+        found = fmt.decode_frame_header(os.pread(file, fmt.FRAME_HEADER.size, at), 0, header.sync)
+        if found is None:
+            return size
+        end = at + fmt.FRAME_HEADER.size + found[3]
+        if end > size:
+            break
+        at = end
+    return at

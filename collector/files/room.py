@@ -27,7 +27,6 @@ class Room:
         self._since = 0
         """Bytes that a look may have missed, which goes on or was the last."""
         self._begun = self._ended = self._offered = 0
-        self._busy = ""
         self._waiting: list[int] = []
         self._looked = asyncio.Condition()
         self.due = asyncio.Event()
@@ -38,7 +37,8 @@ class Room:
 
         Args:
             limit: bytes on disk of all that is written; 0: none.
-            slack: bytes that are usually left after a look; when half of them are used up another one is due.
+            slack: bytes that are usually left after a look. When half of them are used, or half of what is left if that is
+                less, another look is due.
         """
         self._limit, self._slack = limit, slack
 
@@ -60,7 +60,7 @@ class Room:
         self._left -= size
         self._since += size
         self._writing += size
-        if self._left < self._slack // 2:
+        if self._left < min(self._slack, self._offered) // 2:
             self.due.set()
 
     def wrote(self, size: int) -> None:
@@ -87,16 +87,14 @@ class Room:
         self._begun += 1
         self._since = self._writing
 
-    async def end(self, used: int, busy: str = "") -> None:
+    async def end(self, used: int) -> None:
         """A look has ended.
 
         Args:
             used: bytes on disk.
-            busy: what has to end before some of them can be given up; empty if nothing has.
         """
         self._ended = self._begun
         self._left = self._offered = self._limit - used - self._since
-        self._busy = busy
         async with self._looked:
             self._looked.notify_all()
 
@@ -117,7 +115,7 @@ class Room:
         try:
             async with asyncio.timeout(PATIENCE), self._looked:
                 # What a look has found for it others may have taken.
-                while self._left < size and (self._ended < awaited or self._busy or self._offered >= size):
+                while self._left < size and (self._ended < awaited or self._offered >= size):
                     self.due.set()
                     await self._looked.wait()
         except TimeoutError:
@@ -125,5 +123,6 @@ class Room:
         finally:
             self._waiting.remove(size)
         if self._left < size:
-            why = self._busy or "nothing that is left can be given up"
-            raise FullError(f"the collector's limit of {self._limit} bytes on disk is met: {why}")
+            raise FullError(
+                f"the collector's limit of {self._limit} bytes on disk is met, and nothing that is left can be evicted"
+            )

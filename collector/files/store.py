@@ -15,14 +15,13 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
-from stepscope.collector.files.borders import Borders
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.disk_use import Failed, fails
-from stepscope.collector.files.frame_lock import FrameLock
 from stepscope.collector.files.lasting import lasting, outlasting
 from stepscope.collector.files.room import Room
 from stepscope.collector.files.stream_file import Addition, StreamFile
 from stepscope.collector.files.writer import Writer
+from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
@@ -93,13 +92,9 @@ class Store:
         self._disk = Disk(THREADS)
         self.room = Room()
         """What may be written until the disk is looked at again."""
-        self.borders = Borders(settings.directory)
-        """Where copies of journals go on."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
-            self.frames = FrameLock(settings.directory)
-            """Held while what journals have is given up, and while some of it is read for a copy."""
             self._known = set[str]()
             self.bytes = 0
             for stream, path in self.journals(passed_over):
@@ -298,9 +293,9 @@ class Store:
                 return False
             self._removing.add(stream)
         try:
-            for segment in segment_paths(path):
-                segment.unlink(missing_ok=True)
-            self.borders.forget(stream)
+            segments = segment_paths(path) if path.parent.is_dir() else []
+            for file in (*segments, path.with_name(evicted.NAME)):
+                file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody has put something there, or has deleted it
                 path.parent.rmdir()
             self._known.discard(stream)

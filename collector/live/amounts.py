@@ -14,7 +14,7 @@ class Amounts(msgspec.Struct, frozen=True):
     dropped: int = 0
     """Events lost, as far as ledgers have told."""
     discarded: int = 0
-    """Events given up to keep the files within the limit of the disk."""
+    """Events evicted to keep the files within the limit of the disk."""
 
     def __add__(self, other: Amounts) -> Amounts:
         """Both together."""

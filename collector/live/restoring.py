@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +16,12 @@ from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.store import Store, passed_over
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.records import RunRecord, decode_record
-from stepscope.runtime.journal.segments import segment_paths
+from stepscope.runtime.journal.segments import SEGMENT_AGE_S, segment_paths
 
 log = logging.getLogger("stepscope.collector")
 
@@ -58,7 +59,7 @@ class Restoring:
         found = list[tuple[float, str, Path]]()
         for id, path in self._store.journals(passed_over):
             try:
-                found.append((_written(path), id, path))
+                found.append((max(one.stat().st_mtime for one in segment_paths(path)), id, path))
             except OSError as error:
                 passed_over(path, error)
         self._streams.unread = {id: path for _, id, path in sorted(found)}
@@ -81,16 +82,29 @@ class Restoring:
                 unread.pop(id, None)
 
     async def _restore(self, id: str, path: Path) -> None:
-        reader = await self._read(lambda: FrameReader(path, follow=False))
+        try:
+            evicted = await self._read(lambda: self._begin(id, path))
+            await self._restore_from(await self._read(lambda: FrameReader(path, follow=False)), id, path, evicted)
+        finally:
+            self._streams.being_restored = ""
+
+    def _begin(self, id: str, path: Path) -> list[Evicted]:
+        with self._streams.restoring_lock:
+            self._streams.being_restored = id
+            return read_evicted(path)
+
+    async def _restore_from(self, reader: FrameReader, id: str, path: Path, evicted: Sequence[Evicted]) -> None:
         try:
             known = self._streams.all.get(id)
             run = await self._read(lambda: _run(reader)) if known is None else known.run
             if run is None:
                 raise FormatError("it does not say whose it is")
-            made, written = await self._read(lambda: (os.stat(path.parent).st_mtime_ns, _written(path)))
+            made, written = await self._read(lambda: _times(path))
             if id not in self._streams.unread:
                 return  # another stream has taken its place meanwhile
             stream = self._stream(id, run, made, written)
+            for one in evicted:
+                stream.evicted_before(one)
             while True:
                 taken = stream.taken
                 part = await self._read(lambda: _read(reader))
@@ -99,7 +113,7 @@ class Restoring:
                 elif stream.taken == taken:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.restoring = False
-            stream.missing = reader.damage.lost_frames
+            stream.missing = (await self._read(lambda: damage_without(reader, evicted))).lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read
@@ -118,9 +132,13 @@ class Restoring:
         return stream
 
 
-def _written(path: Path) -> float:
-    """When the last segment of a journal was written, in seconds of Unix time."""
-    return max(segment.stat().st_mtime for segment in segment_paths(path))
+def _times(path: Path) -> tuple[int, float]:
+    """Unix time at which the stream was seen first, or somewhat earlier, in ns; and of its last change, in seconds."""
+    segments = segment_paths(path)
+    made = os.stat(path.parent).st_mtime_ns
+    if segments != [path]:
+        made = min(made, segments[0].stat().st_mtime_ns - SEGMENT_AGE_S * 10**9)
+    return made, segments[-1].stat().st_mtime
 
 
 def _run(reader: FrameReader) -> RunRecord | None:

@@ -16,11 +16,10 @@ from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.live.waiting import Allowance, Waiting
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
 
@@ -47,7 +46,6 @@ _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.LEDGER: MOST_ACCOUNT,
     fmt.FrameType.CAP: 1 << 12,
     fmt.FrameType.CLOCK_SYNC: 1 << 12,
-    fmt.FrameType.GIVEN_UP: 1 << 18,  # some 8 for each window
 }
 """Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
 _ALLOWANCE = Allowance()
@@ -152,6 +150,11 @@ class Stream:
         self.next = next
         self._behind.append(_Taken(frames, live=False))
 
+    def evicted_before(self, evicted: Evicted) -> None:
+        """A segment was evicted before the others are read."""
+        self.events += evicted.total
+        self.windows.evicted_before(evicted)
+
     @property
     def behind(self) -> bool:
         """Whether frames were taken that it has not looked into."""
@@ -209,8 +212,7 @@ class Stream:
         return lost + Counter({"journal/cap": self._capped})
 
     def _frame(self, kind: int, flags: int, payload: fmt.Bytes, latest: int, taken: _Taken) -> None:
-        nbytes = discarded_frames.needed(payload) if kind == fmt.FrameType.GIVEN_UP else len(payload)
-        if nbytes > _MOST_BYTES.get(kind, fmt.MAX_PAYLOAD):
+        if len(payload) > _MOST_BYTES.get(kind, fmt.MAX_PAYLOAD):
             self.undecodable += 1
             return
         match kind:
@@ -218,8 +220,6 @@ class Stream:
                 self._events(flags, payload, latest, taken)
             case fmt.FrameType.CLOCK_SYNC:
                 self._compared(decode_record(kind, bytes(payload)))
-            case fmt.FrameType.DISCARDED | fmt.FrameType.GIVEN_UP:
-                self._given_up(kind, payload)
             case fmt.FrameType.WINDOW_OPENED:
                 self.windows.opened(payload)
             case fmt.FrameType.WINDOW_CLOSED:
@@ -253,15 +253,6 @@ class Stream:
             self.steps.add(decoded[0], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
         elif header.source != STEPS:
             self.waiting.events(header, flags, payload)
-
-    def _given_up(self, kind: int, payload: fmt.Bytes) -> None:
-        try:
-            gone = discarded_frames.decode(kind, payload)
-        except FormatError:
-            self.undecodable += 1
-            return
-        self.events += gone.total
-        self.windows.given_up(gone)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:

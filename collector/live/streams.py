@@ -6,14 +6,14 @@ import contextlib
 import hashlib
 import logging
 import re
-import time
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
-from stepscope.collector.live.stream import State, Stream
+from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.totals import Totals
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.display.text_table import printable, shorten
@@ -75,6 +75,10 @@ class Streams:
         self.ranks: dict[str, Rank] = {}
         self.unread: dict[str, Path] = {}
         """Files of streams whose state is not back yet, by their ids."""
+        self.being_restored = ""
+        """Stream whose segments are being read for its state: none of them is evicted meanwhile, which could be counted or not."""
+        self.restoring_lock = threading.Lock()
+        """Held by the threads that change this, or delete segments."""
         self.noting = Noting()
         """Through it streams take frames."""
         self.connections = 0
@@ -126,20 +130,12 @@ class Streams:
             self._remove(known)
 
     def deleted(self, stream: str) -> None:
-        """The file of a stream is no more, and it is forgotten: what it had brought counts as given up."""
+        """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
         self.unread.pop(stream, None)
         known = self.all.get(stream)
         if known is not None and known.connection is None:
             known.windows.discarded = known.events
             self._remove(known)
-
-    def over(self, stream: str) -> bool:
-        """Whether nothing is expected of a stream any more: it has ended or died, or is so old that it was forgotten. From any
-        thread."""
-        known = self.all.get(stream)
-        if known is None:
-            return stream not in self.unread
-        return known.state(time.monotonic()) in (State.ENDED, State.DIED)
 
     def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
         """What all streams have brought since the collector was started, over all jobs and by job: it never falls."""

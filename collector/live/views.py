@@ -117,19 +117,19 @@ class StorageView(msgspec.Struct, frozen=True, kw_only=True):
     used_bytes: int
     """On disk, of everything that the collector has written to its directory."""
     limit_bytes: int | None
-    """Above this, events of windows are given up."""
+    """Above this, segments of streams are evicted."""
     free_bytes: int
     """Of the file system, as of the last look."""
     waits_s: float
     """Seconds for which a write has waited for the disk; 0 if none does."""
     discarded_events: int
-    """Events that were given up, of all streams that were known since the collector was started."""
+    """Events that were evicted, of all streams that were known since the collector was started."""
     deleted_streams: int
     """Streams that were over and were deleted whole, ever since the directory was made."""
     deleted_events: int
     """That these had brought."""
     unreadable: int
-    """Journals of which nothing can be given up, because they cannot be read or written."""
+    """Streams of which nothing can be evicted, because they cannot be read, written or deleted."""
     problem: str
     """That the disk does not answer, why the limit cannot be kept, or what is wrong with the first of those; empty if nothing
     is."""
@@ -300,7 +300,7 @@ class WindowView(msgspec.Struct, frozen=True, kw_only=True):
     events: int
     dropped: int
     discarded: int
-    """Events that are in the files no more: they were given up to keep them within the limit of the disk."""
+    """Events that were evicted to keep the files within the limit of the disk."""
 
 
 class WindowDetail(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from stepscope.collector.merge.aligned import AlignedEvents
 from stepscope.collector.merge.order import Order
 from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
-from stepscope.collector.merge.report import MemberReport, MergeReport, given_up, member_report
+from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.events.clock import ClockAnchor
@@ -131,7 +131,7 @@ class Merge:
             collectives=self._order.collectives(),
             notes=[
                 *self._notes,
-                *given_up(self._job.members),
+                *evicted(self._job.members),
                 *self._job.concurrent(),
                 *repeated_steps(self._windows),
                 *self._order.notes(),

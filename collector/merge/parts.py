@@ -117,10 +117,9 @@ def _write(target: Path, parts: Sequence[_Part]) -> None:
                 at = _begins(reader, part, next)
                 while at < part.end:
                     chunk = reader.files.pread(min(CHUNK, part.end - at), at)
-                    if not chunk:
-                        break  # it was deleted meanwhile; the numbers show what is missing
                     file.write(chunk)
-                    at += len(chunk)
+                    # What is missing shows by the numbers: a segment may have been deleted.
+                    at = at + len(chunk) if chunk else reader.files.next_begin(at) or part.end
             finally:
                 reader.close()
             next = part.next

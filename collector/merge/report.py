@@ -87,14 +87,14 @@ def member_report(member: Member, start: int, end: int, events: int) -> MemberRe
     )
 
 
-def given_up(members: Sequence[Member]) -> list[str]:
-    """What collectors took out of streams for want of room, as a sentence."""
+def evicted(members: Sequence[Member]) -> list[str]:
+    """What collectors evicted for want of room, as a sentence."""
     of = [member for member in members if member.recording.discarded]
     if not of:
         return []
     events = sum(member.recording.discarded for member in of)
     more = f" and {len(of) - 3:,} more" if len(of) > 3 else ""
-    return [f"{events:,} events were given up for want of room: of {', '.join(one.label for one in of[:3])}{more}"]
+    return [f"{events:,} events were evicted for want of room: of {', '.join(one.label for one in of[:3])}{more}"]
 
 
 class MergeReport(msgspec.Struct, frozen=True, kw_only=True):

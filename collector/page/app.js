@@ -103,7 +103,7 @@ function summary() {
 
 function disk(storage) {
   if (!storage) return ["–", ""];
-  const events = storage.discarded_events ? `, ${count(storage.discarded_events)} events given up` : "";
+  const events = storage.discarded_events ? `, ${count(storage.discarded_events)} events evicted` : "";
   const given = storage.deleted_streams ? `${events}, ${whole(storage.deleted_streams)} runs deleted` : events;
   const limit = storage.limit_bytes === null ? `${bytes(storage.free_bytes)} free` : `of ${bytes(storage.limit_bytes)}`;
   return [bytes(storage.used_bytes), `${limit}${given}`];

@@ -71,7 +71,7 @@ export class Windows {
       whole(window.steps),
       whole(window.events),
       whole(window.dropped),
-      (window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete") + givenUp(window),
+      (window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete") + evicted(window),
     ];
     const of = `window ${window.index}${this.#several ? ` of ${window.job_id}` : ""}`;
     const address = (kind) => withQuery(`/v1/windows/${window.index}/${kind}`, { job: window.job_id });
@@ -131,7 +131,7 @@ export class Windows {
       const open = () => openInPerfetto(`${at}/chrome`, `${rank}, window ${window.index}`, (text) => say(byId("window-said"), text));
       files.push(button("open in ui.perfetto.dev", `Open ${rank}, window ${window.index}, in ui.perfetto.dev`, open));
     }
-    const state = (window.open ? "open" : window.complete ? "complete" : "cut short") + givenUp(window);
+    const state = (window.open ? "open" : window.complete ? "complete" : "cut short") + evicted(window);
     return element(
       "tr",
       {},
@@ -174,7 +174,7 @@ export class Windows {
 }
 
 // To keep the collector's files within the limit of the disk.
-const givenUp = (window) => (window.discarded ? `, ${whole(window.discarded)} events given up` : "");
+const evicted = (window) => (window.discarded ? `, ${whole(window.discarded)} events evicted` : "");
 
 function table(titles, rows, words = 1) {
   const number = (index) => (index >= words && !["State", "Files"].includes(titles[index]) ? "number" : "");

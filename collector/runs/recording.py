@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from stepscope.collector.runs.evicted import damage_without, read_evicted
 from stepscope.exporters.collector.protocol import identity
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.index import JournalIndex, read_index
@@ -71,7 +71,7 @@ class Recording(msgspec.Struct, kw_only=True):
     ledger: Ledger
     """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
     discarded: int
-    """Events that a collector gave up, for want of room."""
+    """Events that a collector evicted, for want of room."""
     stream: str
     """Id of the stream, where it lies as a collector keeps it; else empty."""
     index: JournalIndex | None
@@ -117,7 +117,9 @@ class Recording(msgspec.Struct, kw_only=True):
             else:
                 while (frame := reader.next(scan.passes)) is not None:
                     scan.take(frame[0], frame[2])
-                damage, index = reader.damage, None
+                evicted = read_evicted(path) if stream_of(path) else []
+                scan.discarded = sum(one.total for one in evicted)
+                damage, index = damage_without(reader, evicted), None
         finally:
             reader.close()
         run = scan.run
@@ -143,7 +145,7 @@ class Recording(msgspec.Struct, kw_only=True):
             recovered=scan.recovered,
             damage=damage,
             metadata=scan.metadata,
-            ledger=scan.ledger or sum_ledgers([scan.gone, *(window.ledger for window in windows.values())]),
+            ledger=scan.ledger or sum_ledgers(window.ledger for window in windows.values()),
             discarded=scan.discarded,
             stream=stream_of(path),
             index=index,
@@ -231,8 +233,6 @@ class _Scan:
         self.metadata: dict[str, Any] = {}
         self.ledger: Ledger | None = None
         self.discarded = 0
-        self.gone = Ledger()
-        """Accounts of windows that were given up whole."""
 
     def passes(self, beginning: bytes) -> bool:
         """Notes what the beginning of an events frame says."""
@@ -252,8 +252,6 @@ class _Scan:
 
     def take(self, kind: int, payload: bytes) -> None:
         """Notes what any other frame says; those of tables are of no interest here."""
-        if kind in discarded_frames.KINDS:
-            self._given_up(kind, payload)
         if not is_known(kind):
             return
         record = decode_record(kind, payload)
@@ -297,15 +295,6 @@ class _Scan:
             self._samples.add(sync)
         self.ended, self.recovered = index.ended, bool(index.builder.recovered)
         return True
-
-    def _given_up(self, kind: int, payload: bytes) -> None:
-        try:
-            gone = discarded_frames.decode(kind, payload)
-        except FormatError:
-            return  # as for a record that cannot be read
-        self.discarded += gone.total
-        if gone.ledger is not None:
-            self.gone = sum_ledgers([self.gone, gone.ledger])
 
 
 def _unfinished(path: Path, index: int) -> Window:

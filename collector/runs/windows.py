@@ -10,17 +10,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.places import Mark, Steps
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import Int64, WindowOpened
 
 KEPT = 128
 """Closed windows of a stream that are kept; the files have all."""
 _MOST_OPEN = 64
 _MOST_DISCARDED = 4 * KEPT
-"""Windows, the newest, of which it is known how many of their events were given up."""
+"""Windows, the newest, of which it is known how many of their events were evicted."""
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
@@ -49,7 +49,7 @@ class WindowFacts(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int = 0
     """Events lost by all sources, and on the way to this collector."""
     discarded: int = 0
-    """Events that are in the file no more: they were given up to keep it within the limit of the disk."""
+    """Events that were evicted to keep the files within the limit of the disk."""
     diagnostics: tuple[str, ...] = ()
     """The first few."""
 
@@ -98,8 +98,10 @@ class StreamWindows:
         self.dropped: Counter[str] = Counter()
         """Events, by who lost them and why, such as `recorder/overflow`."""
         self.discarded = 0
-        """Events that were given up."""
+        """Events that were evicted."""
         self._discarded: dict[int, int] = {}
+        self._evicted: set[int] = set()
+        """Numbers of segments."""
         self._open: dict[int, int] = {}
         self._open_steps: dict[int, Steps] = {}
         self._closed: deque[WindowFacts] = deque(maxlen=KEPT)
@@ -115,25 +117,22 @@ class StreamWindows:
             gone = self._discarded.get(window.index, 0)
             yield msgspec.structs.replace(window, discarded=gone) if gone else window
 
-    def discard(self, window: int, events: int) -> None:
-        """So many more events of a window are in the file no more."""
-        self._discard({window: events})
+    def evict(self, evicted: Evicted) -> None:
+        """A segment was evicted. Idempotent."""
+        if evicted.segment not in self._evicted:
+            self._evicted.add(evicted.segment)
+            self._discard(evicted.events)
+            self.discarded += evicted.others
 
-    def given_up(self, gone: GivenUp) -> None:
-        """A frame that says what of the file is gone: events, and windows that are not told any more."""
-        self._discard(gone.events)
-        self.discarded += gone.others
-        self.count += gone.windows
-        if gone.ledger is not None:
-            add(self.dropped, losses(gone.ledger))
-
-    def discarded_in_all(self, window: int, events: int) -> None:
-        """So many events of a window are in the file no more, with those that were told before."""
-        if events > self._discarded.get(window, 0):
-            self.discard(window, events - self._discarded.get(window, 0))
+    def evicted_before(self, evicted: Evicted) -> None:
+        """A segment was evicted whose windows were never told here: how many there were, and what they lost, counts as well."""
+        self.evict(evicted)
+        self.count += evicted.windows
+        if evicted.dropped:
+            add(self.dropped, {OTHER: evicted.dropped})
 
     def _discard(self, events: Mapping[int, int]) -> None:
-        """Counts events that are gone, by window: of windows that are not among the newest of these, all together."""
+        """Counts evicted events by window: of windows that are not among the newest of these, all together."""
         self.discarded += sum(events.values())
         for window in heapq.nlargest(_MOST_DISCARDED, events):
             self._discarded[window] = self._discarded.get(window, 0) + events[window]

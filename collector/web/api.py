@@ -165,14 +165,13 @@ class Api:
     @_operations.add(
         _STREAM + "/journal",
         NoParameters,
-        "The file of a stream, as far as it is written",
+        "The segments of a stream that exist, as one file, as far as they are written",
         media_type=_BYTES,
         problems=(404, 503),
     )
     async def _journal(self, request: Request, query: NoParameters) -> Response:
         id, path = await self._file(request)
-        store = self._collector.store
-        chunks = self._collector.downloads.journal(lambda: JournalCopy(path, store.frames, store.borders))
+        chunks = self._collector.downloads.journal(lambda: JournalCopy(path))
         return self._sent(request, chunks, _BYTES, f"{id}.journal")
 
     @_operations.add(

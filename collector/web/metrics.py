@@ -49,7 +49,7 @@ class _Views(Collector):
                 "stepscope_deleted_streams", "Streams deleted for want of room", job.storage.deleted_streams
             )
             yield CounterMetricFamily(
-                "stepscope_discarded_events", "Events given up for want of room", job.storage.discarded_events
+                "stepscope_discarded_events", "Events evicted for want of room", job.storage.discarded_events
             )
         if job.upload is not None:
             yield CounterMetricFamily("stepscope_uploaded_bytes", "Bytes put into the object store", job.upload.bytes)

@@ -44,8 +44,6 @@ MAX_EVENTS_HEADER = EVENTS_HEADER.size + MAX_SOURCE
 
 ZSTD = 2
 """Frame flag: the columns are compressed by zstd."""
-SPANS = 4
-"""Frame flag, except for events: the frame numbers since the previous frame are not missing, but given up."""
 COLUMNS = 8
 """Frame flag: columns follow the source's name (docs/event-columns.md)."""
 MAX_PAYLOAD = 64 << 20
@@ -72,8 +70,6 @@ class FrameType(IntEnum):
     CAP = 10
     END = 11
     CLOCK_SYNC = 12
-    DISCARDED = 13
-    GIVEN_UP = 14
     RECOVERED = 15
     INDEX = 16
     OUTLINE = 17

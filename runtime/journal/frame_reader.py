@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 
 from stepscope.runtime.errors import FormatError
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.segments import Segment, SegmentFiles
 
@@ -22,10 +21,6 @@ LAST_BYTES = 1024
 """Upper bound for the frame at the end of a journal."""
 _SCAN_BYTES = 1 << 20
 _MAX_SEARCHED = 2 * fmt.MAX_PAYLOAD
-_MAX_SEARCHES = 8
-"""Failed searches for frames that were given up while they were read. Damage looks the same."""
-_COUNT = slice(20, 24)
-"""Position of the number of events in an events payload."""
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +61,6 @@ class FrameReader:
         """Damage so far."""
         self._number = self._first_number = 0
         self._at = fmt.FILE_HEADER.size
-        self._events = 0
-        """Number of events of the last frame."""
-        self._events_so_far: int | None = 0
-        """Events of all frames so far; `None` if reading began in the middle."""
-        self._ahead = 0
-        """Events from here on that were read before they were given up."""
-        self._searches = 0
         self.head = (0, 0, 0)
         """(position, number in the file, bytes of the payload) of the last frame, also during calls of `skipped`."""
         self.files = SegmentFiles(path, follow=follow)
@@ -94,7 +82,6 @@ class FrameReader:
     def resume(self, number: int, at: int) -> None:
         """Continues at an earlier `position` of this file."""
         self._number, self._at = number, at
-        self._events_so_far, self._ahead = 0 if at == self.files.begin else None, 0
 
     def restart(self) -> None:
         """Continues at the first frame."""
@@ -168,7 +155,7 @@ class FrameReader:
     def following(self, nbytes: int, skipped: Callable[[bytes], bool]) -> list[Frame]:
         """The next complete frames of so many bytes, which are read at once: this is fast for many small frames.
 
-        The list ends, and may be empty, before a larger frame, one that was given up, damage, or the end. Call `next` there.
+        The list ends, and may be empty, before a larger frame, damage, or the end. Call `next` there.
 
         Args:
             nbytes: number of bytes to read.
@@ -182,7 +169,7 @@ class FrameReader:
         while at + size <= len(block) and (found := fmt.decode_frame_header(block, at, self._sync)) is not None:
             kind, flags, number, length, crc = found
             body, end = at + size, at + size + length
-            if end > len(block) or kind in discarded_frames.KINDS or number != self._number & 0xFFFFFFFF:
+            if end > len(block) or number != self._number & 0xFFFFFFFF:
                 break
             over = kind == fmt.FrameType.EVENTS and skipped(block[body : min(body + fmt.MAX_EVENTS_HEADER, end)])
             if not over:
@@ -190,8 +177,6 @@ class FrameReader:
                 if zlib.crc32(payload) != crc:
                     break
                 frames.append((kind, flags, payload))
-            self._events = int.from_bytes(block[body:end][_COUNT], "little") if kind == fmt.FrameType.EVENTS else 0
-            self._events_so_far = None if self._events_so_far is None else self._events_so_far + self._events
             self._number += 1
             at = end
         if at:
@@ -225,13 +210,6 @@ class FrameReader:
         """Skips the next complete frame, without reading its events if `skipped` returns true. Returns false at the end."""
         return self._advance(skipped) is not None
 
-    def begins(self, at: int) -> bool:
-        """Whether a frame begins at a position, complete or not, or the file ends there."""
-        head = self.files.pread(fmt.FRAME_HEADER.size, at)
-        if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
-            return True
-        return fmt.decode_frame_header(head, 0, self._sync) is not None
-
     def count_undecodable(self) -> None:
         """Counts a complete frame that cannot be decoded."""
         self.damage = msgspec.structs.replace(self.damage, undecodable_frames=self.damage.undecodable_frames + 1)
@@ -242,14 +220,10 @@ class FrameReader:
         start = self._at
         while self._sync is not None:
             found = self._frame_at(self._at, skipped)
-            if found is None and self._at == start and (lost := self._find_given_up(start)) is not None:
-                return lost
             if found is not None:
-                frame, number, end = found
-                spans = frame is not None and frame[0] != fmt.FrameType.EVENTS and bool(frame[1] & fmt.SPANS)
-                self._count_frame(start, self._at, number, end, spans)
-                self._events_so_far = None if self._events_so_far is None else self._events_so_far + self._events
-                return self._without_read(found) if self._ahead else found
+                _, number, end = found
+                self._count_frame(start, self._at, number, end)
+                return found
             if not self._find_header(self._at + 1):
                 if self._find_later(self._sync):
                     self._at = start
@@ -307,7 +281,6 @@ class FrameReader:
         self, at: int, skipped: Callable[[bytes], bool] | None = None
     ) -> tuple[Frame | None, int, int] | None:
         """(frame, number, end) of the complete frame at a position, if any; without the frame if it is skipped."""
-        # Read at once, as the frame may be given up meanwhile.
         both = self.files.pread(fmt.FRAME_HEADER.size + (0 if skipped is None else fmt.MAX_EVENTS_HEADER), at)
         head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
@@ -320,80 +293,13 @@ class FrameReader:
         if body + length > self.files.end:
             return None
         self.head = (at, number, length)
-        self._events = 0
-        if kind in discarded_frames.KINDS:
-            # Only its header is used. The rest is a hole in the file, which would cost time to read.
-            payload = self.files.pread(min(length, discarded_frames.BEGINNING), body)
-            if kind == fmt.FrameType.GIVEN_UP and (needed := min(discarded_frames.needed(payload), length)) > len(
-                payload
-            ):
-                payload = self.files.pread(needed, body)
-            self._events = _decode_discarded(kind, payload).total
-            return (kind, flags, payload), number, body + length
         if skipped is not None and kind == fmt.FrameType.EVENTS:
-            beginning = both[len(head) : len(head) + length]
-            if skipped(beginning):
-                self._events = int.from_bytes(beginning[_COUNT], "little")
+            if skipped(both[len(head) : len(head) + length]):
                 return None, number, body + length
         payload = self.files.pread(length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
-        if kind == fmt.FrameType.EVENTS:
-            self._events = int.from_bytes(payload[_COUNT], "little")
         return (kind, flags, payload), number, body + length
-
-    def _find_given_up(self, at: int) -> tuple[Frame | None, int, int] | None:
-        """Checks whether the frame at a position was given up meanwhile, with frames around it.
-
-        Returns:
-            A frame for the events that were given up and not read before. Reading continues with the first unread record there.
-        """
-        size = fmt.FRAME_HEADER.size
-        if self._sync is None or self._searches >= _MAX_SEARCHES or self.files.end < at + size:
-            return None
-        beginning = self.files.pread(size, at)
-        if len(beginning) < size:
-            return None
-        head = fmt.decode_frame_header(beginning, 0, self._sync)
-        if head is not None and at + size + head[3] > self.files.end:
-            return None  # it is being written
-        before, border = 0, self.files.begin
-        record: tuple[int, int] | None = None
-        lost: list[discarded_frames.GivenUp] = []
-        while border <= at:
-            found = self._frame_at(border, lambda _: True)
-            if found is None:
-                break
-            frame, number, end = found
-            over = frame is not None and frame[0] in discarded_frames.KINDS
-            ahead = (number - self._number) & 0xFFFFFFFF
-            if frame is not None and record is None:
-                if over:
-                    lost.append(_unread_part(_decode_discarded(frame[0], frame[2]), before, self._events_so_far))
-                elif ahead < 1 << 31:
-                    record = border, before
-            if end > at and frame is not None and (over or border < at):
-                self._at, total = record or (end, before + self._events)
-                if record is None and ahead < 1 << 31:
-                    self._number += ahead + 1
-                if self._events_so_far is not None:
-                    self._ahead = max(self._events_so_far - total, 0)
-                    self._events_so_far = total
-                payload = discarded_frames.encode(discarded_frames.merge(lost))
-                return (int(fmt.FrameType.GIVEN_UP), fmt.SPANS, payload), number, end
-            before, border = before + self._events, end
-        self._searches += 1
-        return None
-
-    def _without_read(self, found: tuple[Frame | None, int, int]) -> tuple[Frame | None, int, int]:
-        """The same frame, without events that were read before they were given up."""
-        frame, number, end = found
-        if frame is None or frame[0] not in discarded_frames.KINDS:
-            return found
-        lost = _decode_discarded(frame[0], frame[2])
-        read = min(self._ahead, lost.total)
-        self._ahead -= read
-        return (int(fmt.FrameType.GIVEN_UP), frame[1], discarded_frames.encode(lost.without_first(read))), number, end
 
     def _find_header(self, at: int) -> bool:
         """Moves to the next valid frame header from `at` on. Returns false if there is none."""
@@ -417,13 +323,11 @@ class FrameReader:
             # A header may cross the border of two chunks.
             at += found if found > 0 else len(chunk) - len(self._sync) + 1
 
-    def _count_frame(self, start: int, found: int, number: int, end: int, spans: bool) -> None:
+    def _count_frame(self, start: int, found: int, number: int, end: int) -> None:
         lost = (number - self._number) & 0xFFFFFFFF
         if lost >= 1 << 31:
             # An older number: the file was joined from parts.
             lost, self._number = 0, number
-        elif spans:
-            lost, self._number = 0, self._number + lost
         if found > start or lost or self.damage.torn_bytes:
             self.damage = msgspec.structs.replace(
                 self.damage,
@@ -433,18 +337,3 @@ class FrameReader:
             )
         self._number += lost + 1
         self._at = end
-
-
-def _decode_discarded(kind: int, payload: bytes) -> discarded_frames.GivenUp:
-    """The record of a frame that was given up; an empty one if it cannot be decoded, which the caller of `next` counts."""
-    try:
-        return discarded_frames.decode(kind, payload)
-    except FormatError:
-        return discarded_frames.GivenUp()
-
-
-def _unread_part(lost: discarded_frames.GivenUp, before: int, read: int | None) -> discarded_frames.GivenUp:
-    """The part that was not read before, if so many events precede it and so many were read; empty if that is unknown."""
-    if read is None or before + lost.total <= read:
-        return discarded_frames.GivenUp()
-    return lost.without_first(max(read - before, 0))

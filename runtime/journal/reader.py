@@ -9,10 +9,8 @@ from types import TracebackType
 from typing import Any
 
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
@@ -67,8 +65,6 @@ class JournalReader:
     """The end record of a journal that was closed normally, once it was read."""
     recovered: records.RecoveredRecord | None = None
     """The record with which recovery began to append, once it was read."""
-    discarded = 0
-    """Events that were given up to free the disk. This is no damage."""
     unknown_frames = 0
     """Skipped frames of unknown types. This is no damage."""
 
@@ -215,12 +211,6 @@ class JournalReader:
     def _decode(self, kind: int, flags: int, payload: bytes) -> JournalItem | None:
         if kind == fmt.FrameType.EVENTS:
             return self._batch(flags, payload)
-        if kind in discarded_frames.KINDS:
-            try:
-                self.discarded += discarded_frames.decode(kind, payload).total
-            except FormatError:
-                self._frames.count_undecodable()
-            return None
         if kind == fmt.FrameType.OUTLINE:
             return None  # its events are in other frames
         if not records.is_known(kind):

@@ -26,7 +26,7 @@ from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import IndexRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
-from stepscope.runtime.journal.segments import last_file, journal_of
+from stepscope.runtime.journal.segments import journal_of, last_file
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
 from stepscope.runtime.recovery.journals import suggest_journals

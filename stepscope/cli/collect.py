@@ -113,7 +113,7 @@ def _add_disk(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         type=size,
         default=0,
-        help="most disk to use, such as 50GB; then the oldest windows and finished runs are deleted (default: no limit)",
+        help="most disk to use, such as 50GB; then the oldest segments of streams are deleted (default: no limit)",
     )
     group.add_argument("--keep-newest", metavar="N", type=int, default=8, help="newest windows to keep (default: 8)")
     group.add_argument(

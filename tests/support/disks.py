@@ -22,17 +22,6 @@ def small_disk(path: Path, size: int) -> Generator[Path]:
         yield path
 
 
-@contextlib.contextmanager
-def disk_without_holes(path: Path) -> Generator[Path]:
-    """A file system at `path`, which is made, that frees no parts of files: Linux's ramfs.
-
-    Raises:
-        pytest.skip.Exception: without the right to mount one.
-    """
-    with _mounted(path, "ramfs"):
-        yield path
-
-
 class HangingDisk:
     """A file system whose writes wait for as long as it is frozen."""
 

@@ -135,7 +135,7 @@ def frame_borders(data: bytes) -> list[int]:
     """Offsets at which the frames of a whole journal end, the end of the file's header first."""
     header = fmt.decode_file_header(data)
     assert header is not None
-    borders = [fmt.FILE_HEADER.size]
+    borders = [header.nbytes]
     while borders[-1] < len(data):
         found = fmt.decode_frame_header(data, borders[-1], header.sync)
         assert found is not None

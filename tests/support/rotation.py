@@ -1,6 +1,6 @@
 """The limit of the disk with what real exporters send, at a thousand events a second: small frames, packed, in small windows.
 
-Nobody is refused, what is dear stays, and every event that was sent is in a file or counts as given up.
+Nobody is refused, what is protected stays, and every event that was sent is in a file or counts as evicted.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import numpy as np
 
 from stepscope.collector.app import Collector
 from stepscope.collector.files.disk_use import disk_use
-from stepscope.collector.runs.recording import Recording
+from stepscope.collector.retention.deleted import Deleted
+from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, spans
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.windows.window import Step
 from tests.support.basics import poll
 from tests.support.collectors import Process, free_port
@@ -57,11 +59,10 @@ class Training:
         directory: of the run.
         rank: which.
         began: seconds since the first start of all.
-        tasks: whether each frame comes with a track that is new, as of asyncio's tasks.
     """
 
-    def __init__(self, url: str, directory: Path, rank: int, *, began: int = 0, tasks: bool = False) -> None:
-        self._like, self._tasks = some_spans(), tasks
+    def __init__(self, url: str, directory: Path, rank: int, *, began: int = 0) -> None:
+        self._like = some_spans()
         self.exporter = CollectorExporter(url, settings=QUICK)
         self.run = make_run(directory, rank)
         anchor = msgspec.structs.replace(self.run.anchor, wall_ns=self.run.anchor.wall_ns + began * SECOND)
@@ -73,7 +74,7 @@ class Training:
     async def window(self, window: int, slow: float = 1.0) -> None:
         """One window of ten steps that take so many times a tenth of a second; returns when it is confirmed."""
         for part in range(FRAMES):
-            batch = recorded(some_spans() if self._tasks else self._like, window, part)
+            batch = recorded(self._like, window, part)
             self.sent[window] += len(batch)
             await self.exporter.export(batch)
         start = START + window * SECOND
@@ -97,19 +98,30 @@ class Training:
         return directory / "streams" / self.exporter.stream / "journal"
 
 
-def held(path: Path) -> tuple[Counter[int], int]:
-    """Events of each window that are in a journal, which must be whole, and how many were given up."""
+def stored_events(directory: Path) -> int:
+    """Events in the streams of a collector, and those that it evicted or deleted."""
+    total = Deleted(directory).count.events
+    for place in (directory / "streams").iterdir():
+        path = place / "journal"
+        total += sum(one.total for one in read_evicted(path))
+        if segment_paths(path):
+            total += in_file(path).total()
+    return total
+
+
+def in_file(path: Path) -> Counter[int]:
+    """Events of each window that are in a stream."""
     found = Counter[int]()
     with JournalReader(path) as reader:
         for item in reader:
             if isinstance(item, EventBatch):
                 found[item.window] += len(item)
         assert not reader.damage, reader.damage
-        return found, reader.discarded
+        return found
 
 
 async def settled(collector: Collector) -> None:
-    """Nobody writes any more: what has to be given up for what was written is."""
+    """Nobody writes any more: what has to be evicted for what was written is."""
     for _ in range(2):
         await collector.store.room.look()
 
@@ -124,74 +136,6 @@ def settings(directory: Path, limit: int, max_kept_streams: int = 100) -> Collec
         keep_slowest=1,
         max_kept_streams=max_kept_streams,
     )
-
-
-async def test_nobody_is_refused_and_what_is_dear_stays(tmp_path: Path) -> None:
-    """Several times the limit arrives, in frames of less than a block."""
-    limit = 2 * MIB
-    collector = Collector(settings(tmp_path / "c", limit))
-    most, slow, last = 0, 20, 139
-    async with collector.serving() as url:
-        ranks = [Training(url, tmp_path, rank, tasks=True) for rank in range(3)]
-        for rank in ranks:
-            await rank.exporter.open(rank.run)
-        for window in range(last + 1):
-            for rank in ranks:
-                await rank.window(window, 3.0 if window == slow and rank is ranks[1] else 1.0)
-            most = max(most, disk_use(tmp_path / "c").total)
-        for rank in ranks:
-            found = rank.exporter.statistics()
-            assert found is not None and found.connections == 1 and not found.last_error
-            await rank.exporter.aclose()
-        await poll(lambda: all(not stream.connection for stream in collector.streams.all.values()))
-        await settled(collector)
-        view = collector.storage.view()
-        assert view is not None and not view.problem
-        length = sum(rank.journal(tmp_path / "c").stat().st_size for rank in ranks)
-        assert limit // 2 < most <= limit and length > 2 * limit
-        gone = 0
-        for rank in ranks:
-            there, discarded = held(rank.journal(tmp_path / "c"))
-            gone += discarded
-            assert there.total() + discarded == rank.sent.total(), "nothing is lost without a count"
-            for window in (slow, last - 1, last):
-                assert there[window] == rank.sent[window]
-            assert 0 not in there and there <= rank.sent
-        await poll(lambda: collector.streams.totals()[0].discarded == gone)
-
-
-async def test_a_long_run_of_tiny_windows_goes_on(tmp_path: Path) -> None:
-    """What is left of a window, its steps and accounts, goes as well in the end, and stays counted."""
-    limit = MIB
-    collector = Collector(settings(tmp_path / "c", limit))
-    windows, at_least, at_most = 0, 300, 3000
-    async with collector.serving() as url:
-        rank = Training(url, tmp_path, 0)
-        await rank.exporter.open(rank.run)
-        journal = rank.journal(tmp_path / "c")
-        # How soon they go depends on how often it is looked, and so on the machine.
-        while windows < at_least or len(Recording.of(journal, "0").windows) == windows < at_most:
-            for _ in range(at_least):
-                await rank.window(windows)
-                windows += 1
-                assert disk_use(tmp_path / "c").total <= limit
-        found = rank.exporter.statistics()
-        assert found is not None and found.connections == 1
-        recording = Recording.of(journal, "0")
-        assert len(recording.windows) < windows, "or this test is of no use"
-        lost = recording.ledger.sources["recorder"].dropped
-        assert lost == {"overflow": 2 * windows}, "the accounts of windows that are gone count"
-        await rank.exporter.aclose()
-        there, discarded = held(journal)
-        assert there.total() + discarded == rank.sent.total() and there[windows - 1] == rank.sent[windows - 1]
-    again = Collector(settings(tmp_path / "c", limit))
-    async with again.serving():
-        await poll(lambda: again.streams.all and not again.streams.unread)
-        (stream,) = again.streams.all.values()
-        assert stream.windows.count == windows and stream.events == rank.sent.total()
-        # The first look of the next one may find that there is something to give up.
-        await poll(lambda: stream.windows.discarded == held(journal)[1] >= discarded)
-        assert stream.windows.dropped["recorder/overflow"] == 2 * windows
 
 
 async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
@@ -219,26 +163,26 @@ async def test_runs_that_are_over_make_room(tmp_path: Path) -> None:
         there = [name for name in names if (directory / "streams" / name / "journal").exists()]
         assert there == names[-len(there) :] and 2 <= len(there) < runs // 2
         assert sorted(path.name for path in (directory / "streams").iterdir()) == sorted(there)
-        assert held(directory / "streams" / last / "journal") == (newest, 0)
+        assert in_file(directory / "streams" / last / "journal") == newest
         await poll(lambda: set(collector.streams.all) == set(there))
 
         def left() -> int:
-            return sum(held(directory / "streams" / name / "journal")[0].total() for name in there)
+            return sum(in_file(directory / "streams" / name / "journal").total() for name in there)
 
-        # A look that has given something up tells of it afterwards.
+        # A look that has evicted something tells of it afterwards.
         await poll(lambda: collector.streams.totals()[0].discarded == sent - left())
         assert collector.streams.totals()[0].events == sent
     view = (again := Collector(settings(directory, limit))).storage
     async with again.serving():
         await poll(view.view)
         shown = view.view()
-        gone = runs - len(list((directory / "streams").iterdir()))
-        assert shown is not None and shown.deleted_streams == gone >= runs - len(there)
-        assert shown.deleted_events == gone * 3 * FRAMES * len(some_spans())
+        deleted = runs - len(list((directory / "streams").iterdir()))
+        assert shown is not None and shown.deleted_streams == deleted >= runs - len(there)
+        assert shown.deleted_events == deleted * 3 * FRAMES * len(some_spans())
 
 
 async def test_there_is_a_place_for_a_new_run(tmp_path: Path) -> None:
-    """As soon as it comes, though there is room on the disk: the oldest that is over goes, also one with windows that are dear,
+    """As soon as it comes, though there is room on the disk: the oldest that is over goes, also one with protected windows,
     but none that is connected."""
     collector = Collector(settings(tmp_path / "c", 1 << 30, max_kept_streams=3))
     runs = [Training("ws://127.0.0.1:1", tmp_path, 0, began=number * 1000) for number in range(6)]
@@ -259,24 +203,24 @@ async def test_there_is_a_place_for_a_new_run(tmp_path: Path) -> None:
         await runs[0].exporter.aclose()
 
 
-async def test_a_collector_that_is_killed_while_it_gives_up(tmp_path: Path) -> None:
-    """The exporter goes on with the next one; all that it sent is there, or counts as given up."""
+async def test_a_collector_that_is_killed_while_it_evicts(tmp_path: Path) -> None:
+    """The exporter goes on with the next one; all that was sent is there, or counts as evicted."""
     directory, port = tmp_path / "c", free_port()
     arguments = ("--disk", str(MIB), "--keep-newest", "2", "--keep-slowest", "0")
-    rank = Training(f"ws://127.0.0.1:{port}", tmp_path, 0)
     process = Process(directory, port, *arguments).wait()
+    sent, newest, journal = 0, Counter[int](), directory
     try:
-        await rank.exporter.open(rank.run)
-        for window in range(130):
-            await rank.window(window)
-            if window in (60, 110):
-                process.kill()
-                there, gone = held(rank.journal(directory))
-                assert there.total() + gone == rank.sent.total()
-                process = Process(directory, port, *arguments).wait()
-        await rank.exporter.aclose()
+        for number in range(40):
+            run = Training(f"ws://127.0.0.1:{port}", tmp_path, 0, began=number * 1000)
+            await run.exporter.open(run.run)
+            for window in range(3):
+                await run.window(window)
+                if window == 1 and number in (10, 25, 35):
+                    process.kill()
+                    process = Process(directory, port, *arguments).wait()
+            await run.exporter.aclose()
+            sent, newest, journal = sent + run.sent.total(), run.sent, run.journal(directory)
     finally:
         process.kill()
-    there, gone = held(rank.journal(directory))
-    assert there.total() + gone == rank.sent.total() and gone > there.total()
-    assert there[129] == rank.sent[129] and disk_use(directory).total <= MIB
+    assert stored_events(directory) == sent and in_file(journal) == newest
+    assert Deleted(directory).count.streams > 10 and disk_use(directory).total <= MIB

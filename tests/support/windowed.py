@@ -15,6 +15,7 @@ from stepscope.runtime.events.record import Block, EventBatch, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import HEADER
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowRecord, encode_record
+from stepscope.runtime.journal.segments import segment_path
 from tests.support.streams import SYNC
 
 SECOND = 10**9
@@ -78,12 +79,6 @@ def closed(window: int, first: int, second: int, seconds: float = 1.0) -> Frame:
     return int(fmt.FrameType.WINDOW_CLOSED), 0, encode_record(record)
 
 
-def no_text() -> Frame:
-    """A frame that says of frames that were given up what cannot be read: the name of a reason is no UTF-8."""
-    record = b"\x94\x80\0\0\x81\xa3cut\x81\xa2\xff\xfe\1"
-    return int(fmt.FrameType.GIVEN_UP), 0, struct.pack("<I", len(record)) + record + bytes(40)
-
-
 def windows(
     numbers: range,
     nbytes: int,
@@ -124,9 +119,13 @@ def encoded(frames: list[Frame], first: int = 0) -> bytes:
     )
 
 
-def stored(store: Store, id: str, frames: list[Frame]) -> Path:
-    """The file of a stream with these frames."""
+def stored(store: Store, id: str, *segments: list[Frame]) -> Path:
+    """The journal of a stream with these frames, in these segments."""
     path = store.path(id)
     path.parent.mkdir(mode=0o700)
-    path.write_bytes(fmt.encode_file_header(SYNC) + encoded(frames))
+    number, begin = 0, fmt.FILE_HEADER.size
+    for at, frames in enumerate(segments):
+        data = encoded(frames, number)
+        segment_path(path, at).write_bytes(fmt.encode_file_header(SYNC, at, begin) + data)
+        number, begin = number + len(frames), begin + len(data)
     return path

@@ -212,9 +212,6 @@ async def test_writes_wait_for_a_look_that_finds_room() -> None:
     await room.due.wait()
     assert began == [600]
     room.begin()
-    await room.end(700, "the copy")
-    await room.due.wait()
-    room.begin()
     await room.end(600)
     await second
     assert began == [600, 400]
@@ -237,6 +234,21 @@ async def test_what_is_being_written_is_taken_off() -> None:
         await waiting
     async with room.writing(300):
         pass
+
+
+async def test_a_look_is_due_when_half_of_what_was_left_is_used() -> None:
+    """Of what is usually left, or of less if the last look found less: not after each write on a disk that is nearly full."""
+    room = Room()
+    room.bound(1000, 100)
+    for left in (500, 80):
+        room.begin()
+        await room.end(1000 - left)
+        async with room.writing(left - min(left, 100) // 2):
+            pass
+        assert not room.due.is_set()
+        async with room.writing(1):
+            pass
+        assert room.due.is_set()
 
 
 async def test_room_that_others_took_is_waited_for_again() -> None:

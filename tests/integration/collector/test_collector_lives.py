@@ -17,13 +17,13 @@ from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams, rank_id
 from stepscope.collector.live.views import WindowView
 from stepscope.collector.live.window_views import window_detail
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import EndRecord, RunRecord, WindowOpened, WindowRecord, encode_record
 from tests.support.calls import counted
 from tests.support.collecting import CollectorProcess, ask, collecting, until
@@ -215,16 +215,21 @@ def test_reasons_of_losses_are_bounded() -> None:
     assert len(windows.marks()) <= KEPT
 
 
-def test_of_many_windows_that_were_given_up_the_newest_are_told_apart() -> None:
-    """As if each were told alone, though one frame may tell of hundreds of thousands: only of the newest it is looked at."""
+def evicted(segment: int, events: dict[int, int], others: int = 0) -> Evicted:
+    """A segment that was evicted."""
+    return Evicted(segment=segment, first=0, frames=1, nbytes=100, events=events, others=others)
+
+
+def test_of_many_windows_that_were_evicted_the_newest_are_told_apart() -> None:
+    """As if each were told alone, though a segment may have very many: only of the newest it is looked at."""
     together, alone = StreamWindows(), StreamWindows()
     numbers = list(range(20_000))
     random.Random(1).shuffle(numbers)
     for first in (0, 3000, 100, 40_000):
-        gone = GivenUp({first + number: 1 + number % 7 for number in numbers}, others=5)
-        for window, events in gone.events.items():
-            alone.discard(window, events)
-        _, calls = counted(lambda: together.given_up(gone))  # noqa: B023
+        segment = evicted(first, {first + number: 1 + number % 7 for number in numbers}, others=5)
+        for window, events in segment.events.items():
+            alone.evict(evicted(-1 - first - 50_000 * window, {window: events}))
+        _, calls = counted(lambda: together.evict(segment))  # noqa: B023
         assert calls < len(numbers) // 10
         for windows in (together, alone):
             for index in range(first + 19_800, first + 20_000):

@@ -24,9 +24,7 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.record import empty_block
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
-from stepscope.runtime.journal.discarded_frames import GivenUp
 from stepscope.runtime.journal.records import WindowRecord
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected
@@ -227,11 +225,6 @@ def window(**fields: Any) -> Frame:
     return record_frame(fmt.FrameType.WINDOW_CLOSED, record)
 
 
-def gone(windows: int) -> Frame:
-    """Frames that were given up, with events of so many windows."""
-    return int(fmt.FrameType.GIVEN_UP), 0, discarded_frames.encode(GivenUp(dict.fromkeys(range(windows), 1)))
-
-
 LARGE: dict[str, tuple[Frame, Frame, Callable[[Stream], object]]] = {
     "a ledger": (
         record_frame(fmt.FrameType.LEDGER, large_ledger(900)),
@@ -248,7 +241,6 @@ LARGE: dict[str, tuple[Frame, Frame, Callable[[Stream], object]]] = {
         window(diagnostics=["x" * 70_000]),
         lambda stream: next(iter(stream.windows)).diagnostics,
     ),
-    "what was given up": (gone(20_000), gone(100_000), lambda stream: stream.events),
     "a round trip": (
         record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 4000)),
         record_frame(fmt.FrameType.CLOCK_SYNC, sync(START, START, 10, "x" * 5000)),

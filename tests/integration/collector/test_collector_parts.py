@@ -13,7 +13,7 @@ from stepscope.collector.live.live import Live
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
 from stepscope.collector.parts import Parts
-from stepscope.collector.retention.storage import Freed, Storage
+from stepscope.collector.retention.storage import Look, Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
 from tests.support.basics import poll
@@ -50,7 +50,7 @@ async def test_which_have_ended_is_told(caplog: pytest.LogCaptureFixture) -> Non
 async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page says what has ended and why; so do the state and Prometheus. The others go on."""
 
-    def broken(storage: Storage, wanted: int = 0, crowd: int = 0) -> Freed:
+    def broken(storage: Storage, wanted: int = 0, crowd: int = 0) -> Look:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Storage, "enforce", broken)
@@ -65,7 +65,7 @@ async def test_everybody_sees_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             page.goto(url)
             page.get_by_text("A part of the collector has ended, storage: RuntimeError: a fault of ours.").wait_for()
 
-    async with Collector(CollectorSettings(directory=tmp_path, port=0)).serving() as url:
+    async with Collector(CollectorSettings(directory=tmp_path, port=0, disk_bytes=1 << 30)).serving() as url:
         await asyncio.to_thread(look, url)
 
 

@@ -14,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.cli.main import main
-from stepscope.collector.discarding.discard import discard, places
 from stepscope.collector.merge.plan import Selection
+from stepscope.collector.runs.evicted import Evicted, evict
 from stepscope.collector.runs.mark import SUPERSEDED
 from stepscope.collector.runs.recording import recordings_in
+from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.specimens import batch_of, run_in, window_of
 from stepscope.exporters.specimens import spans as spans_from
 from stepscope.runtime.events.record import Kind, empty_block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from tests.integration.collector.test_merge import add_rank, merged
 from tests.support.basics import require
@@ -125,24 +127,44 @@ def test_copies_of_which_neither_has_all_are_told(tmp_path: Path) -> None:
     assert "not the 2 of the second" in note and str(other) in note
 
 
-def test_windows_that_were_given_up_are_merged_without_their_events(tmp_path: Path) -> None:
-    """What a collector discards costs no other rank and no other window; how much it was is in the report."""
+@pytest.mark.parametrize("evicted", [(0, 1, 2), (1, 2)])
+def test_segments_that_were_evicted_are_missing_and_no_damage(tmp_path: Path, evicted: tuple[int, ...]) -> None:
+    """They cost no other rank and no other window; how much it was is in the report."""
+    ms = 1_000_000
+    journals: list[Path] = []
     for rank in (0, 1):
-        add_rank(tmp_path, rank)
+        run = msgspec.structs.replace(run_in(tmp_path), rank=rank, job="job", pid=rank + 1, id=f"{rank:032x}")
+        at = run.anchor.monotonic_ns
+        windows = {n: (at + n * ms, at + n * ms + ms - 1, 10 + n) for n in range(6)}
+        journals.append(tmp_path / "streams" / f"{rank:032x}" / "journal")
+        recorded(journals[-1], run, windows, segment_bytes=1)
     whole, _ = merged(tmp_path)
-    journal = min(tmp_path.glob("streams/*/journal"))
-    gone = sum(place.header.count for place in places(journal))
-    discard(journal, places(journal))
-    exporter, report = merged(tmp_path, Selection(window=0))
-    assert len(report.members) == 2 and len(exporter) == len(whole) - gone > 0
-    assert any(f"{gone:,} events were given up" in note for note in report.notes)
+    counts: list[Evicted] = []
+    for path in segment_paths(journals[0]):
+        counts.append(SegmentContents.of(path, path.stat().st_size, 1 << 62, counts).counts)
+    assert len(counts) > 6
+    for number in evicted:
+        evict(journals[0], counts[number])
+    missing = sum(counts[number].total for number in evicted)
+    exporter, report = merged(tmp_path)
+    assert len(report.members) == 2 and len(exporter) == len(whole) - missing and missing > 10
+    assert any(f"{missing:,} events were evicted" in note for note in report.notes)
+    assert not any(member.damage for member in report.members)
     assert main(["merge", str(tmp_path), "--out", str(tmp_path / "x.json")]) == 0
+    assert main(["merge", *map(str, journals), "--out", str(tmp_path / "y.json")]) == 0
+    assert events(tmp_path / "x.json") == events(tmp_path / "y.json")
+    assert main(["convert", str(journals[0]), str(tmp_path / "z.json")]) == 0
+    _, report = merged(tmp_path, Selection(window=4))
+    assert report.absent == []
+    segment_paths(journals[0])[1].unlink()
+    _, report = merged(tmp_path)
+    assert any("lost frames" in member.damage for member in report.members), "what nobody evicted is damage"
 
 
-def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]]) -> Path:
+def recorded(path: Path, run: Run, windows: dict[int, tuple[int, int, int]], segment_bytes: int = 0) -> Path:
     """A journal that a run left, with windows of which each has its start, its end and a number of spans."""
     path.parent.mkdir(parents=True)
-    writer = JournalWriter(path)
+    writer = JournalWriter(path, segment_bytes=segment_bytes)
     writer.open(run)
     for index, (start, end, count) in windows.items():
         batch = batch_of(spans_from([f"{path.parent.name} {index}"] * count, start_ns=start), window=index)
@@ -237,6 +259,29 @@ def test_a_stream_of_which_each_directory_has_a_part(tmp_path: Path, overlap: in
     rows = [events(out) for out in outputs]
     assert rows[1] == rows[2] == rows[0] and len(rows[0]) > 3
     assert sorted(outputs) == sorted((tmp_path / "out").iterdir()), "what was put together is not left behind"
+
+
+def test_a_stream_of_which_each_directory_has_some_segments(tmp_path: Path) -> None:
+    """They are put together as parts of one file are."""
+    run = msgspec.structs.replace(run_in(tmp_path), rank=0, id="0" * 32)
+    at = run.anchor.monotonic_ns
+    windows = {n: (at + n * 1000, at + n * 1000 + 999, 10 + n) for n in range(6)}
+    place = Path("streams", "0" * 32)
+    whole = recorded(tmp_path / "whole" / place / "journal", run, windows, segment_bytes=1)
+    files = segment_paths(whole)
+    for name, its in (("one", files[:5]), ("other", files[4:])):
+        (tmp_path / name / place).mkdir(parents=True)
+        for path in its:
+            shutil.copy(path, tmp_path / name / place)
+    one, other = tmp_path / "one", tmp_path / "other"
+    for out, sources in (
+        ("whole.json", [tmp_path / "whole"]),
+        ("both.json", [one, other]),
+        ("again.json", [other, one]),
+    ):
+        assert main(["merge", *map(str, sources), "--out", str(tmp_path / out)]) == 0
+    assert events(tmp_path / "whole.json") == events(tmp_path / "both.json") == events(tmp_path / "again.json")
+    assert len(events(tmp_path / "whole.json")) >= 75
 
 
 def events(trace: Path) -> list[Any]:

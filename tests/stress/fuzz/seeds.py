@@ -10,16 +10,13 @@ from stepscope.collector.files.stream_file import StreamFile
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
 from stepscope.runtime import _core
-from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import empty_block
-from stepscope.runtime.journal import discarded_frames
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import encode
-from stepscope.runtime.journal.discarded_frames import GivenUp
-from stepscope.runtime.journal.records import ClockSync, MetadataRecord, encode_record
-from tests.support.journals import frame_borders, write_journal
+from stepscope.runtime.journal.segments import segment_paths
+from tests.support.journals import batch_with_arguments, frame_borders, write_journal
 from tests.support.streams import RUN, SYNC, frames, hello
-from tests.support.windowed import END, Frame, closed, no_text, of_size, run_of, windows
+from tests.support.windowed import END, Frame, closed, of_size, run_of, windows
 
 RECORD = struct.Struct("<BBH")
 """Before each frame of a stream: its type, its flags, bytes of its payload."""
@@ -36,7 +33,7 @@ def _of(target: str, place: Path) -> list[bytes]:
     events, heap = batch.events.tobytes(), batch.args
     if target in ("journal", "journal_frames"):
         made = [write_journal(place / name, [batch] * count).read_bytes() for name, count in (("a", 1), ("b", 3))]
-        return made if target == "journal" else [*(_records(data) for data in made), _raw([run_of(), no_text(), END])]
+        return made if target == "journal" else [_records(data) for data in made]
     if target == "arguments":
         encoded = _core.encode_arguments(dict(ARGUMENTS))
         return [struct.pack("<II", 0, len(encoded)) + encoded]
@@ -51,8 +48,8 @@ def _of(target: str, place: Path) -> list[bytes]:
     if target == "session_note":
         note = b'{"directory": "@/files", "pid": 1, "start_time": 1, "profiler": 1, "keep_last": 2, "outputs": ["@/x"]}'
         return [note, b"\1\x7f\x7f" + bytes(29) + b"precious\n../precious", b"\xff" * 32 + b"../../elsewhere"]
-    if target == "given_up":
-        return _windows()
+    if target == "evicted":
+        return _windows(place)
     if target == "merged":
         journal = _records(write_journal(place / "one", [batch]).read_bytes())
         return [journal + journal]
@@ -78,22 +75,17 @@ def _streamed(target: str, place: Path) -> list[bytes]:
     return [b"".join(packed), header + content if compressed else b"", of_size(empty_block(3), 0, 500)[2]]
 
 
-def _windows() -> list[bytes]:
-    """Streams of some windows, behind a byte that says how many of them are dear."""
-    tiny = (int(fmt.FrameType.CLOCK), 0, bytes(8))
-    reading = (int(fmt.FrameType.CLOCK), 0, encode_record(ClockAnchor(1, 2, 3)))
-    trip = ClockSync(sent=1, arrived=2, answered=3, returned=4, clock="a")
-    comparisons = [(int(fmt.FrameType.CLOCK_SYNC), 0, encode_record(trip))] * 9
-    gone = (int(fmt.FrameType.GIVEN_UP), 4, discarded_frames.encode(GivenUp({0: 7}, 1, 1)) + bytes(200))
-    names = (int(fmt.FrameType.METADATA), 0, encode_record(MetadataRecord({"text": "x" * 3000})))
+def _windows(place: Path) -> list[bytes]:
+    """Streams of some windows in segments, with and without an index, behind a byte that says how many are protected."""
+    batches = [batch_with_arguments(["x"], [{}], window=number, start_ns=1000 * (number + 1)) for number in range(6)]
+    written = segment_paths(write_journal(place / "windows", batches, segment_bytes=1))
     streams = [
-        [*windows(range(6), 4096, frames=2), gone, gone, *windows(range(6, 8), 4096, ended=False)],
-        [closed(0, 0, 0), closed(1, 2, 1), names, tiny, reading, closed(2, 4, 2), *windows(range(3, 5), 4096)],
-        [*windows(range(3), 128), *comparisons, names, *windows(range(3, 40), 128, frames=1, packed=True), reading],
-        [*windows(range(2), 8192), END],
-        [*windows(range(2), 4096), no_text(), *windows(range(2, 6), 4096)],
+        [_raw([run_of(), *windows(range(at, at + 3), 4096, frames=2)]) for at in (0, 3, 6)],
+        [_raw([run_of(), *windows(range(2), 8192), END])],
+        [_raw([run_of(), *windows(range(3), 128, ended=False)]), _raw([run_of(), closed(2, 4, 2), END])],
+        [_records(path.read_bytes()) for path in written[:4]],
     ]
-    return [bytes([dear]) + _raw([run_of(), *frames]) for dear, frames in enumerate(streams)]
+    return [bytes([number]) + b"\xff\xfe\xfd".join(segments) for number, segments in enumerate(streams)]
 
 
 def _raw(frames: list[Frame]) -> bytes:

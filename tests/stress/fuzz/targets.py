@@ -17,9 +17,9 @@ from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.merge.outputs import write_merged
-from stepscope.collector.retention.inventory import Inventory
-from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
@@ -29,9 +29,9 @@ from stepscope.runtime.events.intervals import ends
 from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, join_blocks
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import ColumnDecoder
-from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.segments import segment_path
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
 from stepscope.runtime.recovery.unsaved_events import UnsavedEvents
@@ -39,15 +39,6 @@ from stepscope.runtime.recovery.unsaved_events import UnsavedEvents
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 RUN = run_in(Path("/"))
 SYNC = b"\xf5abc"
-_GOES = {
-    fmt.FrameType.EVENTS,
-    fmt.FrameType.DISCARDED,
-    fmt.FrameType.GIVEN_UP,
-    fmt.FrameType.WINDOW_OPENED,
-    fmt.FrameType.WINDOW_CLOSED,
-    fmt.FrameType.CLOCK,
-    fmt.FrameType.CLOCK_SYNC,
-}
 _RECORD = struct.Struct("<BBH")
 _SIZE = EVENT_DTYPE.itemsize
 
@@ -65,16 +56,16 @@ def journal_frames(data: bytes) -> None:
     journal(_framed(data))
 
 
-def _framed(data: bytes, gaps: bool = False) -> bytes:
-    """Frames of any types, flags and payloads; if there may be gaps, some of their numbers are missing."""
+def _framed(data: bytes, *, kinds: int = 15, first: int = 0) -> bytes:
+    """Frames of any of so many types, flags and payloads; the first one has this number."""
     parts = [fmt.encode_file_header(SYNC)]
-    at = number = 0
+    at, number = 0, first
     while at + _RECORD.size <= len(data):
         kind, flags, length = _RECORD.unpack_from(data, at)
         payload = data[at + _RECORD.size : at + _RECORD.size + length]
         at += _RECORD.size + length
-        parts += map(bytes, fmt.encode_frame(SYNC, kind % 15, number, [payload], flags))
-        number += 2 if gaps and kind >= 240 else 1
+        parts += map(bytes, fmt.encode_frame(SYNC, kind % kinds, number, [payload], flags))
+        number += 1
     return b"".join(parts)
 
 
@@ -277,37 +268,27 @@ def collector_file(data: bytes) -> None:
         again.close()
 
 
-def given_up(data: bytes) -> None:
-    """A stream of whole frames, of any kind, in a collector that has little room: all that can be given up is, in steps, the
-    rest stays as it is, and what is gone counts."""
+def evicted(data: bytes) -> None:
+    """A stream of whole frames, of any kind, in segments, at a collector that has little room: what may be evicted is, in steps, and
+    nothing that is in the frames is a fault."""
     with tempfile.TemporaryDirectory(dir=PLACE) as place:
         store = Store(CollectorSettings(directory=Path(place)))
         path = store.path("0" * 32)
         path.parent.mkdir()
-        path.write_bytes(_framed(data[1:], gaps=True))
-        before = _stays(path)
+        begin, number = fmt.FILE_HEADER.size, 0
+        for at, part in enumerate(data[1:].split(b"\xff\xfe\xfd", 3)):
+            frames = _framed(part, kinds=18, first=number)[fmt.FILE_HEADER.size :]
+            segment_path(path, at).write_bytes(fmt.encode_file_header(SYNC, at, begin) + frames)
+            begin, number = begin + len(frames), number + len(part)
         full = disk_use(store.directory).total
         storage = Storage(store, StoragePolicy(max_bytes=full, newest=data[0] % 3 if data else 0, slowest=1))
         for wanted in (full // 8, full // 2, full):
-            if storage.enforce(wanted).deleted:
+            deleted = storage.enforce(wanted).deleted
+            assert not storage.unreadable, storage.unreadable
+            if deleted:
                 return
-            assert _stays(path) == before
-
-
-def _stays(path: Path) -> tuple[list[tuple[int, bytes]], Damage, int]:
-    """Records of a journal that are never given up, what is wrong with it, and the events that it has or had."""
-    reader = FrameReader(path)
-    records: list[tuple[int, bytes]] = []
-    try:
-        while (frame := reader.next()) is not None:
-            if frame[0] not in _GOES:
-                records.append((frame[0], frame[2]))
-    finally:
-        reader.close()
-    inventory = Inventory(path)
-    inventory.look()
-    # What a frame says of more events than any stream has is not believed.
-    return records, reader.damage, min(inventory.events, 1 << 47)
+            with contextlib.suppress(FormatError):
+                Recording.of(path, "")
 
 
 def merged(data: bytes) -> None:
@@ -382,7 +363,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
     "collector_file": collector_file,
     "compressed_events": compressed_events,
     "session_note": session_note,
-    "given_up": given_up,
+    "evicted": evicted,
     "merged": merged,
     "otlp": otlp,
     "otlp_answers": otlp_answers,

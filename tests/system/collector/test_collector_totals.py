@@ -15,14 +15,14 @@ from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.retention.retention import StoragePolicy
+from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.metrics import exposition
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.collector.protocol import Hello
 from stepscope.runtime.events.record import empty_block
-from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require
 from tests.support.collecting import ask
@@ -33,10 +33,9 @@ from tests.unit.collector.test_collector_live import a_life, events_frame, run_o
 SUMS = ("events", "bytes", "dropped")
 
 
-def a_lossy_life() -> list[tuple[int, int, bytes]]:
-    """A short run of which events were given up, too."""
-    gone = events_frame(empty_block(40), source="recorder")
-    return [*a_life()[:-1], (int(fmt.FrameType.DISCARDED), 0, gone[2]), a_life()[-1]]
+def a_longer_life() -> list[tuple[int, int, bytes]]:
+    """A short run, with more events at its end."""
+    return [*a_life()[:-1], events_frame(empty_block(40), source="recorder"), a_life()[-1]]
 
 
 class Watched:
@@ -74,12 +73,14 @@ def counters(text: str) -> dict[str, float]:
 
 
 def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
-    """A connection that brings the next frames of a stream, and is gone again."""
-    life = a_lossy_life()
+    """A connection that brings the next frames of a stream, of which the first are evicted, and is gone again."""
+    life = a_longer_life()
     run = run_of(rank, f"job{rank % 2}")
     with streams.connected(Hello(f"{number:032x}", SYNC, 0, run), object()) as stream:
         new = life[stream.next : stream.next + count]
         stream.took(new, 0, stream.next + len(new))
+        if stream.next > 3:
+            stream.windows.evict(Evicted(segment=0, first=0, frames=3, nbytes=900, others=40))
     return stream
 
 
@@ -97,7 +98,7 @@ def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
 
 
 async def test_forgotten_streams_go_on_counting(tmp_path: Path) -> None:
-    """Events, bytes, losses and what was given up of a hundred starts, of which sixteen are known in the end."""
+    """Events, bytes, losses and what was evicted of a hundred starts, of which sixteen are known in the end."""
     streams = Streams(8)
     storage = Storage(Store(CollectorSettings(directory=tmp_path)), StoragePolicy(), streams)
     looking = asyncio.create_task(storage.run())

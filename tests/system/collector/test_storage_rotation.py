@@ -31,4 +31,4 @@ def test_rotation(scenario: str, loop: str, tmp_path: Path) -> None:
 
 def test_there_are_scenarios() -> None:
     """None is passed over by a change of names."""
-    assert len(SCENARIOS) >= 5
+    assert len(SCENARIOS) >= 3

@@ -24,6 +24,7 @@ from stepscope.collector.live.slowest import FEWEST, slowest
 from stepscope.collector.live.step_times import RECENT, StepTimes
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams, rank_id
+from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.charts import Charts
 from stepscope.collector.web.live_events import INTERVAL, LiveEvents
@@ -277,19 +278,27 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
         assert latest.now.bound_ns is None or latest.now.bound_ns >= 0
 
 
-def test_what_was_given_up_is_told(tmp_path: Path) -> None:
+def test_what_was_evicted_is_told(tmp_path: Path) -> None:
     """By windows, once however it is heard of: live, from the file, and from both."""
-    gone = events_frame(empty_block(40), source="recorder")
-    life = [*a_life()[:4], (int(fmt.FrameType.DISCARDED), 0, gone[2]), *a_life()[4:]]
+
+    def evicted(segment: int, **events: int) -> Evicted:
+        of_windows = {int(window[1:]): count for window, count in events.items()}
+        return Evicted(segment=segment, first=0, frames=9, nbytes=900, events=of_windows, windows=1, dropped=3)
+
     stream = Stream("a" * 32, run_of())
-    stream.took(life, 0, len(life))
-    assert stream.events == 160 and [window.discarded for window in stream.windows] == [40]
+    stream.evicted_before(evicted(0, w0=40, w7=2))
+    lost = stream.lost
+    stream.took(a_life(), 0, len(a_life()))
+    assert stream.events == 120 + 42 and [window.discarded for window in stream.windows] == [40]
+    assert stream.windows.count == 2 and lost == 3
     for _ in range(2):
-        stream.windows.discarded_in_all(0, 100)
-    assert [window.discarded for window in stream.windows] == [100] and stream.windows.discarded == 100
-    for index in range(1, 2000):
-        stream.windows.discard(index, 1)
-    assert stream.windows.discarded == 2099
+        stream.windows.evict(evicted(0, w0=40, w7=2))
+        stream.windows.evict(evicted(2, w0=60))
+    assert [window.discarded for window in stream.windows] == [100] and stream.windows.discarded == 102
+    assert stream.events == 162 and stream.windows.count == 2
+    for segment in range(3, 2000):
+        stream.windows.evict(evicted(segment, **{f"w{segment}": 1}))
+    assert stream.windows.discarded == 102 + 1997
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3), st.binary(max_size=80)), max_size=20))

@@ -1,102 +1,113 @@
-"""The file of a stream that is downloaded while events in it are given up is whole, and nothing of it is uncounted."""
+"""The segments of a stream are downloaded as one journal, while it grows and segments are evicted."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import MutableMapping
+import logging
+import os
+import random
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stepscope.collector.app import Collector
-from stepscope.collector.files.borders import Borders
-from stepscope.collector.files.frame_lock import FrameLock
-from stepscope.collector.files.journal_copy import JournalCopy
-from stepscope.exporters.specimens import spans
-from tests.support import rotation
-from tests.support.rotation import MIB, Training, held, settings
-from tests.support.streams import STREAM
-from tests.support.viewers.scene import START
+from stepscope.collector.files.journal_copy import AT_ONCE, JournalCopy
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.segments import segment_path, segment_paths
+from tests.support.journals import batch_with_arguments, events_of, read_journal, write_journal
 
 
-async def downloaded(collector: Collector, path: str, meanwhile: Any) -> bytes:
-    """What a reader gets who waits for `meanwhile()` after each chunk."""
-    got = bytearray()
-
-    async def receive() -> dict[str, Any]:
-        await asyncio.Event().wait()  # it stays connected
-        raise AssertionError
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            assert message["status"] == 200
-        elif message["body"]:
-            got.extend(message["body"])
-            await meanwhile()
-
-    scope = {
-        "type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "path": path,
-        "raw_path": path.encode(), "query_string": b"", "root_path": "", "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2), "headers": [(b"host", b"127.0.0.1")],
-    }  # fmt: skip
-    await collector.app(scope, receive, send)
-    return bytes(got)
+def journal(path: Path, count: int, *, segment_bytes: int, many: int = 1) -> Path:
+    """A journal of so many batches, each of so many spans with arguments that cannot be compressed much."""
+    noise = random.Random(0)
+    batches = [
+        batch_with_arguments(
+            [f"n{at}"] * many, [{"x": noise.randbytes(64).hex()} for _ in range(many)], start_ns=100_000 * (at + 1)
+        )
+        for at in range(count)
+    ]
+    path.parent.mkdir(exist_ok=True)
+    return write_journal(path, batches, segment_bytes=segment_bytes)
 
 
-async def test_a_download_while_events_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records move behind a reader who is slow, and frames become one: not around where it goes on."""
-    names = ["forward", "backward", "optimizer", "load"] * 300
-    monkeypatch.setattr(rotation, "some_spans", lambda: spans(names, start_ns=START))
-    limit = 8 * MIB
-    collector = Collector(settings(tmp_path / "c", limit))
-    async with collector.serving() as url:
-        rank = Training(url, tmp_path, 0, tasks=True)
-        await rank.exporter.open(rank.run)
-        journal = rank.journal(tmp_path / "c")
-        count = 0
-
-        async def trained(windows: int = 1) -> None:
-            nonlocal count
-            for _ in range(windows):
-                await rank.window(count)
-                count += 1
-
-        chunks = 0
-
-        async def slowly() -> None:
-            nonlocal chunks
-            chunks += 1
-            await trained(60 if chunks in (1, 6) else 0)
-
-        await trained()
-        while journal.stat().st_size < limit // 2:
-            await trained()
-        before, sent = journal.stat().st_size, rank.sent.total()
-        body = await downloaded(collector, f"/v1/streams/{rank.exporter.stream}/journal", slowly)
-        assert collector.streams.totals()[0].discarded, "nothing was given up meanwhile"
-        await rank.exporter.aclose()
-    copy = tmp_path / "journal"
-    copy.write_bytes(body)
-    found, gone = held(copy)
-    assert len(body) >= before and found.total() + gone >= sent and gone
-    assert collector.store.borders.of(rank.exporter.stream) == frozenset()
+def copied(copy: JournalCopy) -> bytes:
+    """All that is left of a copy."""
+    found = b""
+    while piece := copy.next():
+        assert len(piece) <= AT_ONCE
+        found += piece
+    copy.close()
+    return found
 
 
-def test_a_file_that_is_deleted_meanwhile_or_is_no_journal(tmp_path: Path) -> None:
-    """It is read as it is, and as it was."""
-    directory = tmp_path / "streams" / STREAM
-    directory.mkdir(parents=True)
-    journal = directory / "journal"
-    data = bytes(range(256)) * 8192
-    journal.write_bytes(data)
-    borders = Borders(tmp_path)
-    copy = JournalCopy(journal, FrameLock(tmp_path), borders)
-    first = copy.next()
-    assert borders.of(STREAM) == {len(first)}
-    journal.unlink()
-    journal.write_bytes(b"another one")
-    assert first + copy.next() + copy.next() == data
+@given(st.integers(1, 12), st.integers(0, 30), st.integers(0, 4))
+def test_a_copy_is_a_whole_journal(
+    tmp_path_factory: pytest.TempPathFactory, count: int, cut: int, evicted: int
+) -> None:
+    """Of all segments that are there, up to the last whole frame of the last one: a stream may be in the middle of a write."""
+    place = tmp_path_factory.mktemp("copy")
+    path = journal(place / "journal", count, segment_bytes=1)
+    for one in segment_paths(path)[:-1][:evicted]:
+        one.unlink()
+    last = segment_paths(path)[-1]
+    left = len(events_of(path))
+    last.write_bytes(last.read_bytes() + fmt.encode_file_header(b"\xf5abc")[:cut])
+    (place / "copied").write_bytes(copied(JournalCopy(path)))
+    assert events_of(place / "copied") == events_of(path) and len(events_of(place / "copied")) == left
+    items, damage = read_journal(place / "copied")
+    assert items and not damage
+
+
+def test_large_segments_are_read_in_pieces(tmp_path: Path) -> None:
+    """And a closed copy gives nothing."""
+    path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
+    files = segment_paths(path)
+    assert len(files) > 2
+    wanted = path.read_bytes() + b"".join(one.read_bytes()[fmt.MAX_FILE_HEADER :] for one in files[1:])
+    assert copied(JournalCopy(path)) == wanted
+    copy = JournalCopy(path)
+    copy.next()
     copy.close()
     copy.close()
-    assert copy.next() == b"" and borders.of(STREAM) == frozenset()
+    assert copy.next() == b""
+
+
+def test_a_segment_that_is_evicted_meanwhile_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What was read before is whole frames, and what is being read stays until it was read; it is logged."""
+    path = journal(tmp_path / "journal", 120, segment_bytes=3 << 19, many=500)
+    files = segment_paths(path)
+    copy = JournalCopy(path)
+    found = copy.next()
+    wanted = files[0].read_bytes() + files[1].read_bytes()[fmt.MAX_FILE_HEADER :]
+    files[0].unlink()
+    while len(found) < len(wanted) - AT_ONCE:
+        found += copy.next()
+    files[2].unlink()
+    with caplog.at_level(logging.WARNING, "stepscope.collector"):
+        found += copied(copy)
+    assert found == wanted and str(files[2]) in caplog.text
+
+
+def test_what_is_begun_later_is_not_read(tmp_path: Path) -> None:
+    """The copy is of what there was at first, or a little more."""
+    path = journal(tmp_path / "journal", 4, segment_bytes=0)
+    copy = JournalCopy(path)
+    whole = path.read_bytes()
+    segment_path(path, 1).write_bytes(whole)
+    assert copied(copy) == whole
+
+
+def test_a_file_that_is_no_journal_is_sent_as_it_is(tmp_path: Path) -> None:
+    """So is one that is damaged; where there is none, that is said."""
+    path = tmp_path / "journal"
+    for data in (b"", b"text" * 100, os.urandom(1000)):
+        path.write_bytes(data)
+        assert copied(JournalCopy(path)) == data
+    path = journal(tmp_path / "damaged" / "journal", 4, segment_bytes=0)
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2 :] = bytes(len(damaged) - len(damaged) // 2)
+    path.write_bytes(damaged)
+    assert copied(JournalCopy(path)) == damaged
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        JournalCopy(path)

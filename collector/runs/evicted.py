@@ -1,0 +1,128 @@
+"""The file `evicted` beside a stream's segments: what deleted segments contained, so that it stays counted."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stepscope.runtime.journal.frame_reader import Damage, FrameReader
+from stepscope.runtime.journal.segments import segment_path
+
+NAME = "evicted"
+"""One line of JSON for each evicted segment."""
+MAX_COUNT = 1 << 48
+"""Limit of counts: more than any stream has, and sums of many of them fit 64 bits."""
+
+
+class Evicted(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment that was deleted to free the disk."""
+
+    segment: int
+    """Its number."""
+    first: int
+    """Number of its first frame."""
+    frames: int
+    nbytes: int
+    """Bytes of its frames."""
+    events: dict[int, int] = {}
+    """Events by window; if there were very many windows, of those with most events."""
+    others: int = 0
+    """Events of other windows."""
+    windows: int = 0
+    """Windows that were closed in it."""
+    dropped: int = 0
+    """Events that the accounts of these windows count as lost."""
+
+    @property
+    def total(self) -> int:
+        """Number of events."""
+        return sum(self.events.values()) + self.others
+
+
+_decode = msgspec.json.Decoder(Evicted).decode
+
+
+def read_evicted(journal: Path) -> list[Evicted]:
+    """The evicted segments of a stream, in the order of their eviction.
+
+    A line whose segment still exists does not count: the collector was killed before it deleted the segment.
+
+    Args:
+        journal: path of the stream's first segment, which need not exist.
+
+    Raises:
+        OSError: if the file cannot be read.
+    """
+    found: dict[int, Evicted] = {}
+    try:
+        file = os.open(journal.with_name(NAME), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return []
+    with os.fdopen(file, "rb") as lines:
+        for line in lines:
+            try:
+                one = _decode(line)
+            except (msgspec.MsgspecError, ValueError):
+                continue  # the collector was killed while it wrote the line, and the segment is still there
+            found[one.segment] = one
+    return [one for one in found.values() if not os.path.lexists(segment_path(journal, one.segment))]
+
+
+def evict(journal: Path, evicted: Evicted) -> None:
+    """Deletes a segment, after it was written down what it contained. If that fails, everything is as before.
+
+    Args:
+        journal: path of the stream's first segment, which need not exist.
+        evicted: what the segment contains.
+
+    Raises:
+        OSError: if the line cannot be written, or the segment not be deleted.
+    """
+    path = journal.with_name(NAME)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"
+        line = b"\n" * torn + msgspec.json.encode(evicted) + b"\n"
+        written = _write(file, line)
+        try:
+            segment_path(journal, evicted.segment).unlink()
+        except OSError:
+            os.ftruncate(file, size)
+            raise
+        if not written:  # now there is room
+            os.write(file, b"\n" + line)
+    finally:
+        os.close(file)
+
+
+def _write(file: int, line: bytes) -> bool:
+    """Appends a line; whether there was room."""
+    try:
+        return os.write(file, line) == len(line)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return False
+        raise
+
+
+def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
+    """The damage that a reader found in a stream, without the gaps that evicted segments leave.
+
+    Args:
+        reader: has read the stream to its end.
+        evicted: the evicted segments of the stream.
+    """
+    files, damage = reader.files, reader.damage
+    # Segments that are missing at the beginning are not reported in the first place.
+    first, last = files.at(files.begin).number, files.at(files.end).number
+    gaps = [one for one in evicted if first < one.segment < last]
+    return msgspec.structs.replace(
+        damage,
+        lost_frames=max(damage.lost_frames - sum(one.frames for one in gaps), 0),
+        skipped_bytes=max(damage.skipped_bytes - sum(one.nbytes for one in gaps), 0),
+    )

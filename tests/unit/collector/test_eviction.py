@@ -1,0 +1,382 @@
+"""Which segments a collector evicts: the limit holds, protected windows stay longest, and what is missing is counted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.collector.files import checkpoint
+from stepscope.collector.files.disk_use import disk_use
+from stepscope.collector.files.store import Store
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.retention.deleted import Count, Deleted
+from stepscope.collector.retention.policy import StoragePolicy
+from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.evicted import NAME, evict, read_evicted
+from stepscope.collector.runs.recording import Recording
+from stepscope.collector.settings import CollectorSettings
+from stepscope.runtime.events.record import EventBatch
+from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.segments import segment_paths
+from tests.support.calls import counted
+from tests.support.disks import small_disk
+from tests.support.windowed import END, SECOND, START, Frame, closed, events, run_of, stored, windows
+
+ONE, TWO, THREE = "1" * 32, "2" * 32, "3" * 32
+KIB = 1 << 10
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What a segment has of a window."""
+
+    window: int
+    events: int
+    pace: int
+    """Seconds of both of its steps; of windows that are equally slow the later one takes a moment longer."""
+    ends: bool
+
+
+Drawn = list[tuple[list[list[Part]], bool]]
+"""Streams: the parts of windows in their segments, and whether the stream has its end."""
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Drawn:
+    """Each is another rank of one job; windows follow each other, and may go on in the next segment."""
+    made: Drawn = []
+    for _ in range(draw(st.integers(1, 4))):
+        window = 0
+        segments: list[list[Part]] = []
+        for _ in range(draw(st.integers(1, 4))):
+            parts: list[Part] = []
+            for _ in range(draw(st.integers(0, 3))):
+                parts.append(Part(window, draw(st.integers(200, 600)), draw(st.integers(1, 99)), draw(st.booleans())))
+                window += parts[-1].ends
+            segments.append(parts)
+        made.append((segments, draw(st.booleans())))
+    return made
+
+
+def frames(rank: int, parts: Sequence[Part], last: bool) -> list[Frame]:
+    """A segment."""
+    made = [run_of(rank)]
+    for part in parts:
+        made.append(events(part.window, 64 * part.events, 1000 * part.window))
+        if part.ends:
+            seconds = part.pace + part.window / 100
+            made.append(closed(part.window, 2 * part.window, 1000 * part.window, seconds=seconds))
+    return [*made, END] if last else made
+
+
+def counts(path: Path) -> Counter[int]:
+    """Events by window in the segments that are left."""
+    found = Counter[int]()
+    if segment_paths(path):
+        with JournalReader(path) as reader:
+            for item in reader:
+                if isinstance(item, EventBatch):
+                    found[item.window] += len(item)
+    return found
+
+
+class Model:
+    """What was drawn, and what is protected of it."""
+
+    def __init__(self, drawn: Drawn, policy: StoragePolicy) -> None:
+        self.drawn = drawn
+        ended = [
+            part
+            for segments, over in drawn
+            for parts in (segments if over else segments[:-1])
+            for part in parts
+            if part.ends
+        ]
+        pace = {part.window: max(other.pace for other in ended if other.window == part.window) for part in ended}
+        newest = sorted(pace, reverse=True)[: policy.newest]
+        slowest = sorted(pace, key=lambda window: (pace[window], window), reverse=True)[: policy.slowest]
+        self.protected = {*newest, *slowest}
+        self.last = set(newest[:1])
+
+    def windows(self, stream: int, segment: int) -> set[int]:
+        """Those of which a segment has something."""
+        return {part.window for part in self.drawn[stream][0][segment]}
+
+    def evictable(self, left: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+        """Of the segments that are left of each stream those that may be evicted."""
+        found: list[tuple[int, int]] = []
+        for stream, (segments, over) in enumerate(self.drawn):
+            before = [segment for segment in left[stream] if segment < len(segments) - 1]
+            chosen = [(stream, segment) for segment in before or (left[stream] if over else [])]
+            found += [one for one in chosen if not over or not self.windows(*one) & self.last]
+        return found
+
+
+@given(streams(), st.integers(0, 3), st.integers(0, 3), st.floats(0.05, 1.2))
+def test_the_limit_holds_and_what_is_missing_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, drawn: Drawn, newest: int, slowest: int, part: float
+) -> None:
+    """Whatever there is: enough is free in the end, or nothing that may be evicted is left; and no window that is protected is
+    touched while a segment without one could go. Events are in the files, or counted; what was evicted is no damage."""
+    store = Store(CollectorSettings(directory=tmp_path_factory.mktemp("collector")))
+    ids = [f"{number:032x}" for number in range(len(drawn))]
+    for rank, (segments, over) in enumerate(drawn):
+        made = [frames(rank, parts, over and at == len(segments) - 1) for at, parts in enumerate(segments)]
+        stored(store, ids[rank], *made)
+    before = disk_use(store.directory)
+    limit = int(before.total * part)
+    policy = StoragePolicy(max_bytes=limit, newest=newest, slowest=slowest)
+    model = Model(drawn, policy)
+    done = Storage(store, policy).enforce()
+    after = disk_use(store.directory)
+    left = [[one.number for one in after.segments.get(id, ())] for id in ids]
+    missing = [{*(one.number for one in before.segments[id])} - {*left[at]} for at, id in enumerate(ids)]
+    evictable = model.evictable(left)
+    if before.total <= limit - policy.slack:
+        assert not any(missing)
+    else:  # what is written down about evicted segments takes a block for each stream
+        assert after.total <= limit - 2 * policy.slack + 4096 * len(ids) or not evictable
+    touched = [
+        number for at, its in enumerate(missing) for number in its if model.windows(at, number) & model.protected
+    ]
+    # The last segment of a stream goes after all others of it.
+    unprotected = [
+        one for one in evictable if one[1] < len(drawn[one[0]][0]) - 1 and not model.windows(*one) & model.protected
+    ]
+    assert not touched or not unprotected
+    deleted = 0
+    for at, (segments, _) in enumerate(drawn):
+        sent = sum((Counter({one.window: one.events}) for parts in segments for one in parts), Counter[int]())
+        path = store.path(ids[at])
+        if ids[at] in done.deleted:
+            assert not path.parent.exists()
+            deleted += sent.total()
+            continue
+        evicted = read_evicted(path)
+        assert {one.segment for one in evicted} == missing[at] and left[at]
+        assert counts(path) + sum((Counter(one.events) for one in evicted), Counter[int]()) == sent
+        recording = Recording.of(path, ids[at])
+        assert recording.discarded == sum(one.total for one in evicted) and not recording.damage
+    assert Deleted(store.directory).count.events == deleted
+    assert Deleted(store.directory).count.streams == len(done.deleted)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(CollectorSettings(directory=tmp_path / "c"))
+
+
+def numbers(path: Path) -> list[int]:
+    """The segments that are left."""
+    return [int(one.suffix[1:] or 0) for one in segment_paths(path)]
+
+
+def make_room(store: Store, nbytes: int, **policy: int) -> Storage:
+    """Evicts until so many bytes are free, a fifteenth of what there is at least."""
+    limit = (disk_use(store.directory).total - nbytes) * 8 // 7
+    storage = Storage(store, StoragePolicy(max_bytes=max(limit, 1), **policy))
+    storage.enforce()
+    return storage
+
+
+def some(first: int, count: int, rank: int = 0, *, nbytes: int = 64 * KIB, began: int = 0) -> list[Frame]:
+    """A segment with windows of a second each; the first begins so many seconds after the start of its process."""
+    return [run_of(rank, began), *windows(range(first, first + count), nbytes, began=began + first, first=2 * first)]
+
+
+def test_the_oldest_go_first_whosever_they_are(store: Store) -> None:
+    """By the time of their last event, and not more than must."""
+    one = stored(store, ONE, some(0, 2), some(4, 2), some(8, 1))
+    two = stored(store, TWO, some(2, 2, rank=1), some(6, 2, rank=1), some(9, 1, rank=1))
+    left: list[tuple[list[int], list[int]]] = []
+    for _ in range(5):
+        make_room(store, 100 * KIB, newest=0, slowest=0)
+        left.append((numbers(one), numbers(two)))
+    assert left == [([1, 2], [0, 1, 2]), ([1, 2], [1, 2]), ([2], [1, 2]), ([2], [2]), ([2], [2])]
+
+
+def test_protected_windows_stay_on_all_ranks(store: Store) -> None:
+    """The slowest one is slow on one rank; the others keep it as well, also one on which it has not ended."""
+    slow = some(0, 3)
+    slow[-1] = closed(2, 4, 2, seconds=3.0)
+    paths = [stored(store, ONE, slow, some(3, 3), some(6, 3), some(9, 1))]
+    paths.append(stored(store, TWO, *(some(at, 3, rank=1) for at in (0, 3, 6)), some(9, 1, rank=1)))
+    paths.append(stored(store, THREE, some(0, 3, rank=2)[:-1], *(some(at, 3, rank=2) for at in (3, 6, 9))))
+    make_room(store, 550 * KIB, newest=1, slowest=1)
+    assert [numbers(path) for path in paths] == [[0, 2, 3]] * 3
+    make_room(store, 550 * KIB, newest=1, slowest=1)
+    assert [numbers(path) for path in paths] == [[2, 3]] * 3
+    make_room(store, 550 * KIB, newest=1, slowest=1)
+    assert [numbers(path) for path in paths] == [[3]] * 3
+
+
+def test_the_very_newest_window_stays_if_nothing_newer_is_there(store: Store) -> None:
+    """Of the last start of each rank that is over; of the others there is something newer."""
+    ended = [*some(4, 4), END]
+    before = stored(store, ONE, some(0, 4), ended)
+    paths = [stored(store, TWO, some(0, 4, began=1000), [*some(4, 4, began=1000), END])]
+    paths.append(stored(store, THREE, some(0, 4, rank=1), [*some(4, 4, rank=1), END]))
+    make_room(store, 1300 * KIB, newest=1, slowest=0)
+    assert [numbers(path) for path in paths] == [[1]] * 2 and not before.exists()
+
+
+def test_what_is_open_is_not_touched(store: Store) -> None:
+    """One window for weeks loses its oldest segments, and never the last one."""
+    parts = [[run_of(), *(events(0, 64 * KIB, second) for second in range(at, at + 4))] for at in range(0, 16, 4)]
+    path = stored(store, ONE, *parts)
+    make_room(store, 200 * KIB)
+    assert numbers(path) == [1, 2, 3]
+    make_room(store, 1200 * KIB, newest=0, slowest=0)
+    assert numbers(path) == [3] and counts(path)[0] == 4 * KIB
+
+
+def test_a_run_that_is_over_goes_whole_in_the_end(store: Store) -> None:
+    """Segment by segment; what it had brought is counted with what was evicted before."""
+    path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
+    stored(store, TWO, some(8, 1, rank=1, nbytes=512 * KIB))
+    make_room(store, 200 * KIB, newest=0, slowest=0)
+    assert numbers(path) == [1] and Deleted(store.directory).count.streams == 0
+    make_room(store, 200 * KIB, newest=0, slowest=0)
+    assert not path.parent.exists()
+    assert Deleted(store.directory).count == Count(1, 8 * KIB, ONE)
+
+
+def test_an_hour_of_silence_is_an_end(store: Store) -> None:
+    """Of a process that was killed: until then its last segment stays."""
+    path = stored(store, ONE, some(0, 4))
+    make_room(store, 200 * KIB, newest=0, slowest=0)
+    assert path.exists()
+    then = path.stat().st_mtime - 7200
+    os.utime(path, (then, then))
+    make_room(store, 200 * KIB, newest=0, slowest=0)
+    assert not path.exists()
+
+
+def test_another_run_of_a_job_has_windows_of_its_own(store: Store) -> None:
+    """It begins when the one before is over, and has the same steps."""
+    before = stored(store, ONE, some(0, 2), [*some(2, 2), END])
+    after = stored(store, TWO, some(0, 2, began=1000), [*some(2, 2, began=1000), END])
+    for path, written in ((before, START // SECOND + 10), (after, START // SECOND + 1010)):
+        for one in segment_paths(path):
+            os.utime(one, (written, written))
+    make_room(store, 100 * KIB, newest=4, slowest=0)
+    assert numbers(before) == [1] and numbers(after) == [0, 1]
+    make_room(store, 100 * KIB, newest=4, slowest=0)
+    assert not before.exists() and numbers(after) == [0, 1]
+
+
+def test_what_is_uploaded_goes_first(store: Store) -> None:
+    """Then what is not; a run that is to make a place for another one must be uploaded whole."""
+    one = stored(store, ONE, some(0, 2), [*some(2, 2), END])
+    two = stored(store, TWO, some(4, 2), [*some(6, 2), END])
+    there = {two, two.with_name("journal.1")}
+    limit = disk_use(store.directory).total
+    policy = StoragePolicy(max_bytes=limit, newest=0, slowest=0)
+    Storage(store, policy, uploaded=there.__contains__).enforce()
+    assert numbers(one) == [0, 1] and numbers(two) == [1]
+    assert Storage(store, policy, uploaded=there.__contains__).enforce(crowd=2).deleted == [TWO]
+    Storage(store, StoragePolicy(max_bytes=4096, newest=0, slowest=0), uploaded=lambda _: False).enforce()
+    assert not one.exists()
+
+
+def test_a_segment_is_read_once(store: Store) -> None:
+    """Were it destroyed meanwhile, that would not be seen; one that has changed is read anew."""
+    path = stored(store, ONE, some(0, 4), some(4, 1))
+    stored(store, TWO, some(5, 4, rank=1), some(9, 1, rank=1))
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+    about, data = path.stat(), path.read_bytes()
+    storage.enforce(crowd=1)
+    with path.open("r+b") as file:
+        file.write(bytes(len(data)))
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert not storage.enforce(crowd=1).deleted and not storage.unreadable
+    os.utime(path)
+    storage.enforce(crowd=1)
+    assert list(storage.unreadable) == [ONE]
+
+
+def test_who_is_killed_while_it_evicts_counts_nothing_twice(store: Store) -> None:
+    """Whether the line was written, or a part of it: as long as the segment is there it does not count."""
+    path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
+    lines = path.with_name(NAME)
+    make_room(store, 200 * KIB, newest=0, slowest=0)
+    (first,) = read_evicted(path)
+    line = lines.read_bytes()
+    again = line.replace(b'"segment":0', b'"segment":1')
+    for cut in (len(again), len(again) - 1, 9, 0):
+        lines.write_bytes(line + again[:cut])
+        assert read_evicted(path) == [first]
+        recording = Recording.of(path, ONE)
+        assert recording.discarded == first.total == 4 * KIB and not recording.damage
+        data = path.with_name("journal.1").read_bytes()
+        evict(path, msgspec.structs.replace(first, segment=1))
+        assert [one.segment for one in read_evicted(path)] == [0, 1]
+        path.with_name("journal.1").write_bytes(data)
+
+
+def test_a_full_disk_is_freed(tmp_path: Path) -> None:
+    """Though there is no room for the line: it is written when the segment has made some."""
+    with small_disk(tmp_path / "disk", 2 << 20) as disk:
+        store = Store(CollectorSettings(directory=disk / "c"))
+        path = stored(store, ONE, some(0, 4), some(4, 4), some(8, 1))
+        with contextlib.suppress(OSError), (disk / "of somebody else").open("wb") as file:
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        storage = make_room(store, 200 * KIB, newest=0, slowest=0)
+        assert numbers(path) == [1, 2] and not storage.unreadable
+        assert [one.total for one in read_evicted(path)] == [4 * KIB]
+
+
+def test_a_stream_that_cannot_be_written_or_deleted_is_left_as_it_is(store: Store) -> None:
+    """It is named, the limit is kept with the others, and what cannot be deleted does not count as deleted."""
+    one = stored(store, ONE, some(0, 4), some(4, 1))
+    one.with_name(NAME).mkdir()
+    two = stored(store, TWO, [*some(0, 4, rank=1), END])
+    two.with_name(checkpoint.NAME).mkdir()
+    three = stored(store, THREE, some(5, 4, rank=2), some(9, 1, rank=2))
+    for _ in range(3):
+        storage = make_room(store, 200 * KIB, newest=0, slowest=0)
+        assert sorted(storage.unreadable) == [ONE, TWO]
+        assert numbers(one) == [0, 1] and numbers(two) == [0] and numbers(three) == [1]
+        assert Deleted(store.directory).count == Count()
+    two.with_name(checkpoint.NAME).rmdir()
+    storage = make_room(store, 200 * KIB, newest=0, slowest=0)
+    assert Deleted(store.directory).count == Count(1, 4 * KIB, TWO) and list(storage.unreadable) == [ONE]
+
+
+def test_what_is_read_to_bring_its_state_back_is_left_alone(store: Store) -> None:
+    """Else it would not be known which of its events were counted."""
+    path = stored(store, ONE, some(0, 4), [*some(4, 4), END])
+    streams = Streams(8)
+    streams.being_restored = ONE
+    storage = Storage(store, StoragePolicy(max_bytes=1 << 30, newest=0, slowest=0), streams)
+    assert not storage.enforce(crowd=1).deleted and numbers(path) == [0, 1]
+    streams.being_restored = ""
+    assert storage.enforce(crowd=1).deleted == [ONE]
+
+
+def test_many_windows_cost_in_proportion(store: Store) -> None:
+    """A run of weeks has hundreds of thousands in its segments."""
+
+    def calls(stream: str, segments: int) -> float:
+        stored(
+            store,
+            stream,
+            *([run_of(), *windows(range(at, at + 50), 256, frames=1)] for at in range(0, 50 * segments, 50)),
+        )
+        storage = Storage(store, StoragePolicy(max_bytes=1 << 30))
+        storage.enforce(crowd=1)
+        _, found = counted(lambda: storage.enforce(crowd=1))
+        store.remove(stream)
+        return found / segments
+
+    few, many = calls(ONE, 5), calls(TWO, 40)
+    assert many < 2 * few, (few, many)
