@@ -194,3 +194,20 @@ def test_the_stream_has_the_same_id_whenever_it_is_sent(tmp_path: Path) -> None:
         (tmp_path / "bad").write_bytes(content)
         with pytest.raises(FormatError):
             Head.of(tmp_path / "bad")
+
+
+def test_events_that_are_left_out_are_counted_once(tmp_path: Path) -> None:
+    """Also if the connection is lost before the frames around them are confirmed; they are never confirmed themselves."""
+    journal = written(tmp_path).path
+    with shipping(journal) as shipper:
+        for _ in range(2):
+            shipper.resume(0)
+            while (chunk := shipper.take(1)) is not None and not chunk.events:
+                pass
+            assert chunk is not None
+            shipper.leave_out(chunk)
+        assert shipper.left_out == 0
+        while (last := shipper.take(1 << 20)) is not None:
+            shipper.confirm(last.end.number)
+        assert shipper.is_confirmed and shipper.left_out == 10
+        assert shipper.take_confirmed().total() == 50
