@@ -31,7 +31,7 @@ MIB = 1 << 20
 SECOND = 10**9
 FRAMES = 10
 """Of a window: exporters get what was recorded ten times a second."""
-QUICK = LinkSettings(first_delay=0.01, longest_delay=0.05, spool_bytes=0)
+QUICK = LinkSettings(first_delay=0.01, longest_delay=0.05)
 
 
 def recorded(like: Block, window: int, part: int) -> EventBatch:

@@ -298,7 +298,7 @@ async def sent(url: str, stream: str, made: list[Frame]) -> protocol.Header:
         assert isinstance(found, protocol.Welcome), found
         for first in range(0, len(made), 5):
             some = made[first : first + 5]
-            await one.send(protocol.encode(protocol.Frames(first, len(some)), encoded(some, first)))
+            await one.send(protocol.encode(frames_header(first, len(some)), encoded(some, first)))
             found = await answer(one)
             assert found == protocol.Ack(first + len(some))
         return found

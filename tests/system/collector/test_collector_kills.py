@@ -22,7 +22,7 @@ CLIENT = textwrap.dedent(
     from stepscope.exporters.collector.exporter import CollectorExporter
     from stepscope.exporters.collector.settings import LinkSettings
     place, url, name, die = sys.argv[1:]
-    settings = LinkSettings(memory_bytes=1 << 16, first_delay=0.02, longest_delay=0.2, timeout=2.0)
+    settings = LinkSettings(first_delay=0.02, longest_delay=0.2, timeout=2.0)
     exporter = CollectorExporter(url, settings=settings)
     options = sc.Options(close_timeout=60.0, drain_interval=0.02)
     profiler = sc.trace(exporters=[exporter], output_dir=place, options=options)
