@@ -118,11 +118,11 @@ class StreamFile:
         begins = segment is None or header.segment > segment.number
         if begins and new[0][0] != fmt.FrameType.RUN and missing:
             # A file without the run would be nobody's.
-            payload = encode_record(self._run)
-            run = b"".join(fmt.encode_frame(self.sync, fmt.FrameType.RUN, header.first - 1, [payload]))
+            record = encode_record(self._run)
+            run = b"".join(fmt.encode_frame(self.sync, fmt.FrameType.RUN, header.first - 1, [record]))
             least = fmt.FILE_HEADER.size if segment is None else self._end
             if position - len(run) >= least:
-                new.insert(0, (int(fmt.FrameType.RUN), 0, memoryview(payload)))
+                new.insert(0, (int(fmt.FrameType.RUN), 0, memoryview(record)))
                 added, synthesized = memoryview(run + bytes(added)), 1
                 position -= len(run)
         if begins and position < (fmt.FILE_HEADER.size if segment is None else self._end):

@@ -141,7 +141,7 @@ class CollectorExporter:
             if journal.end:
                 return journal
         self._buffer = JournalExporter(run.output_dir / BUFFER / "journal", max_bytes=self._settings.buffer_bytes)
-        await self._buffer.open(msgspec.structs.replace(run, note_output=lambda file, being_written, trace=None: None))
+        await self._buffer.open(msgspec.structs.replace(run, note_output=_note_nothing))
         return self._buffer.writer
 
     def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> Transport:
@@ -301,6 +301,10 @@ class CollectorExporter:
         asked = self._address.token_given or NO_TOKEN in self._transport.statistics().last_error
         token = ["--token-file", str(self._address.token_file or "FILE")] if asked else []
         return ["--url", self.url, *token, *(["--insecure"] if self._settings.insecure else [])]
+
+
+def _note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
+    """`stepscope recover` does not look for a buffer."""
 
 
 def delete_buffer(path: Path) -> None:

@@ -233,7 +233,7 @@ def collector_messages(data: bytes) -> None:
     assert protocol.decode(protocol.encode(header, payload))[0] == header
     if isinstance(header, protocol.Frames):
         with tempfile.TemporaryDirectory(dir=PLACE) as place:
-            file = StreamFile(Path(place), SYNC, RUN)
+            file = StreamFile(Path(place), SYNC, STREAM_RUN)
             try:
                 addition = file.check(header, payload)
                 file.write(addition)
@@ -241,7 +241,7 @@ def collector_messages(data: bytes) -> None:
             except FormatError:
                 assert file.next == 0
             file.close()
-            again = StreamFile(Path(place), SYNC, RUN)
+            again = StreamFile(Path(place), SYNC, STREAM_RUN)
             assert again.next == file.next
             again.close()
 
@@ -254,7 +254,7 @@ def collector_file(data: bytes) -> None:
         for at, content in enumerate(segments):
             segment_path(path / "journal", at).write_bytes(content)
         try:
-            file = StreamFile(path, SYNC, RUN)
+            file = StreamFile(path, SYNC, STREAM_RUN)
         except FormatError:
             assert segment_path(path / "journal", len(segments) - 1).read_bytes() == segments[-1]
             return
@@ -267,7 +267,7 @@ def collector_file(data: bytes) -> None:
             return  # its last segment has a higher number
         file.close()
         assert segment_path(path / "journal", 7).read_bytes().endswith(frame)
-        again = StreamFile(path, SYNC, RUN)
+        again = StreamFile(path, SYNC, STREAM_RUN)
         assert again.next == next + 1
         again.close()
 
