@@ -68,7 +68,7 @@ async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
     from websockets.asyncio.client import connect
     from websockets.typing import Subprotocol
 
-    from stepscope.exporters.collector import protocol
+    from stepscope.exporters.stream import protocol
     from stepscope.runtime.events.clock import ClockAnchor
     from stepscope.runtime.journal import format as fmt
     from stepscope.runtime.journal.records import RunRecord
@@ -93,7 +93,7 @@ async def _send(url: str, frames: int, flags: int, data: bytes) -> None:
 
 @contextmanager
 def _exporter(scale: Scale) -> Generator[Round]:
-    from stepscope.exporters.collector.exporter import CollectorExporter
+    from stepscope.exporters.stream.exporter import CollectorExporter
 
     seconds = max(scale.events / RATE, 0.01)
     with scratch() as directory, collecting(directory) as collector:

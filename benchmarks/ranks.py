@@ -168,7 +168,7 @@ class _Rank:
         from websockets.asyncio.client import connect
         from websockets.typing import Subprotocol
 
-        from stepscope.exporters.collector import protocol
+        from stepscope.exporters.stream import protocol
         from stepscope.runtime.events.clock import ClockAnchor
         from stepscope.runtime.journal import format as fmt
         from stepscope.runtime.journal.records import RunRecord, encode_record

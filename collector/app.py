@@ -43,8 +43,8 @@ from stepscope.collector.web.live_events import LiveEvents
 from stepscope.collector.web.server import Server
 from stepscope.collector.web.tickets import Tickets
 from stepscope.exporters import formats as formats
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.export.formats import known
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 

@@ -21,7 +21,7 @@ from stepscope.collector.live.streams import Streams
 from stepscope.collector.reference import Reference
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.requests.command import Answer, Command
 

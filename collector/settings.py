@@ -9,10 +9,10 @@ from typing import Annotated
 import msgspec
 
 from stepscope.collector.errors import ExposureError
-from stepscope.exporters.collector.address import UNFIT_TOKEN, fits_header
-from stepscope.exporters.collector.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.stream.address import UNFIT_TOKEN, fits_header
+from stepscope.exporters.stream.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.runtime.options import PositiveFloat
 from stepscope.runtime.settings.checked import Checked
 

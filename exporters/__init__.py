@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from stepscope.exporters.base import Run as Run
     from stepscope.exporters.callback import CallbackExporter as CallbackExporter
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
-    from stepscope.exporters.collector.exporter import CollectorExporter as CollectorExporter
-    from stepscope.exporters.collector.settings import LinkSettings as LinkSettings
     from stepscope.exporters.console import ConsoleExporter as ConsoleExporter
     from stepscope.exporters.journal import JournalExporter as JournalExporter
     from stepscope.exporters.memory import MemoryExporter as MemoryExporter
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from stepscope.exporters.otlp.options import OtlpOptions as OtlpOptions
     from stepscope.exporters.parquet import ParquetExporter as ParquetExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
+    from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
+    from stepscope.exporters.stream.settings import LinkSettings as LinkSettings
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
     from stepscope.runtime.events.record import Kind as Kind
 else:
@@ -45,8 +45,8 @@ else:
             ),
             "stepscope.exporters.callback": ("CallbackExporter",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
-            "stepscope.exporters.collector.exporter": ("CollectorExporter",),
-            "stepscope.exporters.collector.settings": ("LinkSettings",),
+            "stepscope.exporters.stream.exporter": ("CollectorExporter",),
+            "stepscope.exporters.stream.settings": ("LinkSettings",),
             "stepscope.exporters.console": ("ConsoleExporter",),
             "stepscope.exporters.journal": ("JournalExporter",),
             "stepscope.exporters.memory": ("MemoryExporter",),

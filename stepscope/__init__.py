@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from stepscope.backends.torch import TorchBackend as TorchBackend
     from stepscope.build import trace as trace
     from stepscope.exporters.chrome import ChromeTraceExporter as ChromeTraceExporter
-    from stepscope.exporters.collector.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.perfetto import PerfettoExporter as PerfettoExporter
+    from stepscope.exporters.stream.exporter import CollectorExporter as CollectorExporter
     from stepscope.exporters.tensorboard import tensorboard_trace_handler as tensorboard_trace_handler
     from stepscope.runtime.annotations.domain import Domain as Domain
     from stepscope.runtime.annotations.executors import propagate as propagate
@@ -74,7 +74,7 @@ else:
             "stepscope.backends.torch": ("TorchBackend",),
             "stepscope.build": ("trace",),
             "stepscope.exporters.chrome": ("ChromeTraceExporter",),
-            "stepscope.exporters.collector.exporter": ("CollectorExporter",),
+            "stepscope.exporters.stream.exporter": ("CollectorExporter",),
             "stepscope.exporters.perfetto": ("PerfettoExporter",),
             "stepscope.exporters.tensorboard": ("tensorboard_trace_handler",),
             "stepscope.runtime.schedule.action": ("ProfilerAction",),

@@ -23,7 +23,7 @@ from stepscope.collector.files.stream_file import Addition, StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.files.private_files import make_directories, replace_private
 from stepscope.runtime.journal.records import RunRecord

@@ -15,7 +15,7 @@ from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.totals import Totals
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord

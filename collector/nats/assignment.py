@@ -16,8 +16,8 @@ from stepscope.collector.errors import FullError
 from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import Ingest
 from stepscope.collector.reference import Reference
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 

@@ -10,8 +10,8 @@ from nats.errors import Error as NatsError
 
 from stepscope.collector.intake import FREE, Grant, Intake
 from stepscope.collector.nats.consumer import MAX_UNACKNOWLEDGED, Consumer, Fetched
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 
 FETCH_COUNT = 64

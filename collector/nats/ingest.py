@@ -15,7 +15,7 @@ from stepscope.collector.live.streams import Streams
 from stepscope.collector.nats.consumer import ACK_SECONDS, MAX_UNACKNOWLEDGED, Consumer
 from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.fetching import BufferedMessage, FlowControlledFetch, ReorderBuffer
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 
 GAP_SECONDS = 120.0

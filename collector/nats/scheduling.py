@@ -13,8 +13,8 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, RawStreamMsg, StreamInfo
 from nats.js.errors import NotFoundError
 
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
 
 log = logging.getLogger("stepscope.collector")

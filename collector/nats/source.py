@@ -23,11 +23,11 @@ from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import GAP_SECONDS, Ingest
 from stepscope.collector.nats.scheduling import FairShare, RetryState, UnassignedStreams, is_complete_in_jetstream
 from stepscope.collector.reference import Reference
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 
 log = logging.getLogger("stepscope.collector")

@@ -13,7 +13,7 @@ from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.runs.recording import Recording
-from stepscope.exporters.collector.protocol import MAX_NAME
+from stepscope.exporters.stream.protocol import MAX_NAME
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepscope.collector.runs.evicted import damage_without, read_evicted
-from stepscope.exporters.collector.protocol import identity
+from stepscope.exporters.stream.protocol import identity
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor

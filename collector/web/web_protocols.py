@@ -19,8 +19,8 @@ from websockets.frames import Frame
 from stepscope.collector.intake import FREE, Grant, Intake
 from stepscope.collector.web.announced import Announced
 from stepscope.collector.web.doorway import Doorway
-from stepscope.exporters.collector.discreet import Discreet
-from stepscope.exporters.collector.protocol import MAX_HEADER
+from stepscope.exporters.stream.discreet import Discreet
+from stepscope.exporters.stream.protocol import MAX_HEADER
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGIReceiveEvent, ASGISendEvent

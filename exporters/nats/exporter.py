@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Shipper
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Shipper
 from stepscope.runtime.settings import checked
 
 if TYPE_CHECKING:

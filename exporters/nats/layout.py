@@ -1,6 +1,6 @@
 """What exporters and collectors share in JetStream: names of the stream and of its key-value buckets.
 
-Messages are those of `exporters/collector/protocol.py`: `Frames` with their payload, on a subject for each stream. The
+Messages are those of `exporters/stream/protocol.py`: `Frames` with their payload, on a subject for each stream. The
 `Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes a stream is a
 lease in another bucket: a value that vanishes if it is not renewed. There collectors say as well that they are there. A third
 bucket says which streams have ended, and are written; it has their `Hello`s then.

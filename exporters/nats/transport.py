@@ -16,14 +16,14 @@ from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 from nats.js.kv import KeyValue
 
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Shipper
-from stepscope.exporters.collector.transport import Transport
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Shipper
+from stepscope.exporters.stream.transport import Transport
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, cast
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
-from stepscope.exporters.collector.address import is_local
 from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.stream.address import is_local
 from stepscope.runtime.settings.arguments import got
 
 log = logging.getLogger("stepscope")

@@ -198,8 +198,8 @@ def collect(given: argparse.Namespace) -> int:
 
 def _token(file: Path | None) -> str:
     """What is to be shown; empty if nothing says so. Who says it with nothing in it would be open without knowing."""
-    from stepscope.exporters.collector.address import TOKEN_VARIABLE
     from stepscope.exporters.secret_file import read_secret
+    from stepscope.exporters.stream.address import TOKEN_VARIABLE
 
     if file is not None:
         try:
@@ -225,7 +225,7 @@ def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping
 
 def _exporter(url: str, token: Path | None) -> str:
     """What sends to a collector, as one would write it."""
-    from stepscope.exporters.collector.address import is_local
+    from stepscope.exporters.stream.address import is_local
 
     parts = urlsplit(url)
     everywhere = parts.hostname in ("0.0.0.0", "::")

@@ -13,7 +13,7 @@ from stepscope.cli.messages import message
 from stepscope.runtime.errors import ProfilerStateError, StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.exporters.collector.delivery import MakeTransport
+    from stepscope.exporters.stream.delivery import MakeTransport
 
 DESCRIPTION = """\
 Sends to a collector what a run could not, from where the collector's copy ends. A journal that was never sent can be sent
@@ -76,7 +76,7 @@ def deliver(given: argparse.Namespace) -> int:
         OSError: if files cannot be read.
     """
     try:
-        from stepscope.exporters.collector import delivery
+        from stepscope.exporters.stream import delivery
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[collector]'") from error
     if not 0 < given.timeout < float("inf"):
@@ -104,9 +104,9 @@ def deliver(given: argparse.Namespace) -> int:
 
 
 def _to_collector(given: argparse.Namespace) -> MakeTransport:
-    from stepscope.exporters.collector.address import Address
-    from stepscope.exporters.collector.settings import LinkSettings
-    from stepscope.exporters.collector.websocket import WebSocketTransport
+    from stepscope.exporters.stream.address import Address
+    from stepscope.exporters.stream.settings import LinkSettings
+    from stepscope.exporters.stream.websocket import WebSocketTransport
 
     parser: argparse.ArgumentParser = given.parser
     try:
@@ -121,8 +121,8 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
 
 
 def _into_nats(given: argparse.Namespace) -> MakeTransport:
-    from stepscope.exporters.collector.settings import LinkSettings
     from stepscope.exporters.nats.servers import Servers
+    from stepscope.exporters.stream.settings import LinkSettings
 
     if given.token_file or given.ca or given.insecure:
         raise StepscopeError(

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from stepscope.exporters.collector.address import Address
 from stepscope.exporters.redirects import redirected
+from stepscope.exporters.stream.address import Address
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.requests.armed import ArmedStatus

@@ -22,7 +22,7 @@ from tests.support.launch import start
 TRAINING = """
 import sys, time
 import stepscope as sc
-from stepscope.exporters.collector.exporter import CollectorExporter
+from stepscope.exporters.stream.exporter import CollectorExporter
 
 url, rank, steps, seconds, token, name = sys.argv[1:7]
 with sc.trace(

@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 from stepscope.collector.app import Collector
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.server import Server
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
 from stepscope.runtime.journal.reader import JournalReader

@@ -10,11 +10,11 @@ from typing import Any
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.nats.servers import Servers
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from tests.support.streams import SYNC, frames, frames_header, hello
 

@@ -16,9 +16,9 @@ from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.retention.deleted import Deleted
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, spans
+from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.events.record import Block, EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record, run_record
 

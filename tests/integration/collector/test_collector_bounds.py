@@ -20,8 +20,8 @@ from stepscope.collector.files.writer import Writer
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import doorway
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in as a_run
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.events.record import Block, EventBatch, Kind, empty_block
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import run_record

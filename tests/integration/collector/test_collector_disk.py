@@ -19,8 +19,8 @@ from stepscope.collector.files import disk
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.store import Store
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal.records import run_record
 from tests.support.basics import poll
 from tests.support.collecting import ask, until

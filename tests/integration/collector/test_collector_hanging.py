@@ -18,7 +18,7 @@ from websockets.typing import Subprotocol
 
 from stepscope.collector.downloads.downloads import THREADS as READING
 from stepscope.collector.files import store
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import EndRecord
 from tests.support.basics import missing

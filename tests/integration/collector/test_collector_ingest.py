@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
 from stepscope.collector.files.stream_file import Addition, StreamFile
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
 from tests.support.basics import poll

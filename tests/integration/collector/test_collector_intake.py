@@ -20,7 +20,7 @@ from stepscope.collector.files.room import Room
 from stepscope.collector.intake import FREE, Grant, Intake
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.announced import Announced
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.requests.command import Command
 from tests.support.basics import poll
 from tests.support.collectors import answer, collecting, connected

@@ -16,7 +16,7 @@ from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import server
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import WindowOpened, encode_record
 from tests.support.basics import poll

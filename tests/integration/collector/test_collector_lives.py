@@ -19,7 +19,7 @@ from stepscope.collector.live.views import WindowView
 from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.windows import KEPT, MOST_REASONS, OTHER, StreamWindows, losses
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch

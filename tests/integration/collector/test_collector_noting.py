@@ -21,7 +21,7 @@ from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt

@@ -11,7 +11,7 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
 from tests.support.messages import said

@@ -33,7 +33,7 @@ STEP = SECOND // 10
 DDP = """
 import os, sys, time
 import stepscope as sc
-from stepscope.exporters.collector.exporter import CollectorExporter
+from stepscope.exporters.stream.exporter import CollectorExporter
 import torch
 import torch.distributed as dist
 

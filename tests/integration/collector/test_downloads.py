@@ -18,7 +18,7 @@ from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import web_protocols
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from tests.support.basics import children, poll
 from tests.support.collecting import until
 from tests.support.collectors import answer, collecting, connected

@@ -17,8 +17,8 @@ from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.plan import Selection, plan
 from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.collector.runs.recording import recordings_in
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.memory import MemoryExporter
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.agreement.rate import StepRate
 from stepscope.runtime.control.agreement.step_choice import choose_steps
 from stepscope.runtime.journal import format as fmt

@@ -15,8 +15,8 @@ from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.orders.orders import Orders
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.entry_points.control_file import decode_control_file
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.journal.records import ClockSync, RunRecord

@@ -24,7 +24,7 @@ from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.evicted import read_evicted
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths

@@ -10,7 +10,7 @@ from stepscope.collector.app import Collector
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.upload import uploader as uploader_module
 from stepscope.collector.upload.object_store import ObjectStore
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
 from tests.support.collecting import collecting, until
 from tests.support.collectors import answer, connected

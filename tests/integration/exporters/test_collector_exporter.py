@@ -19,14 +19,14 @@ import pytest
 
 import stepscope as sc
 from stepscope.exporters.base import Exporter
-from stepscope.exporters.collector import delivery
-from stepscope.exporters.collector.address import Address
-from stepscope.exporters.collector.exporter import BUFFER, CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Head
-from stepscope.exporters.collector.websocket import WebSocketTransport
 from stepscope.exporters.conformance import check_exporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream import delivery
+from stepscope.exporters.stream.address import Address
+from stepscope.exporters.stream.exporter import BUFFER, CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Head
+from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.reader import JournalReader
@@ -266,7 +266,7 @@ def test_the_command_delivers_what_a_killed_process_left(tmp_path: Path) -> None
         """
         import os, sys, time
         import stepscope as sc
-        from stepscope.exporters.collector.exporter import CollectorExporter
+        from stepscope.exporters.stream.exporter import CollectorExporter
         exporter = CollectorExporter(sys.argv[2])
         profiler = sc.trace(exporters=[exporter], output_dir=sys.argv[1])
         profiler.start()

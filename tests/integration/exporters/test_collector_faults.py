@@ -21,10 +21,10 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.typing import Subprotocol
 
 import stepscope as sc
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.export.run import Run
 from tests.support.basics import BUSY, missing, poll

@@ -17,14 +17,14 @@ from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import Address
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Shipper
-from stepscope.exporters.collector.websocket import WebSocketTransport
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.address import Address
+from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Shipper
+from stepscope.exporters.stream.websocket import WebSocketTransport
 from tests.integration.exporters.test_collector_faults import websocket
 from tests.support.basics import poll
 from tests.support.collectors import collecting, free_port

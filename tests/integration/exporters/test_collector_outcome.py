@@ -13,8 +13,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 import stepscope as sc
-from stepscope.exporters.collector.exporter import CollectorExporter
 from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.stream.exporter import CollectorExporter
 from stepscope.runtime.accounting.ledger import Ledger
 from tests.support.collectors import collecting, free_port, journals
 from tests.support.collectors import spans as spans_of

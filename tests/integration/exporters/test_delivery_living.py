@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stepscope.exporters.collector import delivery
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.stream import delivery
 from stepscope.runtime.errors import ProfilerStateError
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from stepscope.exporters.collector.protocol import Hello
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Shipper
-from stepscope.exporters.collector.transport import Transport
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import run_in
+from stepscope.exporters.stream.protocol import Hello
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Shipper
+from stepscope.exporters.stream.transport import Transport
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.requests.command import Answer, Command
 from tests.support.basics import poll, require

@@ -6,8 +6,8 @@ import struct
 import tempfile
 from pathlib import Path
 
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import ARGUMENTS, every_kind
+from stepscope.exporters.stream import protocol
 from stepscope.runtime import _core
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt

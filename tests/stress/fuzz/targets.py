@@ -21,8 +21,8 @@ from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import run_in
+from stepscope.exporters.stream import protocol
 from stepscope.runtime import _core
 from stepscope.runtime.errors import FormatError, StepscopeError
 from stepscope.runtime.events.intervals import ends
@@ -31,6 +31,7 @@ from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.ids import IdMap
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.journal.records import run_record
 from stepscope.runtime.journal.segments import segment_path
 from stepscope.runtime.recovery.recover import recover
 from stepscope.runtime.recovery.session_files import SessionFiles
@@ -39,6 +40,7 @@ from stepscope.runtime.recovery.unsaved_events import UnsavedEvents
 PLACE = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 RUN = run_in(Path("/"))
 SYNC = b"\xf5abc"
+RUN_RECORD = run_record(RUN, 0)
 _RECORD = struct.Struct("<BBH")
 _SIZE = EVENT_DTYPE.itemsize
 
@@ -233,7 +235,7 @@ def collector_messages(data: bytes) -> None:
     assert protocol.decode(protocol.encode(header, payload))[0] == header
     if isinstance(header, protocol.Frames):
         with tempfile.TemporaryDirectory(dir=PLACE) as place:
-            file = StreamFile(Path(place), SYNC, STREAM_RUN)
+            file = StreamFile(Path(place), SYNC, RUN_RECORD)
             try:
                 addition = file.check(header, payload)
                 file.write(addition)
@@ -241,7 +243,7 @@ def collector_messages(data: bytes) -> None:
             except FormatError:
                 assert file.next == 0
             file.close()
-            again = StreamFile(Path(place), SYNC, STREAM_RUN)
+            again = StreamFile(Path(place), SYNC, RUN_RECORD)
             assert again.next == file.next
             again.close()
 
@@ -254,7 +256,7 @@ def collector_file(data: bytes) -> None:
         for at, content in enumerate(segments):
             segment_path(path / "journal", at).write_bytes(content)
         try:
-            file = StreamFile(path, SYNC, STREAM_RUN)
+            file = StreamFile(path, SYNC, RUN_RECORD)
         except FormatError:
             assert segment_path(path / "journal", len(segments) - 1).read_bytes() == segments[-1]
             return
@@ -267,7 +269,7 @@ def collector_file(data: bytes) -> None:
             return  # its last segment has a higher number
         file.close()
         assert segment_path(path / "journal", 7).read_bytes().endswith(frame)
-        again = StreamFile(path, SYNC, STREAM_RUN)
+        again = StreamFile(path, SYNC, RUN_RECORD)
         assert again.next == next + 1
         again.close()
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from stepscope import counter, schedule, span, trace
-from stepscope.exporters.collector.exporter import CollectorExporter
-from stepscope.exporters.collector.settings import LinkSettings
+from stepscope.exporters.stream.exporter import CollectorExporter
+from stepscope.exporters.stream.settings import LinkSettings
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ import stepscope
 from stepscope.collector.app import Collector
 from stepscope.collector.errors import DirectoryInUseError, ListenError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from tests.support.collecting import ask, collecting, training
 from tests.support.launch import run_to_end
 from tests.support.messages import refused

@@ -13,7 +13,7 @@ import pytest
 
 from stepscope.build import trace
 from stepscope.collector.web import doorway
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from tests.support.basics import poll
 from tests.support.certificates import certify
 from tests.support.collecting import ask

@@ -20,8 +20,8 @@ from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.metrics import exposition
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll, require

@@ -23,8 +23,8 @@ from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import Ingest
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats import layout
+from stepscope.exporters.stream import protocol
 from tests.integration.collector.test_collector_lasting import HangingCall
 from tests.support.basics import poll
 from tests.support.beside import running

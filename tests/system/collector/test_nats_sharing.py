@@ -18,10 +18,10 @@ from stepscope.collector.merge.sources import gather
 from stepscope.collector.nats import scheduling
 from stepscope.collector.nats.coordination import Peers
 from stepscope.collector.nats.scheduling import MAX_RELEASED, FairShare, is_complete_in_jetstream
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.stream.settings import LinkSettings
 from tests.support.basics import poll
 from tests.support.beside import running
 from tests.support.jetstreams import Publisher, jetstream

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from nats.js.errors import KeyNotFoundError
 
-from stepscope.exporters.collector.settings import LinkSettings
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.limits import NatsLimits
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.stream.settings import LinkSettings
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, until
 from tests.support.jetstreams import Publisher, jetstream, whole

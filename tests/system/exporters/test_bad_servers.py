@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.collector.exporter import BUFFER
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
+from stepscope.exporters.stream.exporter import BUFFER
 from stepscope.runtime.accounting.ledger import OutputLedger
 from tests.stress.torture.passage import Passage
 from tests.support.basics import BUSY

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.exporters.collector.exporter import BUFFER
+from stepscope.exporters.stream.exporter import BUFFER
 from tests.support.basics import ROOT, missing
 from tests.support.collecting import collecting
 from tests.support.collectors import COMMAND, free_port

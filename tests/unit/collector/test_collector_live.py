@@ -28,7 +28,7 @@ from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.charts import Charts
 from stepscope.collector.web.live_events import INTERVAL, LiveEvents
-from stepscope.exporters.collector.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.accounting.ledger import Ledger, SourceLedger
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch, Kind, empty_block

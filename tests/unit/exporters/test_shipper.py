@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.collector.files.stream_file import StreamFile
-from stepscope.exporters.collector.protocol import Frames
-from stepscope.exporters.collector.shipper import Chunk, Head, Shipper
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
+from stepscope.exporters.stream.protocol import Frames
+from stepscope.exporters.stream.shipper import Chunk, Head, Shipper
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import segment_paths

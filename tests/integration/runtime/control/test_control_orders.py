@@ -23,7 +23,7 @@ import stepscope
 from stepscope import Control
 from stepscope.cli.main import main
 from stepscope.control import WindowRequest
-from stepscope.exporters.collector import protocol
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.control.command_handler import RemoteGate
 from stepscope.runtime.requests.command import Command
 from stepscope.runtime.requests.end_change import EndChange

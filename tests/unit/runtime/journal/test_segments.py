@@ -306,7 +306,7 @@ def test_sent_segments_are_deleted_at_the_limit(tmp_path: Path) -> None:
     assert writer.dropped == dropped + 5000 and (tmp_path / "journal").exists()
     dropped = writer.dropped
     writer.advance(slow, writer.end)
-    writer.write_batch(batch_with_arguments(["y"] * 50, [{}] * 50, window=0))
+    writer.write_batch(batch_with_arguments(["y"] * 50, [{"at": 1}] * 50, window=0))
     assert writer.dropped == dropped and not (tmp_path / "journal").exists()
     assert not writer.take_deleted_oldest() and writer.deleted_oldest
     writer.advance(fast, writer.end, delete=True)

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Shipper
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Shipper
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events import clock
 from stepscope.runtime.events.clock import ClockSync

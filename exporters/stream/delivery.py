@@ -8,10 +8,10 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.exporter import BUFFER, delete_buffer
-from stepscope.exporters.collector.shipper import Head, Shipper
-from stepscope.exporters.collector.transport import Transport
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.exporter import BUFFER, delete_buffer
+from stepscope.exporters.stream.shipper import Head, Shipper
+from stepscope.exporters.stream.transport import Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
 from stepscope.runtime.events.clock import identity
 from stepscope.runtime.journal.format import FrameType

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stepscope.exporters.base import EventBatch, Run, Window
-from stepscope.exporters.collector import protocol
-from stepscope.exporters.collector.address import NO_TOKEN, Address, Token
-from stepscope.exporters.collector.settings import LinkSettings
-from stepscope.exporters.collector.shipper import Head, Shipper
-from stepscope.exporters.collector.transport import LinkStatistics, Transport
 from stepscope.exporters.journal import JournalExporter
 from stepscope.exporters.one_run import refuse_another_run
 from stepscope.exporters.outcomes import Outcomes
+from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.address import NO_TOKEN, Address, Token
+from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Head, Shipper
+from stepscope.exporters.stream.transport import LinkStatistics, Transport
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
 from stepscope.runtime.events.clock import ClockSync
@@ -34,12 +34,13 @@ from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
 
 if TYPE_CHECKING:
-    from stepscope.exporters.collector.websocket import WebSocketTransport
+    from stepscope.exporters.stream.websocket import WebSocketTransport
 
 log = logging.getLogger("stepscope")
 
@@ -318,7 +319,7 @@ def delete_buffer(path: Path) -> None:
 def _transport_type() -> type[WebSocketTransport]:
     """`WebSocketTransport`, imported when an exporter is made: it needs packages that few programs have."""
     try:
-        module = import_module("stepscope.exporters.collector.websocket")
+        module = import_module("stepscope.exporters.stream.websocket")
     except ImportError as error:
         raise ImportError(f"CollectorExporter needs packages: pip install 'stepscope[collector]' ({error})") from error
     found: type[WebSocketTransport] = module.WebSocketTransport

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from stepscope.exporters.collector import protocol
 from stepscope.exporters.secret_file import read_secret
+from stepscope.exporters.stream import protocol
 from stepscope.runtime.settings.arguments import got
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from stepscope.exporters.collector.protocol import MAX_FRAMES, short
+from stepscope.exporters.stream.protocol import MAX_FRAMES, short
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
