@@ -41,6 +41,8 @@ INTERVAL_NS = 60_000_000_000
 MAX_EVENTS = 1 << 21
 MAX_BYTES = 16 << 20
 """An index is due after this time, so many events, or so many bytes, whichever comes first."""
+MAX_ROWS_BYTES = 256 << 10
+"""It is due earlier if it would have more rows than this: a message broker takes frames of 1 MiB, as a rule."""
 
 MAX_SYNCS = 256
 """Comparisons of clocks in one index."""
@@ -206,7 +208,8 @@ class IndexBuilder:
     def is_due(self, size: int) -> bool:
         """Whether an index is due in a journal of so many bytes. If so, the next one is due an interval later."""
         at_ns, last_size = self._last
-        due = now() - at_ns > INTERVAL_NS or self._events > MAX_EVENTS or size - last_size > MAX_BYTES
+        is_large = self._events > MAX_EVENTS or size - last_size > MAX_BYTES or len(self.rows) > MAX_ROWS_BYTES
+        due = now() - at_ns > INTERVAL_NS or is_large
         if due:
             self._last, self._events = (now(), size), 0
         return due
