@@ -17,14 +17,10 @@ import aiohttp
 import anyio
 import msgspec
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 import stepscope as sc
-from stepscope.exporters.otlp.ceiling import Ceiling
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.retry import LONGEST_ASKED, retry_after
 from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.runtime.errors import BrokenError
 from stepscope.runtime.events.record import Kind
@@ -118,23 +114,6 @@ async def test_a_receiver_that_asks_for_too_long_is_given_up(tmp_path: Path) -> 
         assert sent.dropped == {"unsent": EVENTS}
         assert "503" in sent.errors[0] and "given up after 0.3 s" in sent.errors[0]
         assert len(server.received) == len({request.path for request in server.received})
-
-
-DATES = st.from_regex(r"\A[A-Z][a-z]{2}, ?\d{1,3} [A-Z][a-z]{2} \d{1,25} \d{1,3}:\d{1,3}:\d{1,3} ([+-]\d{1,25}|GMT)?\Z")
-ZONED = st.builds(
-    "Mon, {} Jan {} 00:00:00 {}{}".format, st.integers(0, 40), st.integers(), st.sampled_from("+-"), st.integers(0)
-)
-
-
-@given(text=st.one_of(st.text(), st.integers().map(str), DATES, ZONED), now=st.floats(0.0, 1e11))
-@example(text="Mon, 01 Jan 2024 00:00:00 +99999999999999999999999", now=0.0)
-@example(text="Mon, 01 Jan 0001 00:00:00 +2359", now=0.0)
-@example(text="Fri, 31 Dec 9999 23:59:59 -2359", now=0.0)
-@example(text="9" * 5000, now=0.0)
-def test_any_retry_after_is_a_wait_or_none(text: str, now: float) -> None:
-    """What cannot be read is as no header."""
-    wait = retry_after(text, now)
-    assert wait is None or 0.0 <= wait <= LONGEST_ASKED
 
 
 async def test_a_retry_after_that_cannot_be_read(tmp_path: Path) -> None:
@@ -441,15 +420,6 @@ async def test_metrics_that_are_too_large_go_in_parts(tmp_path: Path) -> None:
         )
         assert points == Counter({("loss" if value < 5 else "rate", float(value)): 1 for value in range(13)})
         assert len([got for got in server.received if got.path == "/v1/metrics" and got.size > 900]) >= 1
-
-
-@given(sizes=st.lists(st.integers(1, 1 << 20), max_size=60), most=st.integers(1, 1 << 20))
-def test_the_ceiling_is_never_below_half_of_what_is_taken(sizes: list[int], most: int) -> None:
-    """Whatever is sent in whichever order, a receiver is not sent much smaller requests than it takes."""
-    ceiling = Ceiling()
-    for size in sizes:
-        (ceiling.taken if size <= most else ceiling.refused)(size)
-        assert ceiling.fits(most // 2)
 
 
 @pytest.mark.parametrize(

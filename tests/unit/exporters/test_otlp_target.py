@@ -8,9 +8,8 @@ import msgspec
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.resource import resource
-from stepscope.exporters.otlp.target import Target
+from stepscope.exporters.otlp.encoding import resource
+from stepscope.exporters.otlp.options import OtlpOptions, Target
 from stepscope.exporters.specimens import run_in
 from tests.support.basics import ROOT
 from tests.support.messages import refused
