@@ -23,11 +23,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     HistogramDataPoint,
     Metric,
     NumberDataPoint,
-    ResourceMetrics,
-    ScopeMetrics,
 )
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from stepscope.exporters.otlp.options import OtlpOptions, Signal
 from stepscope.exporters.otlp.selection import (
@@ -225,11 +223,14 @@ class Origin:
 
     def encode(self, signal: Signal, parts: list[Part]) -> bytes:
         """Returns the body of a request."""
+        # Filled in place, as a message that is passed to another's constructor is copied.
         if signal == "traces":
-            scope_spans = ScopeSpans(scope=self._scope, spans=parts)  # type: ignore[arg-type]
-            spans = ResourceSpans(resource=self._resource, scope_spans=[scope_spans])
-            return ExportTraceServiceRequest(resource_spans=[spans]).SerializeToString()
-        scope = ScopeMetrics(scope=self._scope)
+            traces = ExportTraceServiceRequest()
+            spans = traces.resource_spans.add(resource=self._resource).scope_spans.add(scope=self._scope)
+            spans.spans.extend(parts)  # type: ignore[arg-type]
+            return traces.SerializeToString()
+        metrics = ExportMetricsServiceRequest()
+        scope = metrics.resource_metrics.add(resource=self._resource).scope_metrics.add(scope=self._scope)
         gauges: dict[str, Metric] = {}
         for metric in parts:
             assert isinstance(metric, Metric)
@@ -238,8 +239,7 @@ class Origin:
             else:
                 scope.metrics.append(metric)
                 gauges[metric.name] = scope.metrics[-1]
-        metrics = ResourceMetrics(resource=self._resource, scope_metrics=[scope])
-        return ExportMetricsServiceRequest(resource_metrics=[metrics]).SerializeToString()
+        return metrics.SerializeToString()
 
 
 class RunIds:
