@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -16,14 +16,7 @@ from numpy.typing import NDArray
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
-    AggregationTemporality,
-    Gauge,
-    Histogram,
-    HistogramDataPoint,
-    Metric,
-    NumberDataPoint,
-)
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -34,7 +27,6 @@ from stepscope.exporters.otlp.selection import (
     RUN_TRACE,
     UNKNOWN,
     EventFilter,
-    Indices,
     RateLimit,
     Rows,
     Selection,
@@ -65,7 +57,7 @@ _SPAN, _GAP, _FLOW_START = int(Kind.SPAN), int(Kind.GAP), int(Kind.FLOW_START)
 _INLINE, _CLIPPED, _OPEN = int(Flag.ARG_INLINE), int(Flag.CLIPPED), int(Flag.OPEN)
 _ERROR, _NUMBERED = int(Flag.ERROR), int(Flag.NUMBERED)
 
-Part: TypeAlias = Span | Metric
+Part: TypeAlias = Span | metrics.Metric
 """One entry of a request; a metric has one point."""
 Ids: TypeAlias = NDArray[np.uint64]
 Flow: TypeAlias = tuple[int, int, int]
@@ -135,113 +127,6 @@ def resource(run: Run, instance: str, options: OtlpOptions) -> dict[str, str | b
     return {key: value for key, value in found.items() if value is not None}
 
 
-class Request(msgspec.Struct, frozen=True):
-    """One request: its parts, and the events that they stand for."""
-
-    signal: Signal
-    origin: Origin
-    parts: list[Part]
-    window: int
-    """The window of its events."""
-    weights: list[int]
-    """How many events each part stands for; none for spans such as that of the run."""
-
-    @property
-    def events(self) -> int:
-        """How many events it carries."""
-        return sum(self.weights)
-
-    def encode(self) -> bytes:
-        """Returns the body to post."""
-        return self.origin.encode(self.signal, self.parts)
-
-    def halves(self) -> tuple[Request, Request]:
-        """Returns two requests that carry the same parts in the same order."""
-        middle = len(self.parts) // 2
-        return (
-            msgspec.structs.replace(self, parts=self.parts[:middle], weights=self.weights[:middle]),
-            msgspec.structs.replace(self, parts=self.parts[middle:], weights=self.weights[middle:]),
-        )
-
-
-class Origin:
-    """What all requests of a run have in common: resource, scope, limits of size, and attributes that recur."""
-
-    def __init__(self, run: Run, instance: str, options: OtlpOptions) -> None:
-        self.run = run
-        self._resource = Resource(attributes=attributes(resource(run, instance, options)))
-        self._scope = InstrumentationScope(name="stepscope", version=VERSION)
-        self._max_parts, self._max_bytes = options.batch_spans, options.batch_bytes
-        self._tracks: dict[int, list[KeyValue]] = {}
-        self._categories: dict[int, KeyValue] = {}
-
-    def unix_ns(self, at: int) -> int:
-        """Returns the Unix time in ns that the clock showed at a monotonic time, within the range of the protocol."""
-        return min(max(self.run.wall(at), 0), MAX_UNIX_NS)
-
-    def track(self, number: int) -> list[KeyValue]:
-        """Returns the attributes of a track: thread, task or stream of a device; none if the track is unknown."""
-        if number not in self._tracks:
-            self._tracks[number] = attributes(self._describe(number))
-        return self._tracks[number]
-
-    def _describe(self, number: int) -> dict[str, str | int]:
-        track = tracks.get(number)
-        if track is None:
-            return {}
-        if track.kind is TrackKind.STREAM:
-            return {"stepscope.device": track.pid, "stepscope.stream": track.tid, "stepscope.track": track.name}
-        found: dict[str, str | int] = {} if track.pid == self.run.pid else {"process.pid": track.pid}
-        if track.kind is TrackKind.THREAD:
-            found |= {"thread.id": track.tid, "thread.name": track.name}
-        elif track.kind is TrackKind.TASK:
-            found["stepscope.task"] = track.name
-        return found
-
-    def category(self, number: int) -> KeyValue:
-        """Returns the attribute of a category."""
-        if number not in self._categories:
-            value = AnyValue(string_value=strings.text(number))
-            self._categories[number] = KeyValue(key="stepscope.category", value=value)
-        return self._categories[number]
-
-    def requests(self, signal: Signal, parts: Iterable[tuple[Part, int]], window: int = 0) -> Iterator[Request]:
-        """Divides parts, each with its weight, into requests of a limited size. Takes each part when it is needed."""
-        batch: list[Part] = []
-        weights: list[int] = []
-        size = 0
-        for part, weight in parts:
-            more = part.ByteSize() + 8
-            if batch and (len(batch) >= self._max_parts or size + more > self._max_bytes):
-                yield Request(signal, self, batch, window, weights)
-                batch, weights, size = [], [], 0
-            batch.append(part)
-            weights.append(weight)
-            size += more
-        if batch:
-            yield Request(signal, self, batch, window, weights)
-
-    def encode(self, signal: Signal, parts: list[Part]) -> bytes:
-        """Returns the body of a request."""
-        # Filled in place, as a message that is passed to another's constructor is copied.
-        if signal == "traces":
-            traces = ExportTraceServiceRequest()
-            spans = traces.resource_spans.add(resource=self._resource).scope_spans.add(scope=self._scope)
-            spans.spans.extend(parts)  # type: ignore[arg-type]
-            return traces.SerializeToString()
-        metrics = ExportMetricsServiceRequest()
-        scope = metrics.resource_metrics.add(resource=self._resource).scope_metrics.add(scope=self._scope)
-        gauges: dict[str, Metric] = {}
-        for metric in parts:
-            assert isinstance(metric, Metric)
-            if metric.name in gauges:
-                gauges[metric.name].gauge.data_points.extend(metric.gauge.data_points)
-            else:
-                scope.metrics.append(metric)
-                gauges[metric.name] = scope.metrics[-1]
-        return metrics.SerializeToString()
-
-
 class RunIds:
     """Derives ids of traces and spans from what distinguishes the run: host, process, rank, name and its clocks' first reading.
 
@@ -303,6 +188,35 @@ def _mix(values: Ids) -> Ids:
         return mixed ^ (mixed >> np.uint64(31))  # type: ignore[no-any-return]
 
 
+class Request(msgspec.Struct, frozen=True):
+    """One request: its parts, and the events that they stand for."""
+
+    signal: Signal
+    origin: Origin
+    parts: list[Part]
+    window: int
+    """The window of its events."""
+    weights: list[int]
+    """How many events each part stands for; none for spans such as that of the run."""
+
+    @property
+    def events(self) -> int:
+        """How many events it carries."""
+        return sum(self.weights)
+
+    def encode(self) -> bytes:
+        """Returns the body to post."""
+        return self.origin.encode(self.signal, self.parts)
+
+    def halves(self) -> tuple[Request, Request]:
+        """Returns two requests that carry the same parts in the same order."""
+        middle = len(self.parts) // 2
+        return (
+            msgspec.structs.replace(self, parts=self.parts[:middle], weights=self.weights[:middle]),
+            msgspec.structs.replace(self, parts=self.parts[middle:], weights=self.weights[middle:]),
+        )
+
+
 class SentSpan(msgspec.Struct, frozen=True, gc=False):
     """Trace and id of a span that was sent."""
 
@@ -310,43 +224,134 @@ class SentSpan(msgspec.Struct, frozen=True, gc=False):
     span: bytes
 
 
-class SentSpans:
-    """What later events need of the spans that were sent."""
+class Origin:
+    """What the requests of a run have in common: ids, resource, limits of size, attributes, and the spans that were sent."""
 
-    def __init__(self) -> None:
-        self.by_event: dict[tuple[int, int], SentSpan] = {}
-        """By window and id of the event."""
+    def __init__(self, run: Run, options: OtlpOptions) -> None:
+        self.run, self.ids = run, RunIds(run)
+        self.sent: dict[tuple[int, int], SentSpan] = {}
+        """Spans that were sent, by window and id of the event."""
         self.flows: dict[Flow, SentSpan] = {}
         """The span in which each flow began."""
-        self._used: dict[int, None] = {}
+        self._used_ids: dict[int, None] = {}
+        self._resource = Resource(attributes=attributes(resource(run, self.ids.instance, options)))
+        self._scope = InstrumentationScope(name="stepscope", version=VERSION)
+        self._max_parts, self._max_bytes = options.batch_spans, options.batch_bytes
+        self._tracks: dict[int, list[KeyValue]] = {}
+        self._categories: dict[int, KeyValue] = {}
+        self._names: dict[int, str] = {}
 
-    def unused_id(self, number: int) -> int:
-        """Returns the id, or another one if an equal event was sent with it."""
-        while number == 0 or number in self._used:
+    def unused_id(self, number: int) -> bytes:
+        """Returns the id of a span, or another one if an equal event was sent with it."""
+        while number == 0 or number in self._used_ids:
             number = (number * 6364136223846793005 + 1442695040888963407) % (1 << 64)
-        remember(self._used, number, None)
-        return number
+        remember(self._used_ids, number, None)
+        return number.to_bytes(8, "big")
+
+    def unix_ns(self, at: int) -> int:
+        """Returns the Unix time in ns that the clock showed at a monotonic time, within the range of the protocol."""
+        return min(max(self.run.wall(at), 0), MAX_UNIX_NS)
+
+    def track(self, number: int) -> list[KeyValue]:
+        """Returns the attributes of a track: thread, task or stream of a device; none if the track is unknown."""
+        if number not in self._tracks:
+            self._tracks[number] = attributes(self._describe(number))
+        return self._tracks[number]
+
+    def _describe(self, number: int) -> dict[str, str | int]:
+        track = tracks.get(number)
+        if track is None:
+            return {}
+        if track.kind is TrackKind.STREAM:
+            return {"stepscope.device": track.pid, "stepscope.stream": track.tid, "stepscope.track": track.name}
+        found: dict[str, str | int] = {} if track.pid == self.run.pid else {"process.pid": track.pid}
+        if track.kind is TrackKind.THREAD:
+            found |= {"thread.id": track.tid, "thread.name": track.name}
+        elif track.kind is TrackKind.TASK:
+            found["stepscope.task"] = track.name
+        return found
+
+    def name(self, number: int, step: int, flags: int) -> str:
+        """As `strings.name_of`, with each text looked up once."""
+        text = self._names.get(number)
+        if text is None:
+            text = self._names[number] = strings.text(number)
+        return f"{text}#{step}" if flags & _NUMBERED else text
+
+    def category(self, number: int) -> KeyValue:
+        """Returns the attribute of a category."""
+        if number not in self._categories:
+            (self._categories[number],) = attributes({"stepscope.category": strings.text(number)})
+        return self._categories[number]
+
+    def requests(self, signal: Signal, parts: Iterable[tuple[Part, int]], window: int = 0) -> Iterator[Request]:
+        """Divides parts, each with its weight, into requests of a limited size. Takes each part when it is needed."""
+        batch: list[Part] = []
+        weights: list[int] = []
+        size = 0
+        for part, weight in parts:
+            more = part.ByteSize() + 8
+            if batch and (len(batch) >= self._max_parts or size + more > self._max_bytes):
+                yield Request(signal, self, batch, window, weights)
+                batch, weights, size = [], [], 0
+            batch.append(part)
+            weights.append(weight)
+            size += more
+        if batch:
+            yield Request(signal, self, batch, window, weights)
+
+    def encode(self, signal: Signal, parts: list[Part]) -> bytes:
+        """Returns the body of a request."""
+        # Filled in place, as a message that is passed to another's constructor is copied.
+        if signal == "traces":
+            traces = ExportTraceServiceRequest()
+            spans = traces.resource_spans.add(resource=self._resource).scope_spans.add(scope=self._scope)
+            spans.spans.extend(parts)  # type: ignore[arg-type]
+            return traces.SerializeToString()
+        request = ExportMetricsServiceRequest()
+        scope = request.resource_metrics.add(resource=self._resource).scope_metrics.add(scope=self._scope)
+        gauges: dict[str, metrics.Metric] = {}
+        for metric in parts:
+            assert isinstance(metric, metrics.Metric)
+            if metric.name in gauges:
+                gauges[metric.name].gauge.data_points.extend(metric.gauge.data_points)
+            else:
+                scope.metrics.append(metric)
+                gauges[metric.name] = scope.metrics[-1]
+        return request.SerializeToString()
 
 
-class Placement:
-    """Gives each chosen span of some steps its trace, its id, its parent and its links."""
+class SpanEncoder:
+    """Makes spans of the events that were chosen of some steps: assigns traces, ids, parents and links."""
 
-    def __init__(self, rows: Rows, buffer: WindowBuffer, chosen: Selection, ids: RunIds, sent: SentSpans) -> None:
+    def __init__(self, origin: Origin, rows: Rows, buffer: WindowBuffer, chosen: Selection) -> None:
         self.dropped: Counter[str] = Counter()
         """Events of flows that link nothing, by reason."""
-        self._rows, self._chosen, self._ids, self._sent = rows, chosen, ids, sent
-        self._window = buffer.index
-        self.at = self._assign_ids(buffer)
-        """Trace and id of each span that is sent, by its index."""
-        self._own = {place.span for place in self.at.values()}
-        self.flows = self._link_flows()
+        self._origin, self._rows, self._chosen, self._window = origin, rows, chosen, buffer.index
+        self._places = self._assign_ids(buffer)
+        self._own = {place.span for place in self._places.values()}
+        self._flows = self._find_flows()
         """Events of flows that count with each span, by its index: where the flow began, and its name."""
 
+    def spans(self) -> Iterator[tuple[Span, int]]:
+        """Yields each span with the number of events that it stands for."""
+        chosen = self._chosen
+        points: dict[int, list[int]] = {}
+        for index in np.flatnonzero(chosen.event_of >= 0).tolist():
+            points.setdefault(int(chosen.event_of[index]), []).append(index)
+        for index in chosen.spans.tolist():
+            span, own, flows = self._span(index), points.get(index, ()), self._flows.get(index, ())
+            span.events.extend(map(self._event, own))
+            for begin, name in flows:
+                if begin is not None:
+                    _link(span, begin, "stepscope.flow", strings.text(name))
+            yield span, 1 + len(own) + len(flows) + chosen.marks[index]
+
     def _assign_ids(self, buffer: WindowBuffer) -> dict[int, SentSpan]:
-        chosen, window, ids = self._chosen, self._window, self._ids
+        chosen, window, ids = self._chosen, self._window, self._origin.ids
         events = self._rows.events[chosen.spans]
         traces: dict[int, bytes] = {}
-        placed: dict[int, SentSpan] = {}
+        places: dict[int, SentSpan] = {}
         spans = zip(
             chosen.spans.tolist(),
             chosen.trace_step[chosen.spans].tolist(),
@@ -360,25 +365,25 @@ class Placement:
         for index, step, root, number, event, begin, end in spans:
             if step not in traces:
                 traces[step] = ids.step_trace(window, step)
-            span = ids.step(window, step) if root else self._sent.unused_id(number).to_bytes(8, "big")
-            placed[index] = SentSpan(traces[step], span)
+            span = ids.step(window, step) if root else self._origin.unused_id(number)
+            places[index] = SentSpan(traces[step], span)
             if event:
-                remember(self._sent.by_event, (window, event), placed[index])
+                remember(self._origin.sent, (window, event), places[index])
             if root:
                 buffer.step_sent(step)
             else:
                 buffer.span_sent(step, begin, end)
-        return placed
+        return places
 
-    def _link_flows(self) -> dict[int, list[tuple[SentSpan | None, int]]]:
+    def _find_flows(self) -> dict[int, list[tuple[SentSpan | None, int]]]:
         found: dict[int, list[tuple[SentSpan | None, int]]] = {}
         events = self._rows.events[self._chosen.flows]
         parents = self._chosen.parent[self._chosen.flows].tolist()
         fields = [events[field].tolist() for field in ("id", "name", "category", "kind")]
         flows = sorted(zip(parents, *fields, strict=True), key=lambda flow: flow[4] != _FLOW_START)
         for parent, number, name, category, kind in flows:
-            flow, here, begins = (number, name, category), self.at.get(parent), kind == _FLOW_START
-            origin = None if begins else self._sent.flows.get(flow)
+            flow, here, begins = (number, name, category), self._places.get(parent), kind == _FLOW_START
+            origin = None if begins else self._origin.flows.get(flow)
             if here is None or (origin is None and not begins) or origin == here:
                 self.dropped["unattached"] += 1
             elif len(links := found.setdefault(parent, [])) >= MAX_ATTACHED:
@@ -386,26 +391,78 @@ class Placement:
             else:
                 links.append((origin, name))
             if here is not None and begins:
-                remember(self._sent.flows, flow, here)
+                remember(self._origin.flows, flow, here)
         return found
 
-    def attach(self, span: Span, index: int) -> None:
-        """Sets a span's parent: its nearest ancestor in its trace, else the step or window. Links an ancestor elsewhere."""
-        window = self._ids.window(self._window)
+    def _span(self, index: int) -> Span:
+        # The fields of an event in the order of EVENT_DTYPE: one call for all of them is fast.
+        ts, dur, own_ns, _, _, _, at, length, name, track, step, category, kind, flags = self._rows.events[index].item()
+        place, begin = self._places[index], self._origin.unix_ns(ts)
+        span = Span(
+            trace_id=place.trace,
+            span_id=place.span,
+            name=self._origin.name(name, step, flags),
+            kind=Span.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=begin,
+            # Not the clock's time at its end: the length would be wrong if the clock was set meanwhile.
+            end_time_unix_nano=min(begin + max(dur, 0), MAX_UNIX_NS) if kind == _SPAN else begin,
+            flags=SAMPLED,
+        )
+        about: dict[str, Any] = self._arguments(index, at, length, flags)
+        if flags & _ERROR:
+            span.status.code = Status.STATUS_CODE_ERROR
+            span.status.message = about["error.type"] = clean(str(about.pop("error", "")))
+        if step >= 0:
+            about["stepscope.step"] = step
+        if kind == _SPAN and own_ns != dur and not self._chosen.roots[index]:
+            about["stepscope.self_ns"] = own_ns
+        source = self._rows.sources[int(self._rows.batch[index])]
+        if source != "recorder":
+            about["stepscope.source"] = source
+        if flags & _OPEN:
+            about["stepscope.open"] = True
+        if flags & _CLIPPED:
+            about["stepscope.clipped"] = True
+        span.attributes.extend([*attributes(about), self._origin.category(category), *self._origin.track(track)])
+        self._attach(span, index, place)
+        return span
+
+    def _event(self, index: int) -> Span.Event:
+        ts, dur, _, _, number, _, at, length, name, _, step, category, kind, flags = self._rows.events[index].item()
+        about = self._arguments(index, at, length, flags)
+        if kind == _GAP:
+            about |= {"stepscope.gap_ns": dur, "stepscope.lost": number}
+        return Span.Event(
+            time_unix_nano=self._origin.unix_ns(ts),
+            name=self._origin.name(name, step, flags),
+            attributes=[*attributes(about), self._origin.category(category)],
+        )
+
+    def _arguments(self, index: int, at: int, length: int, flags: int) -> dict[str, Any]:
+        if flags & _INLINE:
+            return {strings.text(at): length}
+        if not length:
+            return {}
+        try:
+            return dict(_core.decode_arguments(self._rows.heaps[int(self._rows.batch[index])], at, length))
+        except ValueError:
+            return {"stepscope.bad_arguments": True}
+
+    def _attach(self, span: Span, index: int, place: SentSpan) -> None:
+        """Sets the parent: the nearest ancestor if that is in the same trace, else the step or window. Links an ancestor
+        elsewhere."""
+        ids, step = self._origin.ids, int(self._chosen.trace_step[index])
         if self._chosen.roots[index]:
-            _link(span, SentSpan(self._ids.trace, window), "stepscope.link", "window")
+            _link(span, SentSpan(ids.trace, ids.window(self._window)), "stepscope.link", "window")
             return
         ancestor = int(self._chosen.ancestor[index])
-        above = self.at.get(ancestor) if ancestor >= 0 else self._sent_before(index)
-        if above is not None and above.span == span.span_id:
-            above = None
-        if above is not None and above.trace == span.trace_id:
-            span.parent_span_id = above.span
-            return
-        step = int(self._chosen.trace_step[index])
-        span.parent_span_id = window if step == RUN_TRACE else self._ids.step(self._window, step)
-        if above is not None:
+        above = self._places.get(ancestor) if ancestor >= 0 else self._sent_before(index)
+        if above is not None and above.span != place.span:
+            if above.trace == place.trace:
+                span.parent_span_id = above.span
+                return
             _link(span, above, "stepscope.link", "parent")
+        span.parent_span_id = ids.window(self._window) if step == RUN_TRACE else ids.step(self._window, step)
 
     def _sent_before(self, index: int) -> SentSpan | None:
         """The first ancestor that is not among these events, if it was sent."""
@@ -417,99 +474,13 @@ class Placement:
             index = above
         if above != UNKNOWN:
             return None
-        sent = self._sent.by_event.get((self._window, int(self._rows.events["parent"][index])))
+        sent = self._origin.sent.get((self._window, int(self._rows.events["parent"][index])))
         # Not one of these spans, which has the missing one's id if ids were used twice: that would make circles.
         return None if sent is not None and sent.span in self._own else sent
 
 
 def _link(span: Span, other: SentSpan, key: str, value: str) -> None:
     span.links.add(trace_id=other.trace, span_id=other.span, attributes=attributes({key: value}))
-
-
-class SpanEncoder:
-    """Makes spans of selected events."""
-
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._names: dict[int, str] = {}
-
-    def spans(self, rows: Rows, chosen: Selection, placement: Placement) -> Iterator[tuple[Span, int]]:
-        """Yields each chosen span with the number of events that it stands for."""
-        attached: dict[int, list[int]] = {}
-        for index in np.flatnonzero(chosen.event_of >= 0).tolist():
-            attached.setdefault(int(chosen.event_of[index]), []).append(index)
-        for index in chosen.spans.tolist():
-            span = self._span(rows, index, chosen, placement)
-            points = attached.get(index, ())
-            for point in points:
-                span.events.append(self._event(rows, point))
-            flows = placement.flows.get(index, ())
-            for begin, name in flows:
-                if begin is not None:
-                    _link(span, begin, "stepscope.flow", strings.text(name))
-            yield span, 1 + len(points) + len(flows) + chosen.marks[index]
-
-    def _span(self, rows: Rows, index: int, chosen: Selection, placement: Placement) -> Span:
-        # The fields of an event in the order of EVENT_DTYPE: one call for all of them is fast.
-        ts, dur, own_ns, _, _, _, at, length, name, track, step, category, kind, flags = rows.events[index].item()
-        place, begin = placement.at[index], self._origin.unix_ns(ts)
-        span = Span(
-            trace_id=place.trace,
-            span_id=place.span,
-            name=self._name(name, step, flags),
-            kind=Span.SPAN_KIND_INTERNAL,
-            start_time_unix_nano=begin,
-            # Not the clock's time at its end: the length would be wrong if the clock was set meanwhile.
-            end_time_unix_nano=min(begin + max(dur, 0), MAX_UNIX_NS) if kind == _SPAN else begin,
-            flags=SAMPLED,
-        )
-        about: dict[str, Any] = self._arguments(rows, index, at, length, flags)
-        if flags & _ERROR:
-            span.status.code = Status.STATUS_CODE_ERROR
-            span.status.message = about["error.type"] = clean(str(about.pop("error", "")))
-        if step >= 0:
-            about["stepscope.step"] = step
-        if kind == _SPAN and own_ns != dur and not chosen.roots[index]:
-            about["stepscope.self_ns"] = own_ns
-        source = rows.sources[int(rows.batch[index])]
-        if source != "recorder":
-            about["stepscope.source"] = source
-        if flags & _OPEN:
-            about["stepscope.open"] = True
-        if flags & _CLIPPED:
-            about["stepscope.clipped"] = True
-        span.attributes.extend([*attributes(about), self._origin.category(category), *self._origin.track(track)])
-        placement.attach(span, index)
-        return span
-
-    def _event(self, rows: Rows, index: int) -> Span.Event:
-        ts, dur, _, _, number, _, at, length, name, _, step, category, kind, flags = rows.events[index].item()
-        about = self._arguments(rows, index, at, length, flags)
-        if kind == _GAP:
-            about |= {"stepscope.gap_ns": dur, "stepscope.lost": number}
-        return Span.Event(
-            time_unix_nano=self._origin.unix_ns(ts),
-            name=self._name(name, step, flags),
-            attributes=[*attributes(about), self._origin.category(category)],
-        )
-
-    def _name(self, name: int, step: int, flags: int) -> str:
-        """As `strings.name_of`, with each text looked up once."""
-        text = self._names.get(name)
-        if text is None:
-            text = self._names[name] = strings.text(name)
-        return f"{text}#{step}" if flags & _NUMBERED else text
-
-    @staticmethod
-    def _arguments(rows: Rows, index: int, at: int, length: int, flags: int) -> dict[str, Any]:
-        if flags & _INLINE:
-            return {strings.text(at): length}
-        if not length:
-            return {}
-        try:
-            return dict(_core.decode_arguments(rows.heaps[int(rows.batch[index])], at, length))
-        except ValueError:
-            return {"stepscope.bad_arguments": True}
 
 
 class MetricEncoder:
@@ -531,16 +502,16 @@ class MetricEncoder:
             self._count, self._sum = self._count + 1, self._sum + seconds
             self._latest = max(self._latest, begin + max(length, 0))
 
-    def samples(self, rows: Rows, chosen: Indices) -> Iterator[tuple[Metric, int]]:
-        """Yields the chosen samples of counters, each as a gauge with one point."""
-        for event in rows.events[chosen]:
-            point = NumberDataPoint(
+    def samples(self, samples: Block) -> Iterator[tuple[metrics.Metric, int]]:
+        """Yields samples of counters, each as a gauge with one point that stands for one event."""
+        for event in samples:
+            point = metrics.NumberDataPoint(
                 time_unix_nano=self._origin.unix_ns(int(event["ts"])),
                 as_double=float(event["value"]),
                 attributes=[self._origin.category(int(event["category"])), *self._origin.track(int(event["track"]))],
             )
             name = clean(strings.text(int(event["name"]))) or "unnamed"
-            yield Metric(name=name, gauge=Gauge(data_points=[point])), 1
+            yield metrics.Metric(name=name, gauge=metrics.Gauge(data_points=[point])), 1
 
     def steps(self) -> Iterator[Request]:
         """Yields a request for the histogram of all steps so far, if there are new ones."""
@@ -548,7 +519,7 @@ class MetricEncoder:
             return
         self._sent = self._count
         now = self._origin.unix_ns(self._latest)
-        point = HistogramDataPoint(
+        point = metrics.HistogramDataPoint(
             # Relative to the clock as it is now: the begin must not be later than the end if the clock was set back.
             start_time_unix_nano=max(now - (self._latest - self._origin.run.anchor.monotonic_ns), 0),
             time_unix_nano=now,
@@ -559,10 +530,10 @@ class MetricEncoder:
             bucket_counts=self._buckets,
             explicit_bounds=STEP_BOUNDS,
         )
-        histogram = Histogram(
-            data_points=[point], aggregation_temporality=AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+        histogram = metrics.Histogram(
+            data_points=[point], aggregation_temporality=metrics.AGGREGATION_TEMPORALITY_CUMULATIVE
         )
-        metric = Metric(name=STEP_DURATION, unit="s", description="Duration of steps.", histogram=histogram)
+        metric = metrics.Metric(name=STEP_DURATION, unit="s", description="Duration of steps.", histogram=histogram)
         yield from self._origin.requests("metrics", [(metric, 0)])
 
 
@@ -571,9 +542,7 @@ class Conversion:
 
     def __init__(self, run: Run, options: OtlpOptions, outcomes: Outcomes) -> None:
         self._run, self._options, self._outcomes = run, options, outcomes
-        self._ids, self._sent = RunIds(run), SentSpans()
-        self._origin = Origin(run, self._ids.instance, options)
-        self._spans = SpanEncoder(self._origin)
+        self._origin = Origin(run, options)
         self._metrics = MetricEncoder(self._origin) if options.metrics else None
         self._filter = EventFilter(options)
         rate = options.spans_per_second
@@ -613,7 +582,8 @@ class Conversion:
             return
         about = {f"stepscope.metadata.{key}": value for key, value in self._run.metadata().items()}
         about |= {"stepscope.ledger": msgspec.to_builtins(self._run.ledger())}
-        span = self._own_span("run", self._run.name, self._first, self._last, self._ids.trace, self._ids.span, about)
+        place = SentSpan(self._origin.ids.trace, self._origin.ids.span)
+        span = self._own_span("run", self._run.name, self._first, self._last, place, about)
         yield from self._origin.requests("traces", [(span, 0)])
         if self._metrics is not None:
             yield from self._metrics.steps()
@@ -627,22 +597,24 @@ class Conversion:
         """Selects at once, as later events build on that; makes spans as they are sent."""
         if not len(rows.events):
             return iter(())
-        is_sent: Callable[[int], bool] = lambda span: (buffer.index, span) in self._sent.by_event  # noqa: E731
-        chosen = Selection(rows, buffer, self._filter, self._limits, is_sent, final=final)
+        sent = self._origin.sent
+        chosen = Selection(
+            rows, buffer, self._filter, self._limits, lambda span: (buffer.index, span) in sent, final=final
+        )
         buffer.put_back(rows, chosen.orphans)
         buffer.loose_marks += chosen.loose_marks
-        placement = Placement(rows, buffer, chosen, self._ids, self._sent)
-        for reason, count in (chosen.dropped + placement.dropped).items():
+        encoder = SpanEncoder(self._origin, rows, buffer, chosen)
+        for reason, count in (chosen.dropped + encoder.dropped).items():
             self._outcomes.drop(buffer.index, reason, count)
         if self._metrics is not None:
             self._metrics.observe(rows.events[chosen.roots])
-        return self._requests(buffer, rows, chosen, placement)
+        return self._requests(buffer, encoder.spans(), rows.events[chosen.samples])
 
-    def _requests(self, buffer: WindowBuffer, rows: Rows, chosen: Selection, placement: Placement) -> Iterator[Request]:
-        yield from self._origin.requests("traces", self._spans.spans(rows, chosen, placement), buffer.index)
+    def _requests(self, buffer: WindowBuffer, spans: Iterator[tuple[Part, int]], samples: Block) -> Iterator[Request]:
+        yield from self._origin.requests("traces", spans, buffer.index)
         if self._metrics is None:
             return
-        yield from self._origin.requests("metrics", self._metrics.samples(rows, chosen.samples), buffer.index)
+        yield from self._origin.requests("metrics", self._metrics.samples(samples), buffer.index)
         if buffer.last - self._metrics_at >= METRICS_INTERVAL:
             self._metrics_at = buffer.last
             yield from self._metrics.steps()
@@ -658,25 +630,24 @@ class Conversion:
         """Requests for the span of a window, and for spans of those of its steps that have none."""
         self._first = start if self._first is None else min(self._first, start)
         self._last = max(self._last, end)
-        ids, window = self._ids, buffer.index
-        own = self._own_span("window", f"window {window}", start, end, ids.trace, ids.window(window), about)
+        ids, window = self._origin.ids, buffer.index
+        place = SentSpan(ids.trace, ids.window(window))
+        own = self._own_span("window", f"window {window}", start, end, place, about)
         own.parent_span_id = ids.span
-        spans = [(own, buffer.loose_marks)]
+        spans: list[tuple[Part, int]] = [(own, buffer.loose_marks)]
         for step, extent in sorted(buffer.unsent_steps.items()):
-            name, trace, number = f"ProfilerStep#{step}", ids.step_trace(window, step), ids.step(window, step)
-            span = self._own_span("step", name, *steps.get(step, extent), trace, number, {})
-            span.links.add(trace_id=ids.trace, span_id=ids.window(window))
+            root = SentSpan(ids.step_trace(window, step), ids.step(window, step))
+            span = self._own_span("step", f"ProfilerStep#{step}", *steps.get(step, extent), root, {})
+            _link(span, place, "stepscope.link", "window")
             spans.append((span, 0))
         return self._origin.requests("traces", spans, window)
 
-    def _own_span(
-        self, kind: str, name: str, start: int, end: int, trace: bytes, number: bytes, about: Mapping[str, Any]
-    ) -> Span:
+    def _own_span(self, kind: str, name: str, start: int, end: int, place: SentSpan, about: Mapping[str, Any]) -> Span:
         """A span that stands for no event."""
         begin = self._origin.unix_ns(start)
         return Span(
-            trace_id=trace,
-            span_id=number,
+            trace_id=place.trace,
+            span_id=place.span,
             name=clean(name),
             kind=Span.SPAN_KIND_INTERNAL,
             start_time_unix_nano=begin,

@@ -80,7 +80,8 @@ class EventFilter:
         spans = events["kind"] == int(Kind.SPAN)
         if self._min_ns:
             passing &= ~spans | (events["dur"] >= self._min_ns)
-        return passing | (spans & is_step(events))
+        passing |= spans & is_step(events)
+        return passing
 
     def _check_category(self, category: int) -> bool:
         text, only = strings.text(category), self._options.categories

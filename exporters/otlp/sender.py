@@ -46,10 +46,6 @@ class Refused(BrokenError):
         self.status = status
 
 
-class Unreached(BrokenError):
-    """Raised when a request could not be delivered in the time that there is for attempts."""
-
-
 class _Retryable(Exception):
     """An attempt failed in a way that may pass."""
 
@@ -131,17 +127,17 @@ class Sender:
 
         Raises:
             Refused: if the receiver rejects the request.
-            Unreached: if no attempt succeeded within `OtlpOptions.retry_seconds`, or `closing_seconds` at the end.
+            BrokenError: if no attempt succeeded within `OtlpOptions.retry_seconds`, or `closing_seconds` at the end.
         """
         if anyio.current_time() >= self._close_deadline:
-            raise Unreached(f"{self.target}: {self._failure}; given up as the run ends")
+            raise BrokenError(f"{self.target}: {self._failure}; given up as the run ends")
         with anyio.CancelScope(deadline=self._close_deadline) as self._scope:
             response = await self._post_until_accepted(request)
             rejected = count_rejected(request.signal, response.body)
             if rejected is None or response.incomplete:
                 self._warn(response.incomplete or f"it is no answer of OTLP to {request.signal}")
             return min(rejected or 0, len(request.parts))
-        raise Unreached(f"{self.target}: {self._failure}; given up as the run ends")
+        raise BrokenError(f"{self.target}: {self._failure}; given up as the run ends")
 
     def closing(self) -> None:
         """The run ends: a receiver that fails is tried at once, and for `OtlpOptions.closing_seconds` from now on."""
@@ -162,8 +158,8 @@ class Sender:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s took a request, but what it answered cannot be read: %s. What it rejects without our knowing counts as "
-                "exported; see that it is a receiver of OTLP. Said once",
+                "%s accepted a request, but its answer cannot be read: %s. What it may have rejected counts as exported; check "
+                "that it is a receiver of OTLP. No further warning follows",
                 self.target,
                 reason,
             )
@@ -177,7 +173,7 @@ class Sender:
             # What a receiver asked for applies to the requests that follow, too.
             if self._throttled and self._not_before >= deadline:
                 tried = f"not tried: it is to come again in {self._not_before - anyio.current_time():.0f} s"
-                raise Unreached(f"{self.target}: {self._failure}; {tried}")
+                raise BrokenError(f"{self.target}: {self._failure}; {tried}")
             while (left := min(self._not_before, deadline) - anyio.current_time()) > 0:
                 with anyio.move_on_after(left):
                     await self._retry_now.wait()
@@ -190,7 +186,7 @@ class Sender:
                 self._not_before = anyio.current_time() + self._backoff.delay(failure.retry_after)
                 if self._not_before >= deadline:
                     tried = f"given up after {self._options.retry_seconds:g} s of trying"
-                    raise Unreached(f"{self.target}: {failure}; {tried}") from None
+                    raise BrokenError(f"{self.target}: {failure}; {tried}") from None
             except Refused:
                 self._failure, self._close_deadline = "", math.inf
                 raise

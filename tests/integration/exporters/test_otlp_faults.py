@@ -196,7 +196,7 @@ async def test_a_receiver_without_metrics_is_asked_once(tmp_path: Path) -> None:
         assert len(errors) == 1 and "metrics=False" in errors[0]
 
 
-async def test_no_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_secret_is_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not by errors, also where a receiver repeats them, nor by names and representations."""
     async with receiver() as server:
         server.replies = [Reply(401, body=b"bad token s3cr3t-token in Bearer s3cr3t-token, key=qu3ry-key")]
@@ -206,13 +206,13 @@ async def test_no_secret_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixtur
         sent = await send(exporter, tmp_path)
         assert server.received[0].headers["authorization"] == "Bearer s3cr3t-token"
         assert server.received[0].path == "/base/v1/traces?key=qu3ry-key"
-    told = repr((exporter, exporter.name, sent.errors, vars(exporter), caplog.text))
-    assert "401" in told and "s3cr3t" not in told and "qu3ry" not in told
+    shown = repr((exporter, exporter.name, sent.errors, vars(exporter), caplog.text))
+    assert "401" in shown and "s3cr3t" not in shown and "qu3ry" not in shown
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that only those trust who are given it, and its key."""
+    """A certificate for 127.0.0.1 that only those trust who name it, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         missing("openssl", "Install it (on Debian: apt-get install openssl).")
@@ -230,7 +230,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize("trust", ["unknown", "named", "unchecked"])
 async def test_certificates_are_checked(trust: str, certificate: tuple[Path, Path], tmp_path: Path) -> None:
-    """Nothing goes to a receiver that cannot be told from another, unless it is said that this does not matter."""
+    """Nothing goes to a receiver whose certificate is not trusted, unless an option allows it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     options = OtlpOptions(
@@ -352,7 +352,7 @@ async def test_the_end_waits_as_long_as_a_receiver_asks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1000, 1500, 6000])
 async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Every span arrives once, however little a receiver takes at a time; what fits is learnt, and said once."""
+    """Every span arrives once, however little a receiver takes at a time. One warning names the setting."""
     async with receiver() as server:
         server.most_bytes = most
         options = msgspec.structs.replace(PLAIN, compression="none")
@@ -366,7 +366,7 @@ async def test_what_is_too_large_goes_in_parts(most: int, tmp_path: Path, caplog
 
 
 async def test_a_request_of_more_than_a_megabyte(tmp_path: Path) -> None:
-    """Nothing is said of its size, neither by us nor by the client: it is allowed, and arrives."""
+    """It arrives, and neither the exporter nor the client warns of its size."""
     names = [f"span {number} " + "x" * 1000 for number in range(1500)]
     options = msgspec.structs.replace(PLAIN, compression="none", batch_bytes=8 << 20, batch_spans=10_000)
     async with receiver() as server:

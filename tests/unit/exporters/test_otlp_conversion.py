@@ -286,7 +286,7 @@ def test_flows_are_links_from_the_later_span_to_the_earlier() -> None:
 
 
 def test_instants_are_events_of_the_span_around_them() -> None:
-    """Or of their step; those of no step are spans without duration; of very many the first are kept."""
+    """Or of their step; those of no step are spans without duration; of very many the first are sent."""
     batch = tree(
         ("work", 10, 20, 1, 0, 0), *((f"i{n}", 11, 11, 0, 1, 0) for n in range(200)), ("loose", 30, 30, 0, 0, 0)
     )
@@ -329,7 +329,7 @@ def test_counters_are_gauges_and_steps_a_histogram() -> None:
 
 
 def test_counters_have_a_rate_too() -> None:
-    """They are thinned evenly, and the latest is kept."""
+    """Some are left out at equal distances, and the latest is sent."""
     block = spans(["loss"] * 100)
     block["kind"], block["ts"], block["value"] = int(Kind.COUNTER), BASE + np.arange(100), np.arange(100)
     converted = Converted([batch_of(block)], OtlpOptions(spans_per_second=10.0))
@@ -344,9 +344,9 @@ def test_ledgers_are_sent_whole() -> None:
     ledger = Ledger({"recorder": SourceLedger(9, 5, {"overflow": 1}, 2, 1)}, {"x": OutputLedger(5, 3, {"queue": 1}, 1)})
     block = batch_of(spans(["one"]))
     converted = Converted([block], run=msgspec.structs.replace(RUN, ledger=lambda: ledger))
-    said = [attributes_of(span.attributes) for span in converted.spans if "stepscope.span" in str(span.attributes)]
-    (window,) = [about["stepscope.window.ledger"] for about in said if "stepscope.window.ledger" in about]
-    (run,) = [about["stepscope.ledger"] for about in said if "stepscope.ledger" in about]
+    own = [attributes_of(span.attributes) for span in converted.spans if "stepscope.span" in str(span.attributes)]
+    (window,) = [about["stepscope.window.ledger"] for about in own if "stepscope.window.ledger" in about]
+    (run,) = [about["stepscope.ledger"] for about in own if "stepscope.ledger" in about]
     assert msgspec.json.decode(run, type=Ledger) == ledger
     assert msgspec.json.decode(window, type=Ledger) == window_of(0, batch_of(empty_block())).ledger
 
