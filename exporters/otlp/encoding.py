@@ -141,7 +141,6 @@ class RunIds:
         self.trace = self._hash("run", 16)
         """Trace of the run: its windows, and what belongs to no single step."""
         self.span = self._hash("run span", 8)
-        self._tracks: dict[int, int] = {}
 
     def window(self, window: int) -> bytes:
         """Span of a window, in the run's trace."""
@@ -162,17 +161,17 @@ class RunIds:
             mixed = _mix(mixed ^ events[field].astype(np.uint64))
         # Numbers of tracks and names are this process's own, so their texts are hashed: a process that sends a journal
         # has other numbers.
-        mixed = _mix(mixed ^ map_ids(events["track"], self._track, np.uint64))
+        mixed = _mix(mixed ^ map_ids(events["track"], _hash_track, np.uint64))
         return _mix(mixed ^ map_ids(events["name"], lambda name: _hash_text(strings.text(name)), np.uint64))
-
-    def _track(self, number: int) -> int:
-        if number not in self._tracks and (track := tracks.get(number)):
-            self._tracks[number] = _hash_text(f"{int(track.kind)} {track.pid} {track.tid} {track.name}")
-        return self._tracks.get(number, 0)
 
     def _hash(self, what: str, size: int) -> bytes:
         found = blake2b(what.encode(), digest_size=size, key=self._key).digest()
         return found if any(found) else b"\x01" * size  # all zeros mean that there is no id
+
+
+def _hash_track(number: int) -> int:
+    track = tracks.get(number)
+    return 0 if track is None else _hash_text(f"{int(track.kind)} {track.pid} {track.tid} {track.name}")
 
 
 def _hash_text(text: str) -> int:
@@ -239,7 +238,6 @@ class Origin:
         self._max_parts, self._max_bytes = options.batch_spans, options.batch_bytes
         self._tracks: dict[int, list[KeyValue]] = {}
         self._categories: dict[int, KeyValue] = {}
-        self._names: dict[int, str] = {}
 
     def unused_id(self, number: int) -> bytes:
         """Returns the id of a span, or another one if an equal event was sent with it."""
@@ -270,13 +268,6 @@ class Origin:
         elif track.kind is TrackKind.TASK:
             found["stepscope.task"] = track.name
         return found
-
-    def name(self, number: int, step: int, flags: int) -> str:
-        """As `strings.name_of`, with each text looked up once."""
-        text = self._names.get(number)
-        if text is None:
-            text = self._names[number] = strings.text(number)
-        return f"{text}#{step}" if flags & _NUMBERED else text
 
     def category(self, number: int) -> KeyValue:
         """Returns the attribute of a category."""
@@ -401,7 +392,7 @@ class SpanEncoder:
         span = Span(
             trace_id=place.trace,
             span_id=place.span,
-            name=self._origin.name(name, step, flags),
+            name=_name(name, step, flags),
             kind=Span.SPAN_KIND_INTERNAL,
             start_time_unix_nano=begin,
             # Not the clock's time at its end: the length would be wrong if the clock was set meanwhile.
@@ -434,7 +425,7 @@ class SpanEncoder:
             about |= {"stepscope.gap_ns": dur, "stepscope.lost": number}
         return Span.Event(
             time_unix_nano=self._origin.unix_ns(ts),
-            name=self._origin.name(name, step, flags),
+            name=_name(name, step, flags),
             attributes=[*attributes(about), self._origin.category(category)],
         )
 
@@ -477,6 +468,11 @@ class SpanEncoder:
         sent = self._origin.sent.get((self._window, int(self._rows.events["parent"][index])))
         # Not one of these spans, which has the missing one's id if ids were used twice: that would make circles.
         return None if sent is not None and sent.span in self._own else sent
+
+
+def _name(number: int, step: int, flags: int) -> str:
+    """As `strings.name_of`, of fields that were read."""
+    return f"{strings.text(number)}#{step}" if flags & _NUMBERED else strings.text(number)
 
 
 def _link(span: Span, other: SentSpan, key: str, value: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from stepscope.exporters.one_run import refuse_another_run
-from stepscope.exporters.otlp.options import OtlpOptions, Signal, Target, make_targets
+from stepscope.exporters.otlp.options import OtlpOptions, Signal, make_targets
 from stepscope.exporters.outcomes import Outcomes
 from stepscope.runtime.errors import BrokenError, ClosedError, OutputError
 from stepscope.runtime.events.clock import wall_clock
@@ -107,7 +107,9 @@ class OtlpExporter:
                 await sender.open()
             except OSError as error:
                 await self._close_senders()
-                raise OutputError(f"cannot use the certificates for {target}: {_files(target)}: {error}") from error
+                named = filter(None, (target.certificate, target.client_certificate, target.client_key))
+                files = ", ".join(named) or "the system's"
+                raise OutputError(f"cannot use the certificates for {target}: {files}: {error}") from error
             self._senders[signal] = sender
             if self._closing:
                 sender.closing()
@@ -196,7 +198,10 @@ class OtlpExporter:
             rejected = await self._senders[request.signal].send(request)
         except Refused as error:
             if error.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE and len(request.parts) > 1:
-                self._divide(request, error)
+                if not self._warned:
+                    self._warned = True
+                    log.warning("%s: %s; it is sent in parts, see OtlpOptions.batch_bytes", self.name, error)
+                self._queue.appendleft(iter(request.halves()))
                 return
             self._outcomes.drop(request.window, "rejected", request.events)
             if request.signal == "metrics" and error.status in NO_METRICS:
@@ -211,13 +216,6 @@ class OtlpExporter:
         rejected = min(rejected, request.events)
         self._outcomes.drop(request.window, "rejected", rejected)
         self._outcomes.export(request.window, request.events - rejected)
-
-    def _divide(self, request: Request, error: BrokenError) -> None:
-        """Puts the halves of a request that is too large for the receiver at the head of the queue."""
-        if not self._warned:
-            self._warned = True
-            log.warning("%s: %s; it is sent in parts, see OtlpOptions.batch_bytes", self.name, error)
-        self._queue.appendleft(iter(request.halves()))
 
     async def _close_senders(self) -> None:
         for sender in self._senders.values():
@@ -246,8 +244,3 @@ async def _compare_clocks() -> None:
     while True:
         wall_clock.look()
         await asyncio.sleep(CLOCK_INTERVAL_S)
-
-
-def _files(target: Target) -> str:
-    named = (target.certificate, target.client_certificate, target.client_key)
-    return ", ".join(file for file in named if file) or "the system's"

@@ -168,7 +168,7 @@ def make_targets(endpoint: str | None, headers: Mapping[str, str] | None, option
         ValueError: as `Target`.
     """
     signals: tuple[Signal, ...] = ("traces", "metrics") if options.metrics else ("traces",)
-    targets = {signal: Target(signal, endpoint, headers, options) for signal in signals}
+    targets: dict[Signal, Target] = {signal: Target(signal, endpoint, headers, options) for signal in signals}
     for host in sorted({target.clear_text_host for target in targets.values()} - {""}):
         log.warning(
             "traces go to %s over http:, where others can read them; use https://, or allow it with "

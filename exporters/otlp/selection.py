@@ -297,7 +297,7 @@ class Selection:
         """Indices of what may become links."""
         marks = np.flatnonzero(self._of(Kind.STEP))
         roots = self._root_of(marks)
-        self.marks = Counter(roots[roots != NONE].tolist())
+        self.marks: Counter[int] = Counter(roots[roots != NONE].tolist())
         """How many step marks count with each step's span, by its index."""
         self.loose_marks = int((roots == NONE).sum())
         """Marks of steps whose span is not sent, such as the one at a loop's end that begins no further step."""

@@ -10,7 +10,7 @@ import os
 import ssl
 import time
 import urllib.request
-from http import HTTPStatus
+from http.client import responses
 
 import aiohttp
 import anyio
@@ -220,7 +220,7 @@ class Sender:
             status = response.status
             if 200 <= status < 300:
                 return response
-            reason = f"{status} {_phrase(status)}{excerpt(self.target.redact(response.body.decode('latin-1')))}"
+            reason = f"{status} {responses.get(status, 'unknown')}{excerpt(self.target.redact(response.body.decode('latin-1')))}"
             if 300 <= status < 400:
                 reason += f"; {self.target.redact(redirected(http.headers.get('Location', '')))}"
             retryable = status in RETRYABLE
@@ -276,16 +276,8 @@ def count_rejected(signal: Signal, body: bytes) -> int | None:
 
 def excerpt(text: str) -> str:
     """Returns a colon and the printable beginning of a response's text; empty if it has none."""
-    words = "".join(c if c.isprintable() and c.isascii() else " " for c in text).split()
-    shown = " ".join(words)[:200]
+    shown = " ".join("".join(c if c.isprintable() and c.isascii() else " " for c in text).split())[:200]
     return f": {shown}" if shown else ""
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "unknown"
 
 
 def _tls(target: Target, options: OtlpOptions) -> ssl.SSLContext:
