@@ -301,14 +301,14 @@ class Origin:
             return traces.SerializeToString()
         request = ExportMetricsServiceRequest()
         scope = request.resource_metrics.add(resource=self._resource).scope_metrics.add(scope=self._scope)
-        gauges: dict[str, metrics.Metric] = {}
+        gauges: dict[str, metrics.Gauge] = {}
         for metric in parts:
             assert isinstance(metric, metrics.Metric)
-            if metric.name in gauges:
-                gauges[metric.name].gauge.data_points.extend(metric.gauge.data_points)
+            if (gauge := gauges.get(metric.name)) is not None:
+                gauge.data_points.extend(metric.gauge.data_points)
             else:
                 scope.metrics.append(metric)
-                gauges[metric.name] = scope.metrics[-1]
+                gauges[metric.name] = scope.metrics[-1].gauge
         return request.SerializeToString()
 
 
@@ -500,14 +500,15 @@ class MetricEncoder:
 
     def samples(self, samples: Block) -> Iterator[tuple[metrics.Metric, int]]:
         """Yields samples of counters, each as a gauge with one point that stands for one event."""
-        for event in samples:
+        fields = [samples[field].tolist() for field in ("ts", "value", "name", "category", "track")]
+        for at, value, name, category, track in zip(*fields, strict=True):
             point = metrics.NumberDataPoint(
-                time_unix_nano=self._origin.unix_ns(int(event["ts"])),
-                as_double=float(event["value"]),
-                attributes=[self._origin.category(int(event["category"])), *self._origin.track(int(event["track"]))],
+                time_unix_nano=self._origin.unix_ns(at),
+                as_double=value,
+                attributes=[self._origin.category(category), *self._origin.track(track)],
             )
-            name = clean(strings.text(int(event["name"]))) or "unnamed"
-            yield metrics.Metric(name=name, gauge=metrics.Gauge(data_points=[point])), 1
+            gauge = metrics.Gauge(data_points=[point])
+            yield metrics.Metric(name=clean(strings.text(name)) or "unnamed", gauge=gauge), 1
 
     def steps(self) -> Iterator[Request]:
         """Yields a request for the histogram of all steps so far, if there are new ones."""
