@@ -37,8 +37,10 @@ class Backoff:
         return _with_jitter(current)
 
     def longest_delay(self) -> float:
-        """Returns the seconds until the next attempt after a failure that time alone does not change, such as a wrong token."""
-        self._next = self._longest
+        """Returns the seconds until the next attempt after a failure that time alone does not change, such as a wrong token.
+
+        The delay after other failures does not grow by it.
+        """
         return _with_jitter(self._longest)
 
     def reset(self) -> None:

@@ -35,10 +35,10 @@ def test_what_the_other_end_asks_for_replaces_the_delay() -> None:
 
 
 def test_a_refusal_waits_longest() -> None:
-    """From then on, until a success."""
+    """The delay after other failures does not grow by it."""
     backoff = Backoff(1.0, 10.0)
     assert in_upper_half(backoff.longest_delay(), 10.0)
-    assert in_upper_half(backoff.delay(), 10.0)
+    assert in_upper_half(backoff.delay(), 1.0)
 
 
 DATES = st.from_regex(r"\A[A-Z][a-z]{2}, ?\d{1,3} [A-Z][a-z]{2} \d{1,25} \d{1,3}:\d{1,3}:\d{1,3} ([+-]\d{1,25}|GMT)?\Z")
