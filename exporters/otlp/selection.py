@@ -315,7 +315,7 @@ class Selection:
             self.dropped[reason] += count
 
     def _find_roots(self, steps: Mask, buffer: WindowBuffer) -> Mask:
-        """The first span of each step; it may have been sent before."""
+        """The first span of each step, unless one was sent before."""
         first: Mask = np.zeros(len(steps), np.bool_)
         seen: set[int] = set()
         for index in np.flatnonzero(steps).tolist():
