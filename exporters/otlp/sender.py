@@ -1,4 +1,4 @@
-"""Posts requests, and posts them again where that may help."""
+"""Posts requests over HTTP, and posts them again where that may help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import ssl
 import time
 import urllib.request
-from http import HTTPStatus
+from http.client import responses
 
 import aiohttp
 import anyio
@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.request import Request
-from stepscope.exporters.otlp.retry import RETRYABLE, Backoff, retry_after
-from stepscope.exporters.otlp.target import Target
+from stepscope.exporters.backoff import Backoff, parse_retry_after
+from stepscope.exporters.otlp.encoding import Request
+from stepscope.exporters.otlp.options import OtlpOptions, Signal, Target
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
 from stepscope.runtime.display.text_table import printable
@@ -31,47 +30,45 @@ from stepscope.runtime.version import VERSION
 
 log = logging.getLogger("stepscope")
 
-MOST_ANSWER = 65_536
-"""Bytes that are read of an answer; a receiver says less."""
-
+RETRYABLE = frozenset({429, 502, 503, 504})
+"""The status codes after which a request may be sent again (OTLP specification, "Retryable Response Codes")."""
+MAX_RESPONSE = 65_536
+"""Bytes that are read of a response; receivers send fewer."""
 PROTOBUF = "application/x-protobuf"
 
 
 class Refused(BrokenError):
-    """Raised when a receiver will not take a request, however often it is sent."""
+    """Raised when a receiver rejects a request in a way that repeating it does not change."""
 
     def __init__(self, status: int, message: str) -> None:
+        """Args: the status of HTTP, 0 if TLS failed; what happened."""
         super().__init__(message)
         self.status = status
 
 
-class Unreached(BrokenError):
-    """Raised when a request could not be delivered in the time that there is for trying."""
-
-
-class _Later(Exception):
+class _Retryable(Exception):
     """An attempt failed in a way that may pass."""
 
-    def __init__(self, why: str, wait: float | None = None) -> None:
-        super().__init__(why)
-        self.wait = wait
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _Response(msgspec.Struct, frozen=True):
     """What a receiver answered, as far as it was read."""
 
     status: int
-    wait: float | None
+    retry_after: float | None
     """Seconds that it asks to wait."""
     body: bytes
-    unread: str
-    """Why that is not all of it; empty if it is."""
+    incomplete: str
+    """Why the rest of the body was not read; empty if there is no rest."""
 
 
 class Sender:
     """Posts to one target, one request at a time, on the loop that runs it.
 
-    What it raises names the target without secrets, and no answer is believed to hold none.
+    Errors show the target without secrets, and responses, which may repeat secrets, redacted.
     """
 
     def __init__(self, target: Target, options: OtlpOptions) -> None:
@@ -79,21 +76,21 @@ class Sender:
         self._options = options
         self._backoff = Backoff(options.first_delay, options.longest_delay)
         self._not_before = 0.0
-        self._asked = False
-        """Whether it is the receiver that wants no request before."""
+        self._throttled = False
+        """Whether the receiver asked for no request before then."""
         self._failure = ""
-        """How the last attempt failed; empty if it did not."""
-        self._answered = False
+        """How the last attempt failed; empty if it succeeded."""
+        self._has_answered = False
         self._closing = False
-        self._given_up_at = math.inf
-        """When nothing is tried any more, as the run ends and the receiver fails."""
-        self._hurry = anyio.Event()
+        self._close_deadline = math.inf
+        """When attempts end, as the run ends and the receiver fails."""
+        self._retry_now = anyio.Event()
         self._scope = anyio.CancelScope()
         self._session: aiohttp.ClientSession | None = None
         self._warned = False
 
     async def open(self) -> None:
-        """Prepares to connect; connects later, and again whenever need be.
+        """Prepares to connect; connects when there is something to send, and again whenever need be.
 
         Raises:
             OSError: if files of certificates cannot be read.
@@ -122,173 +119,165 @@ class Sender:
             await session.close()
 
     async def send(self, request: Request) -> int:
-        """Posts until the receiver has it, which its status says: one of 2xx that comes with an answer that cannot be read,
-        is not whole or is longer than `MOST_ANSWER` is a success all the same, and a warning the first time.
+        """Posts until the receiver has accepted the request. Any status 2xx means that it has; a warning says once if the
+        rest of the response cannot be read.
 
         Returns:
-            How many spans or points of it the receiver says that it rejected; 0 if it cannot be read what it says.
+            How many parts of it the receiver says that it rejected; 0 if the response cannot be read.
 
         Raises:
-            Refused: if the receiver answered that it does not want it.
-            Unreached: if it did not get through within `OtlpOptions.retry_seconds`, or `closing_seconds` at the end.
+            Refused: if the receiver rejects the request.
+            BrokenError: if no attempt succeeded within `OtlpOptions.retry_seconds`, or `closing_seconds` at the end.
         """
-        if anyio.current_time() < self._given_up_at:
-            with anyio.CancelScope(deadline=self._given_up_at) as self._scope:
-                return min(self._rejected(request, await self._taken(request)), request.parts)
-        raise Unreached(f"{self.target}: {self._failure}; given up as the run ends")
+        if anyio.current_time() >= self._close_deadline:
+            raise BrokenError(f"{self.target}: {self._failure}; given up as the run ends")
+        with anyio.CancelScope(deadline=self._close_deadline) as self._scope:
+            response = await self._post_until_accepted(request)
+            rejected = count_rejected(request.signal, response.body)
+            if rejected is None or response.incomplete:
+                self._warn(response.incomplete or f"it is no answer of OTLP to {request.signal}")
+            return min(rejected or 0, len(request.parts))
+        raise BrokenError(f"{self.target}: {self._failure}; given up as the run ends")
 
     def closing(self) -> None:
         """The run ends: a receiver that fails is tried at once, and for `OtlpOptions.closing_seconds` from now on."""
         self._closing = True
         if self._failure:
-            self._give_up_soon()
-            if not self._asked:
+            self._limit_attempts()
+            if not self._throttled:
                 self._backoff.reset()
                 self._not_before = 0.0
-            self._hurry.set()
-            self._hurry = anyio.Event()
+            self._retry_now.set()
+            self._retry_now = anyio.Event()
 
-    def _give_up_soon(self) -> None:
-        self._given_up_at = min(self._given_up_at, anyio.current_time() + self._options.closing_seconds)
-        self._scope.deadline = self._given_up_at
+    def _limit_attempts(self) -> None:
+        self._close_deadline = min(self._close_deadline, anyio.current_time() + self._options.closing_seconds)
+        self._scope.deadline = self._close_deadline
 
-    def _rejected(self, request: Request, answer: _Answer) -> int:
-        found = rejected(request, answer.body)
-        if found is None or answer.unread:
-            self._warn(answer.unread or f"it is no answer of OTLP to {request.signal}")
-        return found or 0
-
-    def _warn(self, why: str) -> None:
+    def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
             log.warning(
-                "%s took a request, but what it answered cannot be read: %s. What it rejects without our knowing counts as "
-                "exported; see that it is a receiver of OTLP. Said once",
+                "%s accepted a request, but its answer cannot be read: %s. What it may have rejected counts as exported; check "
+                "that it is a receiver of OTLP. No further warning follows",
                 self.target,
-                why,
+                reason,
             )
 
-    async def _taken(self, request: Request) -> _Answer:
-        """The answer of a receiver that has taken a request, however often that is posted."""
-        body = gzip.compress(request.body, 4, mtime=0) if self.target.gzip else request.body
+    async def _post_until_accepted(self, request: Request) -> _Response:
+        body = request.encode()
+        if self.target.gzip:
+            body = gzip.compress(body, 4, mtime=0)
         deadline = anyio.current_time() + self._options.retry_seconds
         while True:
-            # What a receiver asked for holds for what comes after the request, too.
-            if self._asked and self._not_before >= deadline:
+            # What a receiver asked for applies to the requests that follow, too.
+            if self._throttled and self._not_before >= deadline:
                 tried = f"not tried: it is to come again in {self._not_before - anyio.current_time():.0f} s"
-                raise Unreached(f"{self.target}: {self._failure}; {tried}")
+                raise BrokenError(f"{self.target}: {self._failure}; {tried}")
             while (left := min(self._not_before, deadline) - anyio.current_time()) > 0:
                 with anyio.move_on_after(left):
-                    await self._hurry.wait()
+                    await self._retry_now.wait()
             try:
-                answer = await self._post(body)
-            except _Later as failure:
-                self._failure, self._asked = str(failure), failure.wait is not None
+                response = await self._post(body)
+            except _Retryable as failure:
+                self._failure, self._throttled = str(failure), failure.retry_after is not None
                 if self._closing:
-                    self._give_up_soon()
-                wait = self._backoff.delay() if failure.wait is None else failure.wait
-                self._not_before = anyio.current_time() + wait
+                    self._limit_attempts()
+                self._not_before = anyio.current_time() + self._backoff.delay(failure.retry_after)
                 if self._not_before >= deadline:
                     tried = f"given up after {self._options.retry_seconds:g} s of trying"
-                    raise Unreached(f"{self.target}: {failure}; {tried}") from None
+                    raise BrokenError(f"{self.target}: {failure}; {tried}") from None
             except Refused:
-                self._reached()
+                self._failure, self._close_deadline = "", math.inf
                 raise
             else:
                 self._backoff.reset()
-                self._reached()
-                return answer
+                self._failure, self._close_deadline = "", math.inf
+                return response
 
-    def _reached(self) -> None:
-        self._failure, self._given_up_at = "", math.inf
-
-    async def _post(self, body: bytes) -> _Answer:
+    async def _post(self, body: bytes) -> _Response:
         if self._session is None:
-            raise _Later("closed")
+            raise _Retryable("closed")
         failure: Exception
         try:
             # Not as bytes: the client warns of more than a megabyte of them, and writes them to the connection all at once.
             data = io.BytesIO(body)
             async with self._session.post(
                 self.target.url, data=data, allow_redirects=False, proxy=_proxy(self.target.url)
-            ) as response:
-                self._answered = True
-                answer = await self._read(response)
+            ) as http:
+                self._has_answered = True
+                response = await self._read(http)
         except aiohttp.ClientConnectorCertificateError:
             failure = Refused(
                 0, f"{self.target}: its certificate is not trusted; name yours in OtlpOptions.certificate"
             )
         except aiohttp.ClientSSLError as error:
-            said = wants_plain(getattr(error, "os_error", None), "http")
-            failure = Refused(0, f"{self.target}: {said or f'no TLS with it: {self._error_text(error)}'}")
+            reason = wants_plain(getattr(error, "os_error", None), "http")
+            failure = Refused(0, f"{self.target}: {reason or f'no TLS with it: {self._error_text(error)}'}")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            failure = _Later(self._error_text(error))
+            failure = _Retryable(self._error_text(error))
         else:
-            status = answer.status
+            status = response.status
             if 200 <= status < 300:
-                return answer
-            said = f"{status} {_phrase(status)}{detail(self.target.redact(answer.body.decode('latin-1')))}"
+                return response
+            reason = f"{status} {responses.get(status, 'unknown')}{excerpt(self.target.redact(response.body.decode('latin-1')))}"
             if 300 <= status < 400:
-                said += f"; {self.target.redact(redirected(response.headers.get('Location', '')))}"
-            failure = _Later(said, answer.wait) if status in RETRYABLE else Refused(status, f"{self.target}: {said}")
+                reason += f"; {self.target.redact(redirected(http.headers.get('Location', '')))}"
+            retryable = status in RETRYABLE
+            failure = (
+                _Retryable(reason, response.retry_after) if retryable else Refused(status, f"{self.target}: {reason}")
+            )
         raise failure from None  # errors of the client may hold headers
 
-    async def _read(self, response: aiohttp.ClientResponse) -> _Answer:
-        """The rest of an answer. What fails from here on fails no request: its status has come, and that decides."""
-        body, unread = bytearray(), ""
+    async def _read(self, http: aiohttp.ClientResponse) -> _Response:
+        """The rest of a response. Errors from here on fail no request: its status has arrived, and decides."""
+        body, incomplete = bytearray(), ""
         try:
-            async for part in response.content.iter_any():
-                body += part
-                if len(body) > MOST_ANSWER:
-                    unread = f"it is longer than {MOST_ANSWER:,} bytes"
+            async for chunk in http.content.iter_any():
+                body += chunk
+                if len(body) > MAX_RESPONSE:
+                    incomplete = f"it is longer than {MAX_RESPONSE:,} bytes"
                     break
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            unread = f"the rest of it did not come: {self._error_text(error)}"
-        if unread:
-            response.close()  # the connection is of no further use
-        wait = retry_after(response.headers.get("Retry-After"), time.time())
-        return _Answer(response.status, wait, bytes(body[:MOST_ANSWER]), unread)
+            incomplete = f"the rest of it did not come: {self._error_text(error)}"
+        if incomplete:
+            http.close()  # the connection is of no further use
+        retry_after = parse_retry_after(http.headers.get("Retry-After"), time.time())
+        return _Response(http.status, retry_after, bytes(body[:MAX_RESPONSE]), incomplete)
 
     def _error_text(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self.target.timeout:g} s"
-        if isinstance(error, aiohttp.ClientConnectorError):  # its text speaks of TLS, whatever the URL says
-            system = error.os_error
-            # Those of the system have a number above 0, and a text of asyncio's; those of its resolver a text only.
-            number = system.errno or 0
-            why = os.strerror(number) if number > 0 else system.strerror
-            return self.target.redact(printable(f"cannot connect to {error.host}:{error.port}: {why or system}")[:200])
-        if isinstance(error, aiohttp.ServerDisconnectedError) and not (self.target.encrypted or self._answered):
+        if isinstance(error, aiohttp.ServerDisconnectedError) and not (self.target.encrypted or self._has_answered):
             return wants_tls("https")
-        if isinstance(error, aiohttp.InvalidURL):  # ours was looked at; its text is the URL, perhaps with a password
+        if isinstance(error, aiohttp.InvalidURL):  # the target's was checked; its text may have a password
             return "the proxy that the environment names is none: it must be a URL such as http://host:port"
-        if isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password
-            return self.target.redact(printable(f"{error.status} {error.message}")[:200])
-        return self.target.redact(printable(str(error) or type(error).__name__)[:200])
+        text = str(error) or type(error).__name__
+        if isinstance(error, aiohttp.ClientConnectorError):  # its text mentions TLS, whatever the URL is
+            system = error.os_error
+            # Errors of the system have a number above 0 and asyncio's text; those of the resolver have a text only.
+            number = system.errno or 0
+            reason = os.strerror(number) if number > 0 else system.strerror
+            text = f"cannot connect to {error.host}:{error.port}: {reason or system}"
+        elif isinstance(error, aiohttp.ClientResponseError):  # its text has the URL of a proxy, perhaps with a password
+            text = f"{error.status} {error.message}"
+        return self.target.redact(printable(text)[:200])
 
 
-def rejected(request: Request, answer: bytes) -> int | None:
-    """What an answer says was rejected; `None` if it is no answer of the protocol."""
+def count_rejected(signal: Signal, body: bytes) -> int | None:
+    """Returns how many parts a response says were rejected; `None` if it is no response of the protocol."""
     try:
-        if request.signal == "traces":
-            return max(ExportTraceServiceResponse.FromString(answer).partial_success.rejected_spans, 0)
-        return max(ExportMetricsServiceResponse.FromString(answer).partial_success.rejected_data_points, 0)
+        if signal == "traces":
+            return max(ExportTraceServiceResponse.FromString(body).partial_success.rejected_spans, 0)
+        return max(ExportMetricsServiceResponse.FromString(body).partial_success.rejected_data_points, 0)
     except DecodeError:
         return None
 
 
-def detail(answer: str) -> str:
-    """A colon and the beginning of what an answer says, without what a terminal would obey; empty if it says nothing."""
-    words = "".join(c if c.isprintable() and c.isascii() else " " for c in answer).split()
-    text = " ".join(words)[:200]
-    return f": {text}" if text else ""
-
-
-def _phrase(status: int) -> str:
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "unknown"
+def excerpt(text: str) -> str:
+    """Returns a colon and the printable beginning of a response's text; empty if it has none."""
+    shown = " ".join("".join(c if c.isprintable() and c.isascii() else " " for c in text).split())[:200]
+    return f": {shown}" if shown else ""
 
 
 def _tls(target: Target, options: OtlpOptions) -> ssl.SSLContext:

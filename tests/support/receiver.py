@@ -1,4 +1,4 @@
-"""A receiver of OTLP for tests: takes every byte strictly, and misbehaves when it is told to."""
+"""A receiver of OTLP for tests: checks every byte, and misbehaves when a test asks for it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Reply(msgspec.Struct, frozen=True):
     rejects: int = 0
     """Spans or points that a success says were rejected."""
     raw: bytes | None = None
-    """Said in place of an answer; then the connection ends."""
+    """Sent in place of an answer; then the connection ends."""
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ def attributes_of(attributes: Iterable[KeyValue]) -> dict[str, Any]:
 
 
 class Receiver:
-    """An HTTP server on the loop that runs it. Requests that it takes are kept, parsed."""
+    """An HTTP server on the loop that runs it. It stores the requests that it takes, parsed."""
 
     def __init__(self) -> None:
         self.replies: list[Reply] = []
@@ -211,7 +211,7 @@ class Receiver:
             return False
         data = self._take(path, headers, body, reply) if reply.body is None else reply.body
         lines = [
-            f"HTTP/1.1 {reply.status} said",
+            f"HTTP/1.1 {reply.status} reason",
             "Content-Type: application/x-protobuf",
             f"Content-Length: {len(data)}",
         ]

@@ -314,7 +314,7 @@ def otlp(data: bytes) -> None:
     """Events of any bytes, sent by OTLP: requests come out that a receiver can parse, and nothing is lost uncounted."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-    from stepscope.exporters.otlp.conversion import Conversion
+    from stepscope.exporters.otlp.encoding import Conversion
     from stepscope.exporters.otlp.options import OtlpOptions
     from stepscope.exporters.outcomes import Outcomes
 
@@ -327,22 +327,23 @@ def otlp(data: bytes) -> None:
         for request in requests:
             carried += request.events
             if request.signal == "traces":
-                ExportTraceServiceRequest.FromString(request.body)
+                ExportTraceServiceRequest.FromString(request.encode())
     assert carried + sum(sum(settled.dropped.values()) for settled in outcomes.take()) == count
 
 
 def otlp_answers(data: bytes) -> None:
     """An answer of any bytes by an OTLP receiver: what it rejects is a number, what it says can be shown."""
-    from stepscope.exporters.otlp.request import Request
-    from stepscope.exporters.otlp.retry import retry_after
-    from stepscope.exporters.otlp.sender import detail, rejected
+    from stepscope.exporters.backoff import parse_retry_after
+    from stepscope.exporters.otlp.options import Signal
+    from stepscope.exporters.otlp.sender import count_rejected, excerpt
 
-    for signal in ("traces", "metrics"):
-        found = rejected(Request(signal, b"", 1, ()), data)
+    signals: tuple[Signal, ...] = ("traces", "metrics")
+    for signal in signals:
+        found = count_rejected(signal, data)
         assert found is None or found >= 0
     text = data.decode("latin-1")
-    assert len(detail(text)) <= 202 and detail(text).isprintable()
-    wait = retry_after(text, 0.0)
+    assert len(excerpt(text)) <= 202 and excerpt(text).isprintable()
+    wait = parse_retry_after(text, 0.0)
     assert wait is None or wait >= 0
 
 

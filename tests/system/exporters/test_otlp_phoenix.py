@@ -103,7 +103,7 @@ def test_phoenix_stores_the_tree(server: str, tmp_path: Path) -> None:
             with sc.span("forward", layer=number, rate=0.5, what="text", on=True), sc.span("inner"):
                 sc.instant("seen", where="inside")
             with contextlib.suppress(ValueError), sc.span("failing"):
-                raise ValueError("as told")
+                raise ValueError("on purpose")
             profiler.step()
     profiler.raise_errors()
     assert not profiler.audit()

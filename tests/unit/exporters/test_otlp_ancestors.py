@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.exporters.otlp.ancestors import NONE, UNKNOWN, nearest, parents
+from stepscope.exporters.otlp.selection import NONE, UNKNOWN, nearest, parents
 from tests.support.blocks import span_block
 
 

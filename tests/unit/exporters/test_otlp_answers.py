@@ -23,10 +23,10 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 def answer(rejects: int, message: str = "") -> bytes:
     """A partial success."""
-    said = ExportTraceServiceResponse()
-    said.partial_success.rejected_spans = rejects
-    said.partial_success.error_message = message
-    return said.SerializeToString()
+    response = ExportTraceServiceResponse()
+    response.partial_success.rejected_spans = rejects
+    response.partial_success.error_message = message
+    return response.SerializeToString()
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -66,7 +66,7 @@ async def test_a_long_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 async def test_an_answer_that_is_none_is_a_success(
     body: bytes, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Receivers answer 200 with all sorts of bodies; that is said once, and a huge one is neither read nor decompressed."""
+    """Receivers answer 200 with all sorts of bodies; one warning says so, and a huge one is neither read nor decompressed."""
     async with receiver() as server:
         server.always = Reply(body=body, headers=(("Content-Encoding", "gzip"),) if body[:2] == b"\x1f\x8b" else ())
         options = msgspec.structs.replace(PLAIN, batch_spans=5)
@@ -79,7 +79,7 @@ async def test_an_answer_that_is_none_is_a_success(
 
 @pytest.mark.parametrize("fault", ["half a body", "hang in body"])
 async def test_a_success_that_breaks_off_is_one(fault: Fault, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The receiver has taken the request, which is not sent again; that its answer is not whole is said."""
+    """The receiver has taken the request, which is not sent again. A warning says that its answer is incomplete."""
     async with receiver() as server:
         server.replies = [Reply(fault=fault, rejects=7)]
         sent = await send(OtlpExporter(server.url, options=msgspec.structs.replace(PLAIN, timeout=0.5)), tmp_path)
@@ -165,7 +165,7 @@ LINES = st.one_of(
 @given(status=st.integers(0, 1200), lines=st.lists(LINES, max_size=5), body=st.binary(max_size=200))
 def test_any_answer_costs_its_request_at_most(status: int, lines: list[bytes], body: bytes) -> None:
     """Any status, headers and body; what does not end the request in order is counted."""
-    raw = b"\r\n".join([f"HTTP/1.1 {status} said".encode(), *lines, b"", body])
+    raw = b"\r\n".join([f"HTTP/1.1 {status} reason".encode(), *lines, b"", body])
     with tempfile.TemporaryDirectory() as place:
         sent = asyncio.run(answered(raw, Path(place)))
     assert set(sent.dropped) <= {"rejected", "unsent"}

@@ -15,9 +15,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from stepscope.exporters.otlp.conversion import Conversion
+from stepscope.exporters.otlp.encoding import Conversion, Request
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.request import Request
 from stepscope.exporters.outcomes import Outcomes
 from stepscope.exporters.specimens import batch_of, every_kind, run_in, spans, window_of
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger, SourceLedger
@@ -59,11 +58,11 @@ class Converted:
             self.requests.append(request)
             self.carried[request.window] += request.events
             if request.signal == "traces":
-                (resource,) = ExportTraceServiceRequest.FromString(request.body).resource_spans
-                assert len(resource.scope_spans[0].spans) == request.parts
+                (resource,) = ExportTraceServiceRequest.FromString(request.encode()).resource_spans
+                assert len(resource.scope_spans[0].spans) == len(request.parts)
                 self.spans += resource.scope_spans[0].spans
             else:
-                (about,) = ExportMetricsServiceRequest.FromString(request.body).resource_metrics
+                (about,) = ExportMetricsServiceRequest.FromString(request.encode()).resource_metrics
                 self.metrics += about.scope_metrics[0].metrics
 
     def check(self) -> None:
@@ -180,7 +179,7 @@ def test_any_block_becomes_a_forest(given_batches: list[EventBatch], options: Ot
 def test_ids_are_the_same_again_and_other_elsewhere(given_batches: list[EventBatch]) -> None:
     """So what is sent twice is stored once, and ranks do not collide."""
     one, again = Converted(given_batches), Converted(given_batches)
-    assert [request.body for request in one.requests] == [request.body for request in again.requests]
+    assert [request.encode() for request in one.requests] == [request.encode() for request in again.requests]
     other = Converted(given_batches, run=msgspec.structs.replace(RUN, rank=1))
     assert not {span.span_id for span in one.spans} & {span.span_id for span in other.spans}
     assert not {span.trace_id for span in one.spans} & {span.trace_id for span in other.spans}
@@ -228,7 +227,7 @@ def test_steps_are_sent_when_they_are_complete() -> None:
     assert not list(conversion.add(steps(0)))
     assert not list(conversion.add(tree(("late", 30, 40, 2, 0, 0), ("next", 110, 120, 3, 0, 1))))
     (request,) = conversion.add(steps(1))
-    (resource,) = ExportTraceServiceRequest.FromString(request.body).resource_spans
+    (resource,) = ExportTraceServiceRequest.FromString(request.encode()).resource_spans
     assert {span.name for span in resource.scope_spans[0].spans} == {"early", "late", "ProfilerStep#0"}
 
 
@@ -287,7 +286,7 @@ def test_flows_are_links_from_the_later_span_to_the_earlier() -> None:
 
 
 def test_instants_are_events_of_the_span_around_them() -> None:
-    """Or of their step; those of no step are spans without duration; of very many the first are kept."""
+    """Or of their step; those of no step are spans without duration; of very many the first are sent."""
     batch = tree(
         ("work", 10, 20, 1, 0, 0), *((f"i{n}", 11, 11, 0, 1, 0) for n in range(200)), ("loose", 30, 30, 0, 0, 0)
     )
@@ -330,7 +329,7 @@ def test_counters_are_gauges_and_steps_a_histogram() -> None:
 
 
 def test_counters_have_a_rate_too() -> None:
-    """They are thinned evenly, and the latest is kept."""
+    """Some are left out at equal distances, and the latest is sent."""
     block = spans(["loss"] * 100)
     block["kind"], block["ts"], block["value"] = int(Kind.COUNTER), BASE + np.arange(100), np.arange(100)
     converted = Converted([batch_of(block)], OtlpOptions(spans_per_second=10.0))
@@ -345,9 +344,9 @@ def test_ledgers_are_sent_whole() -> None:
     ledger = Ledger({"recorder": SourceLedger(9, 5, {"overflow": 1}, 2, 1)}, {"x": OutputLedger(5, 3, {"queue": 1}, 1)})
     block = batch_of(spans(["one"]))
     converted = Converted([block], run=msgspec.structs.replace(RUN, ledger=lambda: ledger))
-    said = [attributes_of(span.attributes) for span in converted.spans if "stepscope.span" in str(span.attributes)]
-    (window,) = [about["stepscope.window.ledger"] for about in said if "stepscope.window.ledger" in about]
-    (run,) = [about["stepscope.ledger"] for about in said if "stepscope.ledger" in about]
+    own = [attributes_of(span.attributes) for span in converted.spans if "stepscope.span" in str(span.attributes)]
+    (window,) = [about["stepscope.window.ledger"] for about in own if "stepscope.window.ledger" in about]
+    (run,) = [about["stepscope.ledger"] for about in own if "stepscope.ledger" in about]
     assert msgspec.json.decode(run, type=Ledger) == ledger
     assert msgspec.json.decode(window, type=Ledger) == window_of(0, batch_of(empty_block())).ledger
 
@@ -356,10 +355,10 @@ def test_requests_are_bounded() -> None:
     """In spans and in bytes, but for a span that is larger alone."""
     block = spans([f"{n} " + "x" * 900 for n in range(100)])
     few = Converted([batch_of(block)], OtlpOptions(spans_per_second=None, batch_spans=7))
-    assert max(request.parts for request in few.requests) == 7
+    assert max(len(request.parts) for request in few.requests) == 7
     small = Converted([batch_of(spans([f"{n} " + "y" * 900 for n in range(100)]))], OtlpOptions(batch_bytes=8000))
     small.check()
-    assert max(len(request.body) for request in small.requests) <= 8000 + 600  # and the resource
+    assert max(len(request.encode()) for request in small.requests) <= 8000 + 600  # and the resource
 
 
 def test_a_loop_without_steps_is_sent_as_it_goes() -> None:

@@ -8,17 +8,16 @@ import msgspec
 import pytest
 
 import stepscope as sc
-from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.otlp.resource import resource
-from stepscope.exporters.otlp.target import Target
+from stepscope.exporters.otlp.encoding import resource
+from stepscope.exporters.otlp.options import OtlpOptions, Target
 from stepscope.exporters.specimens import run_in
 from tests.support.basics import ROOT
 from tests.support.messages import refused
 
 
 @pytest.fixture(autouse=True)
-def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of the machine that runs the tests."""
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removes the variables of the machine that runs the tests."""
     import os
 
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
@@ -162,7 +161,7 @@ def test_the_resource(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected.items() <= resource(ranked, "abc", OtlpOptions()).items()
     monkeypatch.setenv("OTEL_SERVICE_NAME", "from variable")
     assert resource(run, "abc", OtlpOptions())["service.name"] == "from variable"
-    assert resource(run, "abc", OtlpOptions(service_name="given"))["service.name"] == "given"
+    assert resource(run, "abc", OtlpOptions(service_name="option"))["service.name"] == "option"
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
