@@ -144,7 +144,9 @@ class Collector:
         )
         hosts = hosts_of(settings)
         if hosts is None:
-            log.warning("any host name is accepted: without --allowed-host a page of another site may read this in a browser")
+            log.warning(
+                "any host name is accepted: without --allowed-host a page of another site may read this in a browser"
+            )
         self.app = Guard(app, hosts, self.tokens, self.tickets, self.audit)
 
     @contextlib.asynccontextmanager

@@ -109,7 +109,9 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         if not fits_header(self.token):
             raise ValueError(UNFIT_TOKEN)
         if self.client_ca is not None and self.certificate is None:
-            raise ValueError("client certificates (client_ca, --client-ca) need TLS: give the certificate of the collector, too")
+            raise ValueError(
+                "client certificates (client_ca, --client-ca) need TLS: give the certificate of the collector, too"
+            )
         if 0 < self.disk_bytes < LEAST_DISK:
             raise ValueError(
                 f"the limit of the disk (disk_bytes, --disk) is {self.disk_bytes} bytes, which hold not even one stream: "

@@ -146,7 +146,9 @@ def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
         return None if settings.insecure else own
     own |= _certified(settings.certificate, settings.key)
     if not own:
-        raise ListenError(f"the certificate {settings.certificate} names no host (subjectAltName); give --allowed-host NAME")
+        raise ListenError(
+            f"the certificate {settings.certificate} names no host (subjectAltName); give --allowed-host NAME"
+        )
     return own
 
 
