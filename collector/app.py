@@ -90,6 +90,10 @@ class Collector:
             ImportError: if a package is missing that uploads or NATS need; says how to get it.
         """
         settings.check_exposure()
+        self.tokens = Tokens(settings)
+        hosts = hosts_of(settings)
+        if hosts is None:
+            log.warning("any host name is accepted: without --allowed-host a page of another site may read this in a browser")
         self.settings = settings
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
@@ -101,7 +105,6 @@ class Collector:
         """For what requests ask of it."""
         self.parts = Parts()
         self.tickets = Tickets()
-        self.tokens = Tokens(settings)
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
         self.downloads = Downloads(settings.directory, Bounds(file_bytes=most))

@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -22,12 +22,14 @@ from websockets.sync.client import connect
 import stepscope as sc
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web import tokens
 from stepscope.collector.web.guard import WITHDRAWN
 from stepscope.collector.web.tokens import Tokens
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import encode_record
+from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collecting import Answer, CollectorProcess, ask, trained, training, until
 from tests.support.collecting import collecting as collecting_apart
@@ -72,7 +74,7 @@ def replace(path: Path, content: str) -> None:
 def stream_status(url: str, token: str) -> tuple[int, dict[str, Any]]:
     """The status and the problem with which a connection for a stream is answered; 101 and nothing if it is made."""
     try:
-        with connect(f"ws://{urlsplit(url).netloc}/v1/stream", additional_headers=bearer(token), subprotocols=[]):
+        with connect(f"ws://{urlsplit(url).netloc}/v1/stream", additional_headers=bearer(token)):
             return 101, {}
     except InvalidStatus as error:
         body = error.response.body
@@ -110,7 +112,7 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
             assert found.status == (404 if "control" in scopes else 403)  # nobody is connected
             if "control" not in scopes:
                 assert "it lacks the scope 'control' (--control-token-file)" in found.json()["detail"]
-        for token in (f"{READ}x", READ[:-1], f"{READ}\n{READ}-2", ""):
+        for token in (f"{READ}x", READ[:-1], f"{READ} {READ}-2", ""):
             assert (orders(token).status, ask(f"{collector.url}/v1/jobs", bearer(token)).status) == (401, 401)
         assert sends("x" * 20)[0] == 401
         said = "".join(collector.stop())
@@ -170,7 +172,11 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
     every = {view["job_id"]: view for view in jobs.get("/v1/ranks", bearer(ADMIN))}
     assert set(every) == {"one x1", "two x1"}
     ids = quote(",".join(view["id"] for view in every.values()))
-    for token, own, other in ((READ, "one x1", "two x1"), (f"{READ}-2", "two x1", "one x1"), (CONTROL, "one x1", "two x1")):
+    for token, own, other in (
+        (READ, "one x1", "two x1"),
+        (f"{READ}-2", "two x1", "one x1"),
+        (CONTROL, "one x1", "two x1"),
+    ):
 
         def get(path: str, token: str = token) -> Any:
             return jobs.get(path, bearer(token))
@@ -183,7 +189,15 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
         assert get("/v1/windows/0")["job_id"] == own if "job_id" in get("/v1/windows/0") else True
         metrics = ask(f"{jobs.url}/metrics", bearer(token)).body.decode()
         assert f'id="{every[own]["id"]}"' in metrics and f'id="{every[other]["id"]}"' not in metrics
-        for path in ("/v1/job", "/v1/ranks", "/v1/steps", "/v1/windows", "/v1/windows/0", "/v1/windows/0/chrome", "/v1/events"):
+        for path in (
+            "/v1/job",
+            "/v1/ranks",
+            "/v1/steps",
+            "/v1/windows",
+            "/v1/windows/0",
+            "/v1/windows/0/chrome",
+            "/v1/events",
+        ):
             answered = ask(f"{jobs.url}{path}?job={quote(other)}", bearer(token))
             assert answered.status == 403 and f"for the job '{own}' only" in answered.json()["detail"], path
         with events(jobs.url, token) as first:
@@ -286,14 +300,14 @@ async def test_an_ingest_token_of_a_job_sends_that_job_only(tmp_path: Path) -> N
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, files: dict[str, Path]) -> Any:
+async def serving(directory: Path, files: dict[str, Path]) -> AsyncGenerator[Running]:
     """A collector in this process that looks at its files."""
     async with collecting(directory, **files) as running:
         looking = asyncio.create_task(running.collector.tokens.run())
         try:
             yield running
         finally:
-            looking.cancel()
+            await end_tasks(looking)
 
 
 async def status(running: Running, token: str) -> int:
@@ -331,23 +345,26 @@ def test_live_events_end_with_their_token(tmp_path: Path) -> None:
     files = token_files(tmp_path, read=f"{READ}\n{READ}-2")
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
         parts = urlsplit(collector.url)
-        told: dict[str, http.client.HTTPResponse] = {}
-        for token in (READ, f"{READ}-2"):
-            connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
-            connection.request("GET", "/v1/events", headers=bearer(token))
-            told[token] = connection.getresponse()
-            assert told[token].readline() == b"event: snapshot\n"
-        replace(files["read_token_file"], f"{READ}-2")
-        with pytest.raises(http.client.IncompleteRead):
-            told[READ].read()
-        for _ in range(10):
-            assert told[f"{READ}-2"].readline()
+        with contextlib.ExitStack() as opened:
+            told: dict[str, http.client.HTTPResponse] = {}
+            for token in (READ, f"{READ}-2"):
+                connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=40)
+                opened.callback(connection.close)
+                connection.request("GET", "/v1/events", headers=bearer(token))
+                told[token] = opened.enter_context(connection.getresponse())
+                assert told[token].readline() == b"event: snapshot\n"
+            replace(files["read_token_file"], f"{READ}-2")
+            with pytest.raises(http.client.IncompleteRead):
+                told[READ].read()
+            for _ in range(10):
+                assert told[f"{READ}-2"].readline()
         said = collector.stop()[1]
     assert WITHDRAWN in said and "ASGI" not in said and "Traceback" not in said
 
 
-async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path) -> None:
+async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads its file again: what was recorded meanwhile is there in the end."""
+    monkeypatch.setattr(tokens, "INTERVAL", 0.1)
     files, own = token_files(tmp_path, ingest=INGEST), tmp_path / "own-token"
     own.write_text(INGEST)
     own.chmod(0o600)
@@ -368,9 +385,10 @@ async def test_an_exporter_goes_on_with_the_next_token(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [None, "", "two words here", f"job= {READ}", "é" * 20, f"job=x {ADMIN}"])
 async def test_a_file_that_becomes_invalid_changes_nothing(
-    content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens that it had stay valid, and the log says so once, without the line."""
+    monkeypatch.setattr(tokens, "INTERVAL", 0.1)
     files = token_files(tmp_path, all=ADMIN, read=READ)
     async with serving(tmp_path / "c", files) as running:
         if content is None:
@@ -378,7 +396,7 @@ async def test_a_file_that_becomes_invalid_changes_nothing(
         else:
             replace(files["read_token_file"], content)
         await poll(lambda: "stay as they were" in caplog.text)
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(0.5)
         assert caplog.text.count("stay as they were") == 1
         assert not content or content not in caplog.text
         assert await status(running, READ) == 200
@@ -391,7 +409,7 @@ async def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
     """Who writes it in two parts, a moment apart, ends nobody's request with the first."""
     files = token_files(tmp_path, read=f"{READ}\n{READ}-2\n")
     async with serving(tmp_path / "c", files) as running:
-        for _ in range(8):
+        for _ in range(4):
             files["read_token_file"].write_text(f"{READ}\n")
             await asyncio.sleep(0.4)
             files["read_token_file"].write_text(f"{READ}\n{READ}-2\n")
@@ -416,7 +434,9 @@ def test_a_file_that_is_invalid_at_the_start_is_refused(content: str, facts: tup
     with refused(ValueError, *facts) as caught:
         Tokens(CollectorSettings(directory=tmp_path, **files))
     assert READ not in str(caught.value)
-    started = run_to_end([*COMMAND, "collect", "--dir", str(tmp_path / "c"), *options(files), "--port", str(free_port())])
+    started = run_to_end(
+        [*COMMAND, "collect", "--dir", str(tmp_path / "c"), *options(files), "--port", str(free_port())]
+    )
     assert started.returncode == 1 and facts[0] in started.stderr and READ not in started.stderr
 
 
@@ -432,10 +452,10 @@ def test_short_tokens_let_no_other_machine_in(tmp_path: Path) -> None:
 
 def test_a_token_in_two_files_has_both_scopes(tmp_path: Path) -> None:
     """If it is for the same job in both."""
-    tokens = Tokens(CollectorSettings(directory=tmp_path, **token_files(tmp_path, ingest=READ, read=READ)))
-    found = tokens.find(READ)
+    made = Tokens(CollectorSettings(directory=tmp_path, **token_files(tmp_path, ingest=READ, read=READ)))
+    found = made.find(READ)
     assert found is not None and found.scopes == {"ingest", "read"}
-    assert tokens.allows(found, "ingest") and not tokens.allows(found, "control")
+    assert made.allows(found, "ingest") and not made.allows(found, "control")
 
 
 def test_every_token_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -448,9 +468,9 @@ def test_every_token_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return compare(one, other)
 
     files = token_files(tmp_path, read="\n".join(f"token-{number}" for number in range(50)))
-    tokens = Tokens(CollectorSettings(directory=tmp_path, **files))
+    made = Tokens(CollectorSettings(directory=tmp_path, **files))
     monkeypatch.setattr(secrets, "compare_digest", counted)
     for text, there in (("token-0", True), ("token-49", True), ("none", False), ("x" * 5000, False)):
         compared.clear()
-        assert (tokens.find(text) is not None) == there
+        assert (made.find(text) is not None) == there
         assert compared == [(32, 32)] * 50
