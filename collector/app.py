@@ -92,8 +92,7 @@ class Collector:
         settings.check_exposure()
         self.tokens = Tokens(settings)
         hosts = hosts_of(settings)
-        if hosts is None:
-            log.warning("any host name is accepted: without --allowed-host a page of another site may read this in a browser")
+        self._any_host = hosts is None
         self.settings = settings
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
@@ -146,10 +145,7 @@ class Collector:
             },
         )
         hosts = hosts_of(settings)
-        if hosts is None:
-            log.warning(
-                "any host name is accepted: without --allowed-host a page of another site may read this in a browser"
-            )
+        self._any_host = hosts is None
         self.app = Guard(app, hosts, self.tokens, self.tickets, self.audit)
 
     @contextlib.asynccontextmanager
@@ -176,6 +172,10 @@ class Collector:
                     self.audit.line("start", "", url=url, pid=os.getpid())
                     if not self.settings.has_tokens:
                         log.warning("no token is set (--token-file, STEPSCOPE_TOKEN): %s", _open_to(self.settings))
+                    if self._any_host:
+                        log.warning(
+                            "any host name is accepted (--allowed-host): pages of other sites may read all that is here"
+                        )
                     yield url
                 self.audit.line("stop", "", pid=os.getpid())
         finally:
