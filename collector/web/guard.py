@@ -95,8 +95,9 @@ class Guard:
             if scope["type"] == "websocket":  # the connection ends itself, and says why
                 await self._app(scope, receive, sent)
                 return
+            limit = asyncio.timeout(None)
             try:
-                async with asyncio.timeout(None) as limit:
+                async with limit:
                     with self._tokens.using(found, _needed(scope), lambda: limit.reschedule(0)):
                         await self._app(scope, receive, sent)
                 return

@@ -47,9 +47,9 @@ def bearer(token: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def token_files(directory: Path, **contents: str) -> dict[str, Path]:
+def token_files(directory: Path, **contents: str) -> dict[str, Any]:
     """Files of tokens, by the fields of the settings."""
-    found: dict[str, Path] = {}
+    found: dict[str, Any] = {}
     for scope, content in contents.items():
         path = directory / f"{scope}-tokens"
         path.write_text(content)
@@ -58,7 +58,7 @@ def token_files(directory: Path, **contents: str) -> dict[str, Path]:
     return found
 
 
-def options(files: dict[str, Path]) -> list[str]:
+def options(files: dict[str, Any]) -> list[str]:
     """The options of the command line for them."""
     return [text for name, path in files.items() for text in (f"--{name.replace('_', '-')}", str(path))]
 
@@ -300,7 +300,7 @@ async def test_an_ingest_token_of_a_job_sends_that_job_only(tmp_path: Path) -> N
 
 
 @contextlib.asynccontextmanager
-async def serving(directory: Path, files: dict[str, Path]) -> AsyncGenerator[Running]:
+async def serving(directory: Path, files: dict[str, Any]) -> AsyncGenerator[Running]:
     """A collector in this process that looks at its files."""
     async with collecting(directory, **files) as running:
         looking = asyncio.create_task(running.collector.tokens.run())
