@@ -49,8 +49,19 @@ class _Use(msgspec.Struct, frozen=True, eq=False):
     end: Callable[[], object]
 
 
-class _File:
-    """A file of tokens, as it was when it was read last."""
+class TokenFile:
+    """A file of tokens, as it was when it was read last.
+
+    Args:
+        path: of the file.
+        scopes: that each of its tokens has.
+        settings: which tokens are too short.
+
+    Raises:
+        OSError: if it cannot be read.
+        ValueError: if it has no token, or a line that is none.
+        ExposureError: if a token is too short.
+    """
 
     def __init__(self, path: Path, scopes: frozenset[Scope], settings: CollectorSettings) -> None:
         self._path, self._scopes, self._settings = path, scopes, settings
@@ -58,7 +69,10 @@ class _File:
         self.tokens = self._read()
 
     def changed(self) -> bool:
-        """Reads the file if it has changed and nobody is writing to it. Returns whether there are other tokens now."""
+        """Reads the file if it is not as it was when it was read, but as it was at the last call: who writes it is done.
+
+        Returns whether there are other tokens now.
+        """
         state = self._state()
         settled, self._seen_state = state == self._seen_state, state
         if not settled or state == self._read_state:
@@ -120,7 +134,7 @@ class Tokens:
     def __init__(self, settings: CollectorSettings) -> None:
         self._fixed = [Token(_digest(settings.token), ALL)] if settings.token else []
         self._files = [
-            _File(path, scopes, settings)
+            TokenFile(path, scopes, settings)
             for path, scopes in (
                 (settings.token_file, ALL),
                 (settings.ingest_token_file, frozenset[Scope]({"ingest"})),

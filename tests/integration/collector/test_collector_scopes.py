@@ -24,7 +24,7 @@ from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import tokens
 from stepscope.collector.web.guard import WITHDRAWN
-from stepscope.collector.web.tokens import Tokens
+from stepscope.collector.web.tokens import ALL, TokenFile, Tokens
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.runtime.journal import format as fmt
@@ -405,18 +405,35 @@ async def test_a_file_that_becomes_invalid_changes_nothing(
         assert await status(running, READ) == 401
 
 
-async def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
-    """Who writes it in two parts, a moment apart, ends nobody's request with the first."""
-    files = token_files(tmp_path, read=f"{READ}\n{READ}-2\n")
-    async with serving(tmp_path / "c", files) as running:
-        for _ in range(4):
-            files["read_token_file"].write_text(f"{READ}\n")
-            await asyncio.sleep(0.4)
-            files["read_token_file"].write_text(f"{READ}\n{READ}-2\n")
-            assert running.collector.tokens.find(f"{READ}-2") is not None
-            await asyncio.sleep(0.1)
-        await asyncio.sleep(2.5)
-        assert running.collector.tokens.find(f"{READ}-2") is not None
+def test_a_file_is_not_read_while_it_is_written(tmp_path: Path) -> None:
+    """Who writes it in two parts ends nobody's request with the first; what stays as it is for a look is read."""
+    path = token_files(tmp_path, read=f"{READ}\n{READ}-2\n")["read_token_file"]
+    file = TokenFile(path, ALL, CollectorSettings(directory=tmp_path))
+    before = list(file.tokens)
+    for _ in range(3):
+        path.write_text(f"{READ}\n")
+        assert not file.changed()
+        path.write_text(f"{READ}\n{READ}-2\n")
+        assert not file.changed() and not file.changed() and file.tokens == before
+    path.write_text(f"{READ}\n")
+    assert [file.changed() for _ in range(4)] == [False, True, False, False]
+    assert file.tokens == before[:1]
+
+
+async def test_a_token_that_is_moved_to_another_job_ends_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it had been removed: what it was admitted for is not allowed any more."""
+    monkeypatch.setattr(tokens, "INTERVAL", 0.1)
+    files = token_files(tmp_path, ingest=f"job=one {INGEST}")
+    async with (
+        serving(tmp_path / "c", files) as running,
+        connected(running.url, additional_headers=bearer(INGEST)) as made,
+    ):
+        await made.send(said_hello("one"))
+        assert isinstance(await answer(made), protocol.Welcome)
+        replace(files["ingest_token_file"], f"job=two {INGEST}")
+        assert await answer(made) == protocol.Refused(WITHDRAWN, False)
 
 
 @pytest.mark.parametrize(
