@@ -45,7 +45,7 @@ from stepscope.collector.web.live_events import LiveEvents
 from stepscope.collector.web.server import Server, hosts_of
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Token, Tokens
-from stepscope.exporters import formats as formats
+from stepscope.exporters import formats as formats  # declares the formats that `known` returns
 from stepscope.exporters.collector import protocol
 from stepscope.exporters.nats.servers import Servers
 from stepscope.runtime.errors import FormatError

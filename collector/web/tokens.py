@@ -15,7 +15,7 @@ import msgspec
 
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
-from stepscope.exporters.collector.address import UNFIT_TOKEN, fits_header
+from stepscope.exporters.collector.address import fits_header
 from stepscope.exporters.secret_file import read_secret
 
 log = logging.getLogger("stepscope.collector")
@@ -108,7 +108,9 @@ class TokenFile:
                 continue
             job = head.removeprefix(_JOB).strip() if head.startswith(_JOB) else None
             if not fits_header(text) or (head and not job):
-                raise ValueError(f"line {number} of {self._path} is neither TOKEN nor job=NAME TOKEN; {UNFIT_TOKEN}")
+                raise ValueError(
+                    f"line {number} of {self._path} is neither TOKEN nor job=NAME TOKEN; a token is printable ASCII without spaces"
+                )
             self._settings.check_token(text)
             tokens.append(Token(_digest(text), self._scopes, job))
         if len(tokens) > MAX_TOKENS:

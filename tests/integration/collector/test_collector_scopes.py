@@ -20,6 +20,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 import stepscope as sc
+from stepscope.cli.collect import _exporter  # pyright: ignore[reportPrivateUsage]
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web import tokens
@@ -491,3 +492,10 @@ def test_every_token_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         compared.clear()
         assert (made.find(text) is not None) == there
         assert compared == [(32, 32)] * 50
+
+
+def test_the_line_for_training_scripts_has_a_file_that_they_can_use(tmp_path: Path) -> None:
+    """The collector's own, if it has one token and nothing else."""
+    files = token_files(tmp_path, ingest=f"{INGEST}\n", all=f"job=one {ADMIN}")
+    assert f"token=Path({str(files['ingest_token_file'])!r})" in _exporter("https://head:1", files["ingest_token_file"])
+    assert "token=Path('file with one token')" in _exporter("https://head:1", files["token_file"])
