@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +37,20 @@ from stepscope.collector.problems import ProblemError, problem
 from stepscope.collector.reference import Reference
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
+from stepscope.collector.runs.job import job_of
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.api import Api
-from stepscope.collector.web.guard import Guard
+from stepscope.collector.web.guard import WITHDRAWN, Guard
 from stepscope.collector.web.live_events import LiveEvents
-from stepscope.collector.web.server import Server
+from stepscope.collector.web.server import Server, hosts_of
 from stepscope.collector.web.tickets import Tickets
-from stepscope.exporters import formats as formats
+from stepscope.collector.web.tokens import Token, Tokens
+from stepscope.exporters import formats as formats  # declares the formats that `known` returns
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.export.formats import known
+from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 
 if TYPE_CHECKING:
@@ -76,12 +81,17 @@ class Collector:
     def __init__(self, settings: CollectorSettings) -> None:
         """
         Raises:
-            ExposureError: if others could reach it without a token and TLS.
+            ExposureError: if others could reach it without a token and TLS, or with a token that is short.
+            ListenError: if the names of its hosts are to be those of its certificate, and that has none or cannot be used.
             OutputError: if its directory cannot be made, or nothing can be uploaded to where it should.
-            ValueError: for a server of NATS that is none, or to which others could listen.
+            OSError: if a file of tokens cannot be read.
+            ValueError: for a server of NATS that is none, or to which others could listen; for a file of tokens that is invalid.
             ImportError: if a package is missing that uploads or NATS need; says how to get it.
         """
         settings.check_exposure()
+        self.tokens = Tokens(settings)
+        hosts = hosts_of(settings)
+        self._any_host = hosts is None
         self.settings = settings
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
@@ -134,7 +144,9 @@ class Collector:
                 Exception: _failed,
             },
         )
-        self.app = Guard(app, settings, self.tickets, self.audit)
+        hosts = hosts_of(settings)
+        self._any_host = hosts is None
+        self.app = Guard(app, hosts, self.tokens, self.tickets, self.audit)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
@@ -158,8 +170,12 @@ class Collector:
             async with self.parts.working(self._endless(), {"restoring": restoring.run()}):
                 async with self.server.listening(self.settings) as url:
                     self.audit.line("start", "", url=url, pid=os.getpid())
-                    if not self.settings.token:
+                    if not self.settings.has_tokens:
                         log.warning("no token is set (--token-file, STEPSCOPE_TOKEN): %s", _open_to(self.settings))
+                    if self._any_host:
+                        log.warning(
+                            "any host name is accepted (--allowed-host): pages of other sites may read all that is here"
+                        )
                     yield url
                 self.audit.line("stop", "", pid=os.getpid())
         finally:
@@ -171,6 +187,8 @@ class Collector:
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs as long as it serves, by its names in metrics."""
         work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
+        if self.tokens.has_files:
+            work["tokens"] = self.tokens.run()
         if self.uploading is not None:
             work["upload"] = self.uploading.run()
         if self.nats is not None:
@@ -220,7 +238,22 @@ class Collector:
                 loop.remove_signal_handler(number)
 
     async def _stream(self, socket: WebSocket) -> None:
-        await Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit).serve()
+        token: Token | None = socket.state.token
+        admit = None if token is None or token.job is None else partial(self._admit, token.job)
+        made = Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit, admit)
+        with self.tokens.using(token, "ingest", lambda: made.leave(WITHDRAWN, retry=False)):
+            await made.serve()
+
+    def _admit(self, job: str, stream: str, run: RunRecord) -> None:
+        """Refuses what a token for one job may not send.
+
+        Raises:
+            FormatError: if the run is of another job, or the stream is known as one of another job.
+        """
+        known = self.streams.all.get(stream)
+        for other in (job_of(run), job if known is None else known.job):
+            if other != job:
+                raise FormatError(f"its token allows streams of the job {job!r}, and this one is of {other!r}")
 
     def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
         self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")

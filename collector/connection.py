@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 
 import msgspec
@@ -23,6 +23,8 @@ from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
+from stepscope.runtime.journal.format import FrameType
+from stepscope.runtime.journal.records import RunRecord, decode_record
 from stepscope.runtime.requests.command import Answer, Command
 
 log = logging.getLogger("stepscope.collector")
@@ -45,11 +47,25 @@ class Connection:
         streams: Streams,
         reference: Reference,
         audit: Audit,
+        admit: Callable[[str, RunRecord], object] | None = None,
     ) -> None:
+        """
+        Args:
+            socket: to the exporter.
+            settings: limits and times.
+            store: takes the frames.
+            streams: the live state.
+            reference: the collector's clock.
+            audit: where streams and refusals are noted.
+            admit: called with the stream's id and each run that it says it is of, first that of `Hello`; raises `FormatError` if
+                it may not send that. `None`: any may be sent.
+        """
+        self._admit = admit
         self._socket, self._settings, self._store, self._streams = socket, settings, store, streams
         self._reference, self._audit = reference, audit
         self._task: asyncio.Task[object] | None = None
-        self._left = False
+        self._left: tuple[str, bool] | None = None
+        """Why it was told to leave, and whether the exporter may come again."""
         self.control = 0
         """Version of the commands that the process obeys; 0: none."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}
@@ -72,13 +88,16 @@ class Connection:
             if not isinstance(hello[0], protocol.Hello):
                 raise FormatError(f"the first message must be Hello, not {type(hello[0]).__name__}")
             # Names are kept for as long as the stream is known: a header has room for 64 KiB of them.
-            await self._stream(msgspec.structs.replace(hello[0], run=protocol.short(hello[0].run)), limit)
+            run = protocol.short(hello[0].run)
+            if self._admit is not None:
+                self._admit(hello[0].stream, run)
+            await self._stream(msgspec.structs.replace(hello[0], run=run), limit)
         except WebSocketDisconnect:
             return
         except asyncio.CancelledError:
-            if not self._left or self._task is None or self._task.uncancel():
+            if self._left is None or self._task is None or self._task.uncancel():
                 raise
-            await self._refuse(TAKEN_OVER, retry=True)
+            await self._refuse(self._left[0], retry=self._left[1])
         except FormatError as error:
             await self._refuse(str(error), retry=False)
         except TimeoutError:
@@ -121,10 +140,10 @@ class Connection:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             waiting.set_result(Answer(error=f"the answer cannot be read: {error}"))
 
-    def leave(self) -> None:
-        """Ends it, for another connection of its stream is there."""
-        if self._task is not None and not self._left:
-            self._left = True
+    def leave(self, why: str = TAKEN_OVER, *, retry: bool = True) -> None:
+        """Ends it, by default because another connection of its stream is there; says whether the exporter may come again."""
+        if self._task is not None and self._left is None:
+            self._left = why, retry
             self._task.cancel()
 
     async def _stream(self, hello: protocol.Hello, limit: TimeLimit) -> None:
@@ -183,6 +202,10 @@ class Connection:
     ) -> None:
         check = partial(file.check, header, payload)
         addition = check() if header.count < _MANY else await asyncio.to_thread(check)
+        if self._admit is not None:
+            for kind, _, frame in addition.frames:
+                if kind == FrameType.RUN and isinstance(run := decode_record(kind, bytes(frame)), RunRecord):
+                    self._admit(hello.stream, protocol.short(run))
 
         def written() -> None:
             if addition.missing:

@@ -39,14 +39,28 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 7788
     """0: any that is free."""
     token: str = ""
-    """What exporters and readers must show, 16 characters at least where others than this machine can come; empty: nobody is
-    asked, and every user of this machine can do everything."""
+    """A token that allows everything, 16 characters at least if other machines can connect. Without it and without any of the
+    files below no token is required, and every user of this machine can do everything."""
+    token_file: Path | None = None
+    """File of tokens that allow everything. Here and in the next three a line is `TOKEN` or `job=NAME TOKEN`, and the file is
+    read again when it changes."""
+    ingest_token_file: Path | None = None
+    """File of tokens that allow to send streams."""
+    read_token_file: Path | None = None
+    """File of tokens that allow to read: the page, the HTTP API, downloads and metrics."""
+    control_token_file: Path | None = None
+    """File of tokens that allow to order windows, and to read."""
     certificate: Path | None = None
     """PEM file with the server's certificate chain."""
     key: Path | None = None
     """PEM file with its private key; `None`: in the certificate's file."""
+    client_ca: Path | None = None
+    """PEM file with the authorities of client certificates; if given, every client must show a certificate of one of them."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names by which clients may address the collector (the `Host` header), beside those of loopback. Empty: the names in the
+    certificate and the address that it listens on."""
     insecure: bool = False
-    """Whether others than this machine may come without a token or TLS."""
+    """Whether other machines may connect without a token or TLS."""
     max_streams: Annotated[int, msgspec.Meta(ge=1)] = 4096
     """Connections of exporters at once."""
     max_readers: Annotated[int, msgspec.Meta(ge=1)] = 1024
@@ -94,6 +108,10 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         super().__post_init__()
         if not fits_header(self.token):
             raise ValueError(UNFIT_TOKEN)
+        if self.client_ca is not None and self.certificate is None:
+            raise ValueError(
+                "client certificates (client_ca, --client-ca) need TLS: give the certificate of the collector, too"
+            )
         if 0 < self.disk_bytes < LEAST_DISK:
             raise ValueError(
                 f"the limit of the disk (disk_bytes, --disk) is {self.disk_bytes} bytes, which hold not even one stream: "
@@ -101,9 +119,15 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether requests need a token."""
+        files = (self.token_file, self.ingest_token_file, self.read_token_file, self.control_token_file)
+        return bool(self.token) or any(file is not None for file in files)
+
+    @property
     def exposed(self) -> bool:
-        """Whether others than this machine can come without a token or TLS."""
-        return not is_loopback(self.host) and not (self.token and self.certificate)
+        """Whether other machines can connect without a token or TLS."""
+        return not is_loopback(self.host) and not (self.has_tokens and self.certificate)
 
     def within(self, files: int) -> CollectorSettings:
         """These settings, with no more connections than a process that may open so many files can serve.
@@ -121,28 +145,37 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
         return msgspec.structs.replace(self, max_streams=streams, max_readers=readers)
 
     def check_exposure(self) -> None:
-        """Refuses to be reached by others without a token and TLS, and with a token that is short.
+        """Refuses to be reached by other machines without a token and TLS, and with a token that is short.
 
         Raises:
             ExposureError: says what is missing, or too short.
         """
         if is_loopback(self.host):
             return
-        if self.token and len(self.token) < LEAST_TOKEN:
-            raise ExposureError(
-                f"the collector would listen on {self.host}, where others can reach it, with a token of {len(self.token)} "
-                f"characters, which can be guessed: give {LEAST_TOKEN} at least, such as "
-                '`python -c "import secrets; print(secrets.token_urlsafe(32))"` makes'
-            )
+        if self.token:
+            self.check_token(self.token)
         if not self.exposed or self.insecure:
             return
         missing = [
-            name for name, there in (("a token", self.token), ("a TLS certificate", self.certificate)) if not there
+            name for name, there in (("a token", self.has_tokens), ("a TLS certificate", self.certificate)) if not there
         ]
         if missing:
             raise ExposureError(
                 f"the collector would listen on {self.host}, where others can reach it, without {' and '.join(missing)}; "
                 "give them, listen on 127.0.0.1, or say --insecure"
+            )
+
+    def check_token(self, token: str) -> None:
+        """Refuses a token that can be guessed, if other machines can connect.
+
+        Raises:
+            ExposureError: says how long it is, and how long it must be.
+        """
+        if len(token) < LEAST_TOKEN and not is_loopback(self.host):
+            raise ExposureError(
+                f"the collector would listen on {self.host}, where others can reach it, with a token of {len(token)} "
+                f"characters, which can be guessed: give {LEAST_TOKEN} at least, such as "
+                '`python -c "import secrets; print(secrets.token_urlsafe(32))"` makes'
             )
 
 
@@ -154,3 +187,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def host_name(host: str) -> str:
+    """A name or an address in the form in which it compares: in lower case, an address in its shortest form."""
+    try:
+        return ipaddress.ip_address(host).compressed
+    except ValueError:
+        return host.lower().rstrip(".")

@@ -12,12 +12,12 @@ function headers() {
 
 export const hasToken = () => sessionStorage.getItem(KEY) !== null;
 
-// Asks for the token, once for all requests that need it.
-function ask() {
+// Asks for the token, once for all requests that need it; `wrong` says what is wrong with the one that was shown.
+function ask(wrong) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("token");
     const field = byId("token-field");
-    byId("token-wrong").textContent = hasToken() ? "That is not the token." : "";
+    byId("token-wrong").textContent = hasToken() ? wrong : "";
     field.value = "";
     dialog.addEventListener(
       "close",
@@ -49,9 +49,11 @@ export async function request(path, options = {}) {
   for (;;) {
     const used = sessionStorage.getItem(KEY);
     const answer = await fetch(path, { ...options, headers: { ...headers(), ...options.headers }, cache: "no-store" });
-    if (answer.status === 401) {
+    // The second is that of a token that does not allow this.
+    if (answer.status === 401 || (answer.status === 403 && answer.headers.has("WWW-Authenticate"))) {
+      const wrong = answer.status === 401 ? "That is not the token." : await problem(answer);
       // Another request may have asked for the token meanwhile.
-      if (sessionStorage.getItem(KEY) === used) await ask();
+      if (sessionStorage.getItem(KEY) === used) await ask(wrong);
       continue;
     }
     if (!answer.ok) throw new Error(await problem(answer));

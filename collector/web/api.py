@@ -34,17 +34,19 @@ from stepscope.collector.orders.order import OrderResult, WindowOrder
 from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.windows import KEPT
 from stepscope.collector.web import charts, metrics, openapi, path_number
+from stepscope.collector.web.guard import ORDERS
 from stepscope.collector.web.operation import AnyParameters, NoParameters, Operations, body
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tickets import SECONDS
+from stepscope.collector.web.tokens import Token
 from stepscope.runtime.errors import FormatError
 
 if TYPE_CHECKING:
     from stepscope.collector.app import Collector
 
 _STREAM = "/v1/streams/{stream}"
-_WINDOWS = "/v1/windows"
+_WINDOWS = ORDERS
 _WINDOW = f"{_WINDOWS}/{{window:{path_number.KIND}}}"
 _OF_STREAM = f"{_STREAM}/windows/{{window:{path_number.KIND}}}"
 _BYTES = "application/octet-stream"
@@ -88,33 +90,33 @@ class Api:
 
     @_operations.add("/v1/jobs", NoParameters, "The jobs, by name", answer=list[JobEntry])
     async def _jobs(self, request: Request, query: NoParameters) -> list[JobEntry]:
-        return self._collector.live.jobs()
+        return [job for job in self._collector.live.jobs() if _may_read(request, job.id)]
 
     @_operations.add("/v1/job", JobQuery, "The ranks of a job together, or of all jobs", answer=JobView)
     async def _job(self, request: Request, query: JobQuery) -> JobView:
-        return self._collector.live.snapshot(query.job).job
+        return self._collector.live.snapshot(_job(request, query.job)).job
 
     @_operations.add("/v1/ranks", JobQuery, "Every rank, of a job or of all", answer=list[RankView])
     async def _ranks(self, request: Request, query: JobQuery) -> list[RankView]:
-        return self._collector.live.snapshot(query.job).ranks
+        return self._collector.live.snapshot(_job(request, query.job)).ranks
 
     @_operations.add(
         "/v1/ranks/{rank}", NoParameters, "A rank with its starts and windows", answer=RankDetail, problems=(404,)
     )
     async def _rank(self, request: Request, query: NoParameters) -> RankDetail:
         found = self._collector.live.rank(request.path_params["rank"])
-        if found is None:
+        if found is None or not _may_read(request, found.rank.job_id):
             raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
         return found
 
     @_operations.add("/v1/steps", ChartQuery, "Step times over time", answer=Chart)
     async def _steps(self, request: Request, query: ChartQuery) -> Chart:
         ids = [id for id in query.ranks.split(",") if id]
-        return await self._charts.chart(query.range, ids, query.job)
+        return await self._charts.chart(query.range, ids, _job(request, query.job))
 
     @_operations.add(_WINDOWS, WindowsQuery, "The newest windows", answer=list[WindowView])
     async def _windows(self, request: Request, query: WindowsQuery) -> list[WindowView]:
-        return await self._collector.live.windows(query.limit, query.job)
+        return await self._collector.live.windows(query.limit, _job(request, query.job))
 
     @_operations.add(
         _WINDOWS,
@@ -133,6 +135,7 @@ class Api:
         command = "order"
         try:
             order = await body(request, WindowOrder)
+            order = msgspec.structs.replace(order, job=_job(request, order.job or None) or "")
             command = f"order {order.command}"
             self._note(request, command, ranks="all" if order.ranks is None else str(order.ranks)[:200])
             result = await self._collector.orders.obey(order)
@@ -225,7 +228,8 @@ class Api:
         events = self._collector.events
         if events.full:
             raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
-        return Streamed(events.listen(query.job), "text/event-stream")
+        job = _job(request, query.job)
+        return Streamed(events.listen(job, alone=_own_job(request) is not None), "text/event-stream")
 
     @_operations.add(
         "/v1/tickets",
@@ -238,12 +242,13 @@ class Api:
     async def _ticket(self, request: Request, query: AnyParameters) -> Ticket:
         wanted = await body(request, TicketRequest)
         self._note(request, "ticket")
-        return Ticket(ticket=self._collector.tickets.issue(wanted.path), seconds=SECONDS)
+        return Ticket(ticket=self._collector.tickets.issue(wanted.path, request.state.token), seconds=SECONDS)
 
     @_operations.add("/metrics", AnyParameters, "For Prometheus", media_type="text/plain")
     async def _metrics(self, request: Request, query: AnyParameters) -> Response:
         collector = self._collector
-        text = await asyncio.to_thread(metrics.exposition, collector.live.snapshot(), collector.audit.refused)
+        snapshot = collector.live.snapshot(_own_job(request))
+        text = await asyncio.to_thread(metrics.exposition, snapshot, collector.audit.refused)
         return Response(text, media_type=metrics.CONTENT_TYPE)
 
     @_operations.add("/healthz", AnyParameters, "Whether it answers", answer=Health)
@@ -257,9 +262,10 @@ class Api:
     def _group(self, request: Request, query: JobQuery) -> Group:
         """The window of all ranks of a job that is asked for."""
         index: int = request.path_params["window"]
-        found = self._collector.live.window(index, query.job)
+        job = _job(request, query.job)
+        found = self._collector.live.window(index, job)
         if not found:
-            of = "" if query.job is None else f" of the job {query.job!r}"
+            of = "" if job is None else f" of the job {job!r}"
             raise ProblemError(
                 404,
                 f"no rank{of} has window {index}, or it is not among the newest {KEPT} of a rank, which are shown; what is left "
@@ -277,7 +283,8 @@ class Api:
             path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
         except FormatError as error:
             raise ProblemError(404, str(error)) from error
-        if path is None:
+        stream = self._collector.streams.all.get(id)
+        if path is None or not _may_read(request, None if stream is None else stream.job):
             raise ProblemError(404, "there is no stream of this id")
         return id, path
 
@@ -294,6 +301,28 @@ class Api:
     def _note(self, request: Request, action: str, **facts: str | int) -> None:
         client = request.client
         self._collector.audit.line(action, client.host if client else "", path=request.url.path, **facts)
+
+
+def _own_job(request: Request) -> str | None:
+    """The only job that the token of a request gives access to; `None`: all jobs."""
+    token: Token | None = request.state.token
+    return None if token is None else token.job
+
+
+def _may_read(request: Request, job: str | None) -> bool:
+    """Whether the token of a request gives access to a job. One that is not known, `None`, needs access to all."""
+    return _own_job(request) in (None, job)
+
+
+def _job(request: Request, asked: str | None) -> str | None:
+    """The job that a request is about: the one that it asks for, or else all to which its token gives access.
+
+    Raises:
+        ProblemError: 403 if the token is for another job.
+    """
+    if asked is not None and not _may_read(request, asked):
+        raise ProblemError(403, f"this token is for the job {_own_job(request)!r} only")
+    return asked if asked is not None else _own_job(request)
 
 
 def _kind(known: dict[str, Download], request: Request) -> Download:

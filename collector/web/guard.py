@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import MutableMapping
-from typing import Any
+import asyncio
+import re
+from collections.abc import Collection, MutableMapping
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -13,8 +14,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from stepscope.collector import page
 from stepscope.collector.audit import Audit
 from stepscope.collector.problems import problem
-from stepscope.collector.settings import CollectorSettings, is_loopback
+from stepscope.collector.settings import host_name, is_loopback
 from stepscope.collector.web.tickets import Tickets
+from stepscope.collector.web.tokens import Scope as TokenScope
+from stepscope.collector.web.tokens import Token, Tokens
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
 """What has no data of any run, and needs no token: the page asks for it."""
@@ -30,72 +33,138 @@ _HEADERS = {
 }
 TICKET = "ticket"
 """The parameter that has a ticket."""
+ORDERS = "/v1/windows"
+"""Where a `POST` orders windows."""
+
+_DOWNLOAD = re.compile("/v1/streams/[^/]+/(journal|windows/[^/]+/[^/]+)|/v1/windows/[^/]+/[^/]+")
+"""Paths whose answers are made on demand, for which a process is started or a file is read from its beginning."""
+WITHDRAWN = "its token was removed from the collector's file"
+_ALLOWS: dict[TokenScope, str] = {"ingest": "send streams", "read": "read", "control": "order windows"}
+
+
+class _Refusal(NamedTuple):
+    status: int
+    why: str
+    authenticate: str = ""
+    """Value of the header `WWW-Authenticate`."""
 
 
 class Guard:
-    """Checks the host, the origin and the token of each request, and puts the headers that keep browsers in bounds on each answer.
+    """Checks host, origin and token of each request, and adds the headers that restrict browsers to each answer.
 
-    - On loopback the host must be this machine's name for itself: a page of somebody else whose name leads to 127.0.0.1 is not.
+    - The host must be a name of the collector: a name of somebody else that leads to its address would make a page of theirs one
+      of the collector's.
     - A browser says where a page comes from; only the collector's own may open a WebSocket or ask for more than to read. One
-      of another site may lead to the collector's page, and ask nothing else: it could read no answer, but have many made.
-    - A token, if one is wanted, is compared in constant time.
+      of another site may lead to the collector's page, and ask nothing else: it could read no answer, but have many made. A page
+      of another port of the same host can have no download made.
+    - A token, if one is required, must have the scope that the request needs. If it is removed, the request is ended.
+
+    Args:
+        app: what is guarded.
+        hosts: names and addresses of the collector beside those of loopback, in lower case; `*.` at the beginning stands for one
+            label. `None`: any.
+        tokens: those that are valid.
+        tickets: those that are valid.
+        audit: where refusals are noted.
     """
 
-    def __init__(self, app: ASGIApp, settings: CollectorSettings, tickets: Tickets, audit: Audit) -> None:
-        """Args: what is guarded; whom to let in; the tickets that are out; where refusals are noted."""
-        self._app, self._settings, self._tickets, self._audit = app, settings, tickets, audit
-        self._token = settings.token.encode()
-        self._loopback = is_loopback(settings.host)
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str] | None, tokens: Tokens, tickets: Tickets, audit: Audit
+    ) -> None:
+        self._app, self._hosts, self._tokens, self._tickets, self._audit = app, hosts, tokens, tickets, audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        refusal = self._refusal(scope, headers)
+        started = False
 
         async def sent(message: Message) -> None:
+            nonlocal started
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
+                started = True
                 answer = MutableHeaders(raw=message.setdefault("headers", []))
                 for name, value in _HEADERS.items():
                     answer.setdefault(name, value)
             await send(message)
 
-        if refusal is None:
-            await self._app(scope, receive, sent)
-            return
-        status, why = refusal
+        found = self._admit(scope)
+        if not isinstance(found, _Refusal):
+            scope.setdefault("state", {})["token"] = found
+            if scope["type"] == "websocket":  # the connection ends itself, and says why
+                await self._app(scope, receive, sent)
+                return
+            limit = asyncio.timeout(None)
+            try:
+                async with limit:
+                    with self._tokens.using(found, _needed(scope), lambda: limit.reschedule(0)):
+                        await self._app(scope, receive, sent)
+                return
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+            found = _Refusal(401, WITHDRAWN, "Bearer")
         client = scope.get("client")
-        self._audit.refuse(why, client[0] if client else "", scope["path"], scope.get("method", ""))
-        more = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        self._audit.refuse(found.why, client[0] if client else "", scope["path"], scope.get("method", ""))
+        if started:
+            return  # the server ends the connection
+        more = {"WWW-Authenticate": found.authenticate} if found.authenticate else {}
         if scope["type"] == "http":
             more["Connection"] = "close"  # else it could go on with a body that nobody wants
-        await problem(status, why, more)(scope, receive, sent)
+        await problem(found.status, found.why, more)(scope, receive, sent)
 
-    def _refusal(self, scope: MutableMapping[str, Any], headers: Headers) -> tuple[int, str] | None:
-        host = headers.get("host", "")
-        if self._loopback and not is_loopback(_hostname(host)):
-            return 421, "the request is for another host than this collector"
+    def _admit(self, scope: MutableMapping[str, Any]) -> Token | None | _Refusal:
+        """The token of a request, or `None` if it needs none; or why it is refused."""
+        headers = Headers(scope=scope)
+        host, path = headers.get("host", ""), scope["path"]
+        if not self._is_own(_hostname(host)):
+            return _Refusal(421, "the request is for another host than this collector (--allowed-host)")
         origin = headers.get("origin")
         reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
         if origin is not None and not reads and origin.partition("://")[2] != host:
-            return 403, "a page of another origin may not do this"
-        if headers.get("sec-fetch-site") == "cross-site" and scope["path"] not in OPEN_PATHS:
-            return 403, "a page of another site may not ask for this"
-        if self._token and scope["path"] not in OPEN_PATHS and not self._allowed(scope, headers, reads):
-            return 401, "show the collector's token: Authorization: Bearer ..."
-        return None
+            return _Refusal(403, "a page of another origin may not do this")
+        site = headers.get("sec-fetch-site")
+        if site == "cross-site" and path not in OPEN_PATHS:
+            return _Refusal(403, "a page of another site may not ask for this")
+        if site not in (None, "same-origin", "none") and _DOWNLOAD.fullmatch(path):
+            return _Refusal(403, "a page of another origin may not start a download")
+        if not self._tokens.required or path in OPEN_PATHS:
+            return None
+        token = self._token(scope, headers, reads)
+        if token is None:
+            return _Refusal(401, "show the collector's token: Authorization: Bearer ...", "Bearer")
+        needed = _needed(scope)
+        if not self._tokens.allows(token, needed):
+            return _Refusal(
+                403,
+                f"this token does not allow to {_ALLOWS[needed]}: it lacks the scope {needed!r} (--{needed}-token-file)",
+                f'Bearer error="insufficient_scope", scope="{needed}"',
+            )
+        return token
 
-    def _allowed(self, scope: MutableMapping[str, Any], headers: Headers, reads: bool) -> bool:
-        scheme, _, given = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and secrets.compare_digest(given.strip().encode(), self._token):
-            return True
+    def _token(self, scope: MutableMapping[str, Any], headers: Headers, reads: bool) -> Token | None:
+        scheme, _, text = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and (token := self._tokens.find(text.strip())) is not None:
+            return token
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         ticket = next((value for name, value in query if name == TICKET), None)
         if not reads or ticket is None:
-            return False
+            return None
         return self._tickets.use(ticket, scope["path"], [pair for pair in query if pair[0] != TICKET])
+
+    def _is_own(self, name: str) -> bool:
+        if self._hosts is None or is_loopback(name):
+            return True
+        name = host_name(name)
+        return bool(name) and (name in self._hosts or f"*.{name.partition('.')[2]}" in self._hosts)
+
+
+def _needed(scope: MutableMapping[str, Any]) -> TokenScope:
+    """The scope that a request needs."""
+    if scope["type"] == "websocket":
+        return "ingest"
+    return "control" if scope["method"] == "POST" and scope["path"] == ORDERS else "read"
 
 
 def _hostname(host: str) -> str:

@@ -56,8 +56,10 @@ class Handshake(asyncio.Protocol):
         try:
             if not transport.is_closing():
                 secured = await self._secured(transport)
-        except (OSError, RuntimeError):  # the latter is uvloop's, of a connection that has just gone
-            pass  # it speaks no TLS, none that we speak, or has gone: that is for the client to say
+        except (OSError, RuntimeError) as error:  # the latter is uvloop's, of a connection that has just gone
+            # Else it speaks no TLS, none that we speak, or has gone: that is for the client to say.
+            if why := _uncertified(error):
+                self.requests.doorway.refused(why, transport.get_extra_info("peername"))
         finally:
             self._connections.discard(self)
         if secured is None or transport.is_closing():
@@ -81,6 +83,15 @@ class Handshake(asyncio.Protocol):
             return await agreeing
         finally:
             agreeing.cancel()
+
+
+def _uncertified(error: Exception) -> str:
+    """Why a client certificate was not accepted; empty if this is another error."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not valid: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return "it shows no certificate (--client-ca)"
+    return ""
 
 
 def _feed(protocol: Any, data: bytes) -> None:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 import msgspec
 
-from stepscope.collector.live.live import Live
+from stepscope.collector.live.live import FRESH, Live
 from stepscope.collector.live.views import RankChange, RankView, Snapshot
 
 INTERVAL = 1.0
@@ -20,11 +21,18 @@ _QUICK = tuple(name for name in RankChange.__struct_fields__ if name != "id")
 """Fields that change all the time."""
 
 
+class _View(NamedTuple):
+    """What a listener is told of: a job or all of them, and whether nothing of other jobs."""
+
+    job: str | None
+    alone: bool
+
+
 class _Listener:
     """What one connection is to be told next: the changes since the last, or, if it did not take those, everything."""
 
-    def __init__(self, job: str | None) -> None:
-        self.job = job
+    def __init__(self, view: _View) -> None:
+        self.view = view
         self.changes: bytes | None = None
         self.behind = True
         self.over = False
@@ -43,8 +51,8 @@ class LiveEvents:
         self._live, self._failed = live, failed
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
-        self._latest: dict[str | None, Snapshot] = {}
-        """What was told last, by job."""
+        self._latest: dict[_View, Snapshot] = {}
+        """What was told last."""
         self._stopped = False
 
     @property
@@ -57,13 +65,15 @@ class LiveEvents:
         """Whether nobody else can listen."""
         return len(self._listeners) >= MOST_LISTENERS
 
-    async def listen(self, job: str | None = None) -> AsyncGenerator[bytes]:
+    async def listen(self, job: str | None = None, *, alone: bool = False) -> AsyncGenerator[bytes]:
         """Server-sent events: `snapshot`, full at first and with what has changed then; `end` when the collector stops.
 
         Args:
             job: tells of the ranks of this job only, whether or not it is there yet.
+            alone: does not tell which other jobs there are.
         """
-        listener = _Listener(job)
+        view = _View(job, alone)
+        listener = _Listener(view)
         self._listeners.add(listener)
         try:
             if self._task is None and not self._stopped:
@@ -76,9 +86,9 @@ class LiveEvents:
                 if self._stopped or listener.over:
                     break
                 if listener.behind:
-                    if job not in self._latest:
-                        self._latest[job] = self._live.snapshot(job)
-                    data = _event(self._latest[job])
+                    if view not in self._latest:
+                        self._latest[view] = self._snapshot(view)
+                    data = _event(self._latest[view])
                 else:
                     assert listener.changes is not None
                     data = listener.changes
@@ -102,6 +112,12 @@ class LiveEvents:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
+    def _snapshot(self, view: _View, age: float = FRESH) -> Snapshot:
+        found = self._live.snapshot(view.job, age=age)
+        if not view.alone:
+            return found
+        return msgspec.structs.replace(found, jobs=[job for job in found.jobs or () if job.id == view.job])
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Who listens would wait for ever: they are let go, and begin anew when they come again."""
         if task.cancelled() or (error := task.exception()) is None:
@@ -120,14 +136,14 @@ class LiveEvents:
             await asyncio.sleep(due - time.monotonic())
             before, age = self._latest, 0.0
             self._latest = {}
-            for job in {listener.job for listener in self._listeners}:
-                self._latest[job] = self._live.snapshot(job, age=age)
+            for view in {listener.view for listener in self._listeners}:
+                self._latest[view] = self._snapshot(view, age)
                 age = INTERVAL  # all are told of the same moment
-            told = {job: _event(changes(before[job], now)) for job, now in self._latest.items() if job in before}
+            told = {view: _event(changes(before[view], now)) for view, now in self._latest.items() if view in before}
             for listener in self._listeners:
                 # One that has not taken the changes before cannot use these.
-                listener.behind = listener.behind or listener.changes is not None or listener.job not in told
-                listener.changes = None if listener.behind else told[listener.job]
+                listener.behind = listener.behind or listener.changes is not None or listener.view not in told
+                listener.changes = None if listener.behind else told[listener.view]
                 listener.news.set()
 
 

@@ -7,13 +7,15 @@ import contextlib
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.intake import Intake
-from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.settings import CollectorSettings, host_name, is_loopback
 from stepscope.collector.web.doorway import Doorway
 from stepscope.collector.web.handshake import handshakes
 from stepscope.collector.web.web_protocols import requests, sockets
@@ -69,11 +71,14 @@ class Server(uvicorn.Server):
             ssl_certfile=settings.certificate,
             ssl_keyfile=None if settings.key is None else str(settings.key),
             ssl_ciphers=TLS_1_2_CIPHERS,
+            ssl_ca_certs=settings.client_ca,
+            ssl_cert_reqs=ssl.CERT_NONE if settings.client_ca is None else ssl.CERT_REQUIRED,
         )
         try:
             config.load()
         except OSError as error:  # of ssl, too
-            raise ListenError(f"the certificate {settings.certificate} cannot be used: {error}") from error
+            authorities = "" if settings.client_ca is None else f", or the authorities in {settings.client_ca},"
+            raise ListenError(f"the certificate {settings.certificate}{authorities} cannot be used: {error}") from error
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
             config.http_protocol_class = handshakes(config.ssl, http)
@@ -124,3 +129,46 @@ def _bind(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
         raise ListenError(f"the collector cannot listen on {host}, port {port}: {error.strerror or error}") from error
+
+
+def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
+    """The names and addresses by which clients may address a collector, beside those of loopback; `None`: any.
+
+    Raises:
+        ListenError: if they should be those of the certificate, and it cannot be used or has none.
+    """
+    if settings.allowed_hosts:
+        return frozenset(map(host_name, settings.allowed_hosts))
+    if is_loopback(settings.host):
+        return frozenset()
+    own = frozenset[str]() if settings.host in ("0.0.0.0", "::") else frozenset({host_name(settings.host)})
+    if settings.certificate is None:
+        return None if settings.insecure else own
+    own |= _certified(settings.certificate, settings.key)
+    if not own:
+        raise ListenError(
+            f"the certificate {settings.certificate} names no host (subjectAltName); give --allowed-host NAME"
+        )
+    return own
+
+
+def _certified(certificate: Path, key: Path | None) -> frozenset[str]:
+    """The names in a certificate, as a client is told them: the two ends of a connection are in memory."""
+    try:
+        accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        accepting.load_cert_chain(certificate, key)
+        asking = ssl.create_default_context(cafile=str(certificate))
+        asking.check_hostname = False
+        asking.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client, server = asking.wrap_bio(back, there), accepting.wrap_bio(there, back, server_side=True)
+        for end in (client, server, client):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+        found = client.getpeercert() or {}
+    except OSError as error:  # of ssl, too
+        raise ListenError(
+            f"the names in the certificate {certificate} cannot be read: {error}; mend it, or give --allowed-host NAME"
+        ) from error
+    names: Any = found.get("subjectAltName", ())
+    return frozenset(host_name(name) for kind, name in names if kind in ("DNS", "IP Address"))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from stepscope.collector.web.tokens import Token
+
 SECONDS = 30
 """How long a ticket holds."""
 MOST = 1024
@@ -17,23 +19,29 @@ class Tickets:
     """Each is for one path, for one use, for a short time: one that is seen in a log is worth nothing."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[str, float]] = {}
+        self._open: dict[str, tuple[str, float, Token | None]] = {}
 
-    def issue(self, path: str) -> str:
-        """A ticket for a path with its parameters."""
+    def issue(self, path: str, token: Token | None) -> str:
+        """A ticket for a path with its parameters, for the holder of a token."""
         now = time.monotonic()
         self._open = {ticket: one for ticket, one in self._open.items() if one[1] > now}
         while len(self._open) >= MOST:
             del self._open[next(iter(self._open))]
         ticket = secrets.token_urlsafe(24)
         parts = urlsplit(path)
-        self._open[ticket] = _address(unquote(parts.path), parse_qsl(parts.query)), now + SECONDS
+        self._open[ticket] = _address(unquote(parts.path), parse_qsl(parts.query)), now + SECONDS, token
         return ticket
 
-    def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> bool:
-        """Whether it lets a request in, whose path and other parameters these are, decoded; it does so once."""
-        known = self._open.pop(ticket, None)
-        return known is not None and known[0] == _address(path, query) and time.monotonic() < known[1]
+    def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> Token | None:
+        """The token for which a ticket was issued, once, if the path and the other parameters are those of the ticket.
+
+        Args:
+            ticket: as `issue` returned it.
+            path: of the request, decoded.
+            query: its parameters, decoded, without the ticket.
+        """
+        address, until, token = self._open.pop(ticket, ("", 0.0, None))
+        return token if address == _address(path, query) and time.monotonic() < until else None
 
 
 def _address(path: str, query: Sequence[tuple[str, str]]) -> str:

@@ -30,7 +30,13 @@ FIRST_MESSAGE = MAX_HEADER + 4
 
 _web_log = logging.getLogger("stepscope.collector.web")
 _web_log.setLevel(logging.WARNING)
-_TOLD = frozenset({"ASGI callable returned without completing handshake.", "Invalid HTTP request received."})
+_TOLD = frozenset(
+    {
+        "ASGI callable returned without completing handshake.",
+        "ASGI callable returned without completing response.",
+        "Invalid HTTP request received.",
+    }
+)
 """What uvicorn says of refusals, without who and why: these are told elsewhere."""
 _web_log.addFilter(lambda record: record.msg not in _TOLD)
 

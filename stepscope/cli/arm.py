@@ -47,7 +47,12 @@ _GOES_WITH = (
     (("run_id",), ("arm", "abort"), _WHERE, "a window or --abort"),
     (("ranks",), ("arm",), ("pid",), "a window, or with --url"),
     (("extend", "abort", "status"), ("extend", "abort", "status"), _WHERE, "--pid or --url"),
-    (("token_file", "ca", "insecure", "name", "job"), ("arm", "extend", "abort", "status"), ("url",), "--url"),
+    (
+        ("token_file", "ca", "certificate", "key", "insecure", "name", "job"),
+        ("arm", "extend", "abort", "status"),
+        ("url",),
+        "--url",
+    ),
 )
 """Options, the commands and the addressees that they mean something to, and that in words."""
 
@@ -98,6 +103,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--token-file", type=Path, metavar="FILE", help="file with its token (default: $STEPSCOPE_TOKEN)"
     )
     remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
+    remote.add_argument(
+        "--certificate",
+        type=Path,
+        metavar="FILE",
+        help="certificate to show, PEM, if the collector requires one (--client-ca)",
+    )
+    remote.add_argument(
+        "--key", type=Path, metavar="FILE", help="its private key, PEM (default: in the certificate's file)"
+    )
     remote.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
     remote.add_argument("--job", default="", help="the job, if several are connected")

@@ -50,7 +50,13 @@ _SIZES = {
     "max-bytes": ("bytes of all streams together; 0: no limit", 0),
     "max-stream-bytes": ("bytes of one stream; 0: no limit", 0),
 }
-_OPTIONS = {"directory": "--dir", "nats": "--from", "disk_bytes": "--disk", "upload_seconds": "--upload-every"}
+_OPTIONS = {
+    "directory": "--dir",
+    "nats": "--from",
+    "disk_bytes": "--disk",
+    "upload_seconds": "--upload-every",
+    "allowed_hosts": "--allowed-host",
+}
 """Of fields whose option is called otherwise."""
 
 
@@ -97,10 +103,35 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         "--token-file",
         type=Path,
         metavar="FILE",
-        help="file with the token that clients must show (default: $STEPSCOPE_TOKEN)",
+        help="file with tokens that allow everything, one a line (default: $STEPSCOPE_TOKEN); like the next three, it is read "
+        "again when it changes, and a line job=NAME TOKEN limits a token to one job",
+    )
+    group.add_argument("--ingest-token-file", type=Path, metavar="FILE", help="file with tokens to send streams")
+    group.add_argument(
+        "--read-token-file",
+        type=Path,
+        metavar="FILE",
+        help="file with tokens for the page, the API, downloads and metrics",
+    )
+    group.add_argument(
+        "--control-token-file", type=Path, metavar="FILE", help="file with tokens to order windows and to read"
     )
     group.add_argument("--certificate", type=Path, metavar="FILE", help="TLS certificate, PEM")
     group.add_argument("--key", type=Path, metavar="FILE", help="its private key, PEM")
+    group.add_argument(
+        "--client-ca",
+        type=Path,
+        metavar="FILE",
+        help="authorities, PEM; every client must show a certificate of one of them",
+    )
+    group.add_argument(
+        "--allowed-host",
+        dest="allowed_hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="host name by which clients may address it; may be repeated (default: the names in the certificate and --host)",
+    )
     group.add_argument("--insecure", action="store_true", help="allow other machines without a token or TLS")
 
 
@@ -148,9 +179,12 @@ def collect(given: argparse.Namespace) -> int:
         directory=given.dir,
         host=given.host,
         port=given.port,
-        token=_token(given.token_file),
+        token="" if any(_token_files(given).values()) else _token_of_environment(),
+        **_token_files(given),
         certificate=given.certificate,
         key=given.key,
+        client_ca=given.client_ca,
+        allowed_hosts=tuple(given.allowed_hosts),
         insecure=given.insecure,
         nats=tuple(given.nats),
         nats_access=nats_options.access(given),
@@ -189,27 +223,29 @@ def collect(given: argparse.Namespace) -> int:
 
     def listening(url: str) -> None:
         print(f"listening on {url}")
-        print(f"in training scripts: exporters=[{_exporter(url, given.token_file)}]", flush=True)
+        print(
+            f"in training scripts: exporters=[{_exporter(url, given.ingest_token_file or given.token_file)}]",
+            flush=True,
+        )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0
 
 
-def _token(file: Path | None) -> str:
-    """What is to be shown; empty if nothing says so. Who says it with nothing in it would be open without knowing."""
-    from stepscope.exporters.secret_file import read_secret
+def _token_files(given: argparse.Namespace) -> dict[str, Path | None]:
+    names = ("token_file", "ingest_token_file", "read_token_file", "control_token_file")
+    return {name: getattr(given, name) for name in names}
+
+
+def _token_of_environment() -> str:
+    """The token, or nothing. A variable without one in it is refused: the collector would be open without anybody knowing."""
     from stepscope.exporters.stream.address import TOKEN_VARIABLE
 
-    if file is not None:
-        try:
-            return read_secret(file)
-        except ValueError as error:
-            raise StepscopeError(f"{error}; write the token into it, or leave --token-file out") from error
-    said = os.environ.get(TOKEN_VARIABLE)
-    if said is not None and not said.strip():
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is not None and not token.strip():
         raise StepscopeError(f"{TOKEN_VARIABLE} is set, and there is nothing in it: put the token there, or unset it")
-    return (said or "").strip()
+    return (token or "").strip()
 
 
 def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping[str, object]) -> None:
@@ -232,6 +268,8 @@ def _exporter(url: str, token: Path | None) -> str:
     where = f"{socket.gethostname()}:{parts.port}" if everywhere else parts.netloc
     scheme = {"http": "ws", "https": "wss"}[parts.scheme]
     shown = "" if token is None else f", token=Path({str(token)!r})"
+    if token is not None and len(token.read_text(errors="replace").split()) > 1:
+        shown = ", token=Path('file with one token')"  # a client's file has no other
     if scheme == "ws" and not is_local(parts.hostname or ""):
         shown += ", settings=sc.exporters.LinkSettings(insecure=True)"
     return f'sc.CollectorExporter("{scheme}://{where}"{shown})'

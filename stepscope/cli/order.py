@@ -69,7 +69,12 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     )
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if scheme == "https":
-        tls = ssl.create_default_context(cafile=None if given.ca is None else str(given.ca))
+        try:
+            tls = ssl.create_default_context(cafile=None if given.ca is None else str(given.ca))
+            if given.certificate is not None:
+                tls.load_cert_chain(given.certificate, given.key)
+        except OSError as error:  # of ssl, too
+            raise ControlError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
         handlers.append(urllib.request.HTTPSHandler(context=tls))
     if address.is_local:
         handlers.append(urllib.request.ProxyHandler({}))

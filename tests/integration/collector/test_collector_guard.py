@@ -15,6 +15,7 @@ from websockets.typing import Origin
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.tickets import MOST, Tickets
+from stepscope.collector.web.tokens import ALL, Token
 from tests.support.certificates import certify
 from tests.support.collecting import ask, collecting, trained, until
 from tests.support.collectors import COMMAND
@@ -23,6 +24,7 @@ from tests.support.messages import refused
 
 TOKEN = "a-token-of-this-test"
 ALLOWED = {"Authorization": f"Bearer {TOKEN}"}
+HOLDER = Token(b"digest", ALL)
 
 
 def stream_url(url: str) -> str:
@@ -99,7 +101,7 @@ def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
 def test_tickets_are_bounded() -> None:
     """Who asks for many gets many, but only the newest hold."""
     tickets = Tickets()
-    issued = [tickets.issue("/a") for _ in range(MOST + 1)]
+    issued = [tickets.issue("/a", HOLDER) for _ in range(MOST + 1)]
     assert not tickets.use(issued[0], "/a", []) and tickets.use(issued[1], "/a", [])
     assert not tickets.use(issued[2], "/b", [])
 

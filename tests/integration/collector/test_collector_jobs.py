@@ -15,13 +15,16 @@ import pytest
 
 from stepscope.cli.main import main
 from stepscope.collector.downloads.downloads import Downloads
+from stepscope.collector.live import totals
 from stepscope.collector.live.jobs import MOST_JOBS
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import RankView, Snapshot
 from stepscope.collector.web.live_events import LiveEvents, changes
+from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import WindowOpened
 from tests.support.collecting import CollectorProcess, ask, collecting, trained, training, until
 from tests.system.collector.test_collector_page import quiet_page
 from tests.unit.collector.test_collector_live import SECOND, START, record_frame, run_of, steps, sync
@@ -215,3 +218,21 @@ def test_more_jobs_than_can_be_chosen() -> None:
     live = Live(streams, Downloads(Path("/nowhere")), exposed=False)
     assert {one.id for one in live.jobs()} == {f"job{number}" for number in range(MOST_JOBS, 2 * MOST_JOBS)}
     assert live.snapshot("job0").job.ranks == 1
+
+
+def test_a_rank_that_makes_up_jobs_and_windows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new job in each connection: what is remembered grows with the limits alone, and the sum over all jobs has them all."""
+    monkeypatch.setattr(totals, "MOST_JOBS", 50)
+    streams = Streams(8)
+    for number in range(500):
+        hello = Hello(f"{number:032x}", b"sync", 0, run_of(number % 5, f"job{number}"))
+        with streams.connected(hello, object()) as stream:
+            stream.took(
+                [record_frame(fmt.FrameType.WINDOW_OPENED, WindowOpened(index, 0)) for index in range(300)], 1000, 300
+            )
+            assert len(list(stream.windows)) <= 64
+            stream.events += 1
+    assert len(streams.all) <= 2 * 8 and len(streams.ranks) <= 2 * 8
+    everything, by_job = streams.totals()
+    assert everything.events == 500
+    assert len(by_job) <= 50 + 2 * 8

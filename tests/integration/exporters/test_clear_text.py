@@ -53,6 +53,21 @@ def test_commands_refuse_another_machine_without_tls(tmp_path: Path, capsys: pyt
         said(capsys.readouterr().err, "--insecure")
 
 
+def test_commands_refuse_nats_on_another_machine_without_tls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who sends there and who takes from there."""
+    require("nats")
+    with sc.trace(output_dir=tmp_path / "run"):
+        pass
+    for command in (
+        ("deliver", str(tmp_path / "run"), "--url", "nats://other-host"),
+        ("collect", "--dir", str(tmp_path / "c"), "--port", "0", "--from", "nats://other-host"),
+    ):
+        assert main([*command]) == 1, command
+        said(capsys.readouterr().err, "--nats-insecure")
+
+
 def test_the_line_for_training_scripts_can_be_used() -> None:
     """It allows clear text where the collector was started without TLS for other machines."""
     for url in ("http://0.0.0.0:7788", "http://192.0.2.7:7788", "http://127.0.0.1:7788", "https://0.0.0.0:7788"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -153,6 +154,32 @@ def test_windows_tables_and_downloads_with_a_token(tmp_path: Path) -> None:
         assert not page.get_by_role("textbox", name="Token").is_visible()
         assert not [address for address in addresses if TOKEN in address]
         assert page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+
+
+def test_a_token_that_may_not_read_is_asked_for_again(tmp_path: Path) -> None:
+    """With what it lacks; so is one that was removed while the page was open. With a read token the page orders nothing."""
+    files = {"--ingest-token-file": tmp_path / "ingest", "--read-token-file": tmp_path / "read"}
+    for path in files.values():
+        path.write_text(f"{TOKEN}-{path.name}")
+        path.chmod(0o600)
+    given = [text for option, path in files.items() for text in (option, str(path))]
+    with collecting(tmp_path / "c", *given) as collector, quiet_page() as page:
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.method))
+        visit(page, collector.url)
+        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-ingest")
+        page.keyboard.press("Enter")
+        page.get_by_text("it lacks the scope 'read' (--read-token-file)").wait_for()
+        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-read")
+        page.keyboard.press("Enter")
+        page.get_by_text("live", exact=True).wait_for()
+        assert set(asked) == {"GET"}
+        assert not page.get_by_role("button", name=re.compile("record|arm|abort", re.IGNORECASE)).count()
+        files["--read-token-file"].write_text(f"{TOKEN}-next")
+        page.get_by_text("That is not the token.").wait_for()
+        page.get_by_role("textbox", name="Token").fill(f"{TOKEN}-next")
+        page.keyboard.press("Enter")
+        page.get_by_text("live", exact=True).wait_for()
 
 
 def test_insecure_is_shown(tmp_path: Path) -> None:
