@@ -23,6 +23,7 @@ from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import GAP_SECONDS, Ingest
 from stepscope.collector.nats.scheduling import FairShare, RetryState, UnassignedStreams, is_complete_in_jetstream
 from stepscope.collector.reference import Reference
+from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
@@ -92,7 +93,7 @@ class NatsSource:
     async def run(self) -> None:
         """Ingests streams until it is cancelled. A lost connection is made again."""
         loop = asyncio.get_running_loop()
-        delay = FIRST_DELAY
+        backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         while True:
             began = loop.time()
             try:
@@ -101,9 +102,8 @@ class NatsSource:
                 # Whatever it is: a server, a file or a permission that is wrong today may be right tomorrow.
                 self._retries.fail("", error)
             if loop.time() - began > LONGEST_DELAY:
-                delay = FIRST_DELAY
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, LONGEST_DELAY)
+                backoff.reset()
+            await asyncio.sleep(backoff.delay())
 
     def view(self) -> NatsView:
         """State for the page, the HTTP API and metrics."""

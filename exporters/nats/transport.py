@@ -16,6 +16,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
 from nats.js.kv import KeyValue
 
+from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
@@ -184,7 +185,7 @@ class NatsTransport(Transport):
 
     async def _publish(self, jetstream: JetStreamContext, stream: str, message: _Message) -> bool:
         """Publishes until JetStream says that it is stored; a repetition is known by its id, and stored once."""
-        delay = self._settings.first_delay
+        backoff = Backoff(self._settings.first_delay, self._settings.longest_delay)
         while message.data:
             try:
                 await jetstream.publish(
@@ -199,8 +200,7 @@ class NatsTransport(Transport):
                 raise  # the server has closed it, the stream was deleted, or another server takes less: connect again
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, self._settings.longest_delay)
+            await asyncio.sleep(backoff.delay())
         return False
 
 

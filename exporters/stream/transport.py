@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 import msgspec
 
+from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
@@ -173,7 +173,7 @@ class Transport(ABC):
         )
 
     async def _run(self) -> None:
-        delay = self._settings.first_delay
+        backoff = Backoff(self._settings.first_delay, self._settings.longest_delay)
         while True:
             before = self._frames
             error, refused = "", False
@@ -184,7 +184,5 @@ class Transport(ABC):
             self._connected = False
             self._fail(error[:500], refused=refused)
             if self._frames > before:
-                delay = self._settings.first_delay
-            # By chance, so that a thousand ranks do not come back at the same moment.
-            await asyncio.sleep((self._settings.longest_delay if refused else delay) * random.uniform(0.5, 1.0))
-            delay = min(2 * delay, self._settings.longest_delay)
+                backoff.reset()
+            await asyncio.sleep(backoff.longest_delay() if refused else backoff.delay())
