@@ -17,6 +17,7 @@ from stepscope.collector.files.store import Store, passed_over
 from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
+from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
@@ -31,6 +32,8 @@ _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
 _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
+READ_WHOLE = 2
+"""Segments of a stream, the last ones, of which all frames are read."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -43,11 +46,22 @@ class _Part(msgspec.Struct, frozen=True):
     """Number of the frame that follows."""
 
 
+class _Earlier(msgspec.Struct, frozen=True):
+    """The segments of a stream whose frames are not read."""
+
+    contents: list[Evicted] = []
+    lost_frames: int = 0
+    """Number of frames that are missing between them."""
+    next_segment: int = 0
+    """Number of the segment that follows them."""
+
+
 class Restoring:
     """Reads the journals of a store one after the other, the newest first, on a thread of its own.
 
-    Of events only the headers are read, and the steps. A stream that is connected meanwhile is read to the end of its file,
-    and goes on from there with what arrives: each frame counts once.
+    Of the last two segments of a stream the frames are read, of events only the headers and the steps. Of earlier segments the index
+    is read: their windows and events are counted, and not shown one by one. A stream that is connected meanwhile is read to the end
+    of its files, and goes on from there with what arrives: each frame counts once.
     """
 
     def __init__(self, store: Store, streams: Streams) -> None:
@@ -105,6 +119,9 @@ class Restoring:
             stream = self._stream(id, run, made, written)
             for one in evicted:
                 stream.evicted_before(one)
+            earlier = await self._read(lambda: _skip_earlier(reader, path, evicted))
+            for contents in earlier.contents:
+                stream.count_segment(contents)
             while True:
                 taken = stream.taken
                 part = await self._read(lambda: _read(reader))
@@ -113,7 +130,9 @@ class Restoring:
                 elif stream.taken == taken:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
             stream.restoring = False
-            stream.missing = (await self._read(lambda: damage_without(reader, evicted))).lost_frames
+            later = [one for one in evicted if one.segment >= earlier.next_segment]
+            damage = await self._read(lambda: damage_without(reader, later))
+            stream.missing = earlier.lost_frames + damage.lost_frames
             stream.bytes = reader.position[1]
         finally:
             self._disk.submit(reader.close)  # after what may still be read
@@ -130,6 +149,31 @@ class Restoring:
             self._streams.add(stream)
         stream.born_ns = min(stream.born_ns, made)
         return stream
+
+
+def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -> _Earlier:
+    """Reads the indexes of all but the last segments, and moves the reader behind these. Damaged ones are read frame by frame."""
+    segments = segment_paths(path)
+    if len(segments) <= READ_WHOLE:
+        return _Earlier()
+    contents: list[Evicted] = []
+    try:
+        for segment in segments[:-READ_WHOLE]:
+            about = segment.stat()
+            found = SegmentContents.of(segment, about.st_size, about.st_mtime_ns, [*evicted, *contents])
+            contents.append(found.counts)
+        following = FrameReader(segments[-READ_WHOLE], follow=False)
+    except (FormatError, FileNotFoundError):
+        return _Earlier()
+    number, at = following.position
+    next_segment = following.files.at(following.files.begin).number
+    following.close()
+    reader.resume(number, at)
+    known = sorted([*contents, *(one for one in evicted if one.segment < next_segment)], key=lambda one: one.segment)
+    ends = [one.first + one.frames for one in known]
+    begins = [*(one.first for one in known[1:]), number]
+    lost = sum(max(begin - end, 0) for begin, end in zip(begins, ends, strict=True))
+    return _Earlier(contents, lost, next_segment)
 
 
 def _times(path: Path) -> tuple[int, float]:

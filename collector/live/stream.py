@@ -150,6 +150,11 @@ class Stream:
         self.next = next
         self._behind.append(_Taken(frames, live=False))
 
+    def count_segment(self, contents: Evicted) -> None:
+        """Counts the events and windows of a segment whose frames are not read."""
+        self.events += contents.total
+        self.windows.count_segment(contents)
+
     def evicted_before(self, evicted: Evicted) -> None:
         """A segment was evicted before the others are read."""
         self.events += evicted.total

@@ -125,11 +125,15 @@ class StreamWindows:
             self.discarded += evicted.others
 
     def evicted_before(self, evicted: Evicted) -> None:
-        """A segment was evicted whose windows were never told here: how many there were, and what they lost, counts as well."""
+        """A segment was evicted, and its windows were not counted yet."""
         self.evict(evicted)
-        self.count += evicted.windows
-        if evicted.dropped:
-            add(self.dropped, {OTHER: evicted.dropped})
+        self.count_segment(evicted)
+
+    def count_segment(self, contents: Evicted) -> None:
+        """Counts the windows of a segment whose frames are not read, and their losses."""
+        self.count += contents.windows
+        if contents.dropped:
+            add(self.dropped, {OTHER: contents.dropped})
 
     def _discard(self, events: Mapping[int, int]) -> None:
         """Counts evicted events by window: of windows that are not among the newest of these, all together."""

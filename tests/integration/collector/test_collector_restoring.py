@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from stepscope.collector.files.store import Store
+from stepscope.collector.live import restoring as restoring_module
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.specimens import batch_of, run_in, spans, window_of
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.runtime.events.record import empty_block
 from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.segments import segment_paths
+from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.messages import said
 from tests.unit.collector.test_collector_live import SECOND, START, a_life, events_frame, record_frame, run_of, sync
 
@@ -115,3 +120,40 @@ async def test_a_file_that_is_no_journal(tmp_path: Path, caplog: pytest.LogCaptu
     await restoring.run()
     assert list(streams.all) == ["a" * 32]
     said(caplog.records, "b" * 32)
+
+
+async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events, windows and losses are those of all segments; a deleted one is missing, and a damaged one is read frame by frame."""
+    store = Store(CollectorSettings(directory=tmp_path))
+    for name in "abc":
+        writer = JournalWriter(store.path(name * 32), segment_bytes=2000)
+        writer.open(run_in(tmp_path))
+        for index in range(40):
+            batch = batch_of(spans([f"span {n}" for n in range(10)]), window=index)
+            writer.write_batch(batch)
+            writer.write_window(window_of(index, batch))
+        writer.close()
+    files = {name: segment_paths(store.path(name * 32)) for name in "abc"}
+    assert len(files["a"]) > 5
+    reader = FrameReader(files["b"][2])
+    assert reader.position[0]
+    first = reader.position[0]
+    reader.close()
+    reader = FrameReader(files["b"][3])
+    frames = reader.position[0] - first
+    reader.close()
+    files["b"][2].unlink()
+    data = files["c"][1].read_bytes()
+    files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
+    found: list[dict[str, tuple[int, int, int]]] = []
+    for whole in (restoring_module.READ_WHOLE, 1000):
+        monkeypatch.setattr(restoring_module, "READ_WHOLE", whole)
+        streams = Streams(8)
+        restoring = Restoring(store, streams)
+        restoring.look()
+        await restoring.run()
+        assert all(one.ended for one in streams.all.values())
+        found.append({one.id[0]: (one.events, one.windows.count, one.missing) for one in streams.all.values()})
+    assert found[0]["a"] == found[1]["a"] == (400, 40, 0)
+    assert found[0]["b"] == found[1]["b"] and found[0]["b"][2] == frames and found[0]["b"][0] < 400
+    assert found[1]["c"][2] and found[0]["c"][1] <= 40
