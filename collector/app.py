@@ -20,24 +20,24 @@ from starlette.websockets import WebSocket
 
 from stepscope.collector import clock_names, page
 from stepscope.collector.audit import Audit
+from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Command, Download, Downloads, converted
 from stepscope.collector.errors import StuckError
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
-from stepscope.collector.intake import Intake
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.orders.orders import Orders
-from stepscope.collector.parts import Parts
 from stepscope.collector.problems import ProblemError, problem
-from stepscope.collector.reference import Reference
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.job import job_of
+from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.api import Api
 from stepscope.collector.web.guard import WITHDRAWN, Guard
@@ -96,12 +96,12 @@ class Collector:
         self.store = Store(settings)
         self.streams = Streams(settings.max_streams)
         self.orders = Orders(self.streams)
-        self.intake = Intake(settings.max_intake)
-        self.reference = Reference()
+        self.budget = MemoryBudget(settings.max_intake)
+        self.clock = ServerClock()
         self.audit = Audit(settings.directory)
         self.disk = Disk(THREADS)
         """For what requests ask of it."""
-        self.parts = Parts()
+        self.parts = BackgroundTasks()
         self.tickets = Tickets()
         # Nothing brakes a file that is being made: room for them is kept free.
         most = min(Bounds().file_bytes, settings.disk_bytes // 16 or Bounds().file_bytes)
@@ -159,8 +159,8 @@ class Collector:
         """
         self._lock.take()
         try:
-            self.server = Server(self.app, self.settings, self.intake, self.events.stop, self._no_request)
-            await asyncio.to_thread(clock_names.add, self.settings.directory, self.reference.id)
+            self.server = Server(self.app, self.settings, self.budget, self.events.stop, self._no_request)
+            await asyncio.to_thread(clock_names.add, self.settings.directory, self.clock.id)
             await asyncio.to_thread(self.downloads.clear)
             restoring = Restoring(self.store, self.streams)
             await asyncio.to_thread(restoring.look)
@@ -204,7 +204,7 @@ class Collector:
         except ImportError as error:
             raise ImportError(f"NATS needs packages: pip install 'stepscope[nats]' ({error})") from error
         return NatsSource(
-            servers, self.store, self.streams, self.intake, self.reference, self.audit, limits=self.settings.nats_limits
+            servers, self.store, self.streams, self.budget, self.clock, self.audit, limits=self.settings.nats_limits
         )
 
     async def run(self, listening: Callable[[str], object]) -> None:
@@ -240,7 +240,7 @@ class Collector:
     async def _stream(self, socket: WebSocket) -> None:
         token: Token | None = socket.state.token
         admit = None if token is None or token.job is None else partial(self._admit, token.job)
-        made = Connection(socket, self.settings, self.store, self.streams, self.reference, self.audit, admit)
+        made = Connection(socket, self.settings, self.store, self.streams, self.clock, self.audit, admit)
         with self.tokens.using(token, "ingest", lambda: made.leave(WITHDRAWN, retry=False)):
             await made.serve()
 

@@ -18,7 +18,7 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.reference import Reference
+from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
 from stepscope.exporters.stream import protocol
@@ -45,7 +45,7 @@ class Connection:
         settings: CollectorSettings,
         store: Store,
         streams: Streams,
-        reference: Reference,
+        clock: ServerClock,
         audit: Audit,
         admit: Callable[[str, RunRecord], object] | None = None,
     ) -> None:
@@ -55,14 +55,14 @@ class Connection:
             settings: limits and times.
             store: takes the frames.
             streams: the live state.
-            reference: the collector's clock.
+            clock: the collector's clock.
             audit: where streams and refusals are noted.
             admit: called with the stream's id and each run that it says it is of, first that of `Hello`; raises `FormatError` if
                 it may not send that. `None`: any may be sent.
         """
         self._admit = admit
         self._socket, self._settings, self._store, self._streams = socket, settings, store, streams
-        self._reference, self._audit = reference, audit
+        self._clock, self._audit = clock, audit
         self._task: asyncio.Task[object] | None = None
         self._left: tuple[str, bool] | None = None
         """Why it was told to leave, and whether the exporter may come again."""
@@ -180,8 +180,8 @@ class Connection:
             await self._take(file, header, payload, stream, hello)
             return protocol.Ack(file.next)
         if isinstance(header, protocol.Ping):
-            arrived = self._reference.now()
-            return protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id)
+            arrived = self._clock.now()
+            return protocol.Pong(header.sent, arrived, self._clock.now(), self._clock.id)
         if not isinstance(header, protocol.Obeyed):
             raise FormatError(f"{type(header).__name__} is not for the collector")
         self._obeyed(header)
@@ -201,19 +201,19 @@ class Connection:
         self, file: StreamFile, header: protocol.Frames, payload: memoryview, stream: Stream, hello: protocol.Hello
     ) -> None:
         check = partial(file.check, header, payload)
-        addition = check() if header.count < _MANY else await asyncio.to_thread(check)
+        new_frames = check() if header.count < _MANY else await asyncio.to_thread(check)
         if self._admit is not None:
-            for kind, _, frame in addition.frames:
+            for kind, _, frame in new_frames.frames:
                 if kind == FrameType.RUN and isinstance(run := decode_record(kind, bytes(frame)), RunRecord):
                     self._admit(hello.stream, protocol.short(run))
 
         def written() -> None:
-            if addition.missing:
-                stream.missed(addition.missing, header.first)
-            self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)
+            if new_frames.missing:
+                stream.missed(new_frames.missing, header.first)
+            self._streams.noting.took(stream, new_frames.frames, len(new_frames.data), new_frames.next)
 
         try:
-            await self._store.write(file, addition, hello, written)
+            await self._store.write(file, new_frames, hello, written)
         finally:  # also if this connection has been taken over: what it brought is in memory until then
             await self._streams.noting.caught_up(stream)
 

@@ -19,7 +19,7 @@ from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.disk_use import Failed, fails
 from stepscope.collector.files.lasting import lasting, outlasting
 from stepscope.collector.files.room import Room
-from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.files.writer import Writer
 from stepscope.collector.runs import evicted
 from stepscope.collector.settings import CollectorSettings
@@ -76,7 +76,7 @@ class Store:
         self._settings = settings
         self._identity = ""
         self._writer = Writer(fsync=settings.fsync)
-        self._seats: dict[str, _Seat] = {}
+        self._owners: dict[str, _StreamOwner] = {}
         self._unused: Callable[[], object] = lambda: None
         self._writes: dict[StreamFile, asyncio.Future[None]] = {}
         """What is being written."""
@@ -139,7 +139,7 @@ class Store:
     @property
     def message_bytes(self) -> int:
         """Bytes that a message of a connection should have at most now."""
-        share = self._settings.max_intake // max(len(self._seats), 1)
+        share = self._settings.max_intake // max(len(self._owners), 1)
         for limit in (self._settings.disk_bytes, self._settings.max_stream_bytes):
             if limit:
                 share = min(share, limit // 8)  # a larger one might never find room
@@ -150,7 +150,7 @@ class Store:
 
         Only closed segments are evicted: those that are written may take a quarter of the limit together.
         """
-        ranks = max(len(self._seats), run.world_size or 1)
+        ranks = max(len(self._owners), run.world_size or 1)
         return max(self._settings.disk_bytes // (4 * ranks), MIN_BYTES) if self._settings.disk_bytes else 0
 
     @contextlib.asynccontextmanager
@@ -167,9 +167,9 @@ class Store:
                 or has left and a thread still has the file.
             OSError: if it cannot be opened.
         """
-        async with self._seat(hello.stream, leave) as seat:
-            # The seat is free when no thread has the file any more: one that goes on later would cut what was confirmed since.
-            async with lasting(self._file(hello), lambda: self._vacate(hello.stream, seat)) as file:
+        async with self._owned(hello.stream, leave) as owner:
+            # It is released when no thread has the file any more: a thread that goes on later would cut confirmed frames.
+            async with lasting(self._file(hello), lambda: self._release(hello.stream, owner)) as file:
                 yield file
 
     @contextlib.asynccontextmanager
@@ -208,51 +208,51 @@ class Store:
             self._open.discard(stream)
 
     @contextlib.asynccontextmanager
-    async def _seat(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_Seat]:
-        """The seat of a stream, which is taken until `_vacate`, be that later."""
-        seat = self._seats.setdefault(stream, _Seat())
-        for before in seat.users:
+    async def _owned(self, stream: str, leave: Callable[[], object]) -> AsyncGenerator[_StreamOwner]:
+        """Makes a connection the owner of a stream, until `_release`, which may be called later than this ends."""
+        owner = self._owners.setdefault(stream, _StreamOwner())
+        for before in owner.users:
             before()
-        seat.users.append(leave)
+        owner.users.append(leave)
         try:
             try:
                 async with asyncio.timeout(LEAVING):
-                    await seat.lock.acquire()
+                    await owner.lock.acquire()
             except TimeoutError:
                 raise FullError(
                     "another connection of this stream does not end, or the disk hangs; try again later"
                 ) from None
-            yield seat
+            yield owner
         finally:
             self._coming.discard(stream)
-            seat.users.remove(leave)
-            self._clear(stream, seat)
+            owner.users.remove(leave)
+            self._clear(stream, owner)
 
-    def _vacate(self, stream: str, seat: _Seat) -> None:
-        seat.lock.release()
-        self._clear(stream, seat)
+    def _release(self, stream: str, owner: _StreamOwner) -> None:
+        owner.lock.release()
+        self._clear(stream, owner)
 
-    def _clear(self, stream: str, seat: _Seat) -> None:
-        if not seat.users and not seat.lock.locked() and self._seats.get(stream) is seat:
-            del self._seats[stream]
-            if not self._seats:
+    def _clear(self, stream: str, owner: _StreamOwner) -> None:
+        if not owner.users and not owner.lock.locked() and self._owners.get(stream) is owner:
+            del self._owners[stream]
+            if not self._owners:
                 unused, self._unused = self._unused, lambda: None
                 unused()
 
     def when_unused(self, unused: Callable[[], object]) -> None:
         """Has something called when no connection has a file any more, and no thread either: at once if that is so now."""
         self._unused = unused
-        if not self._seats:
+        if not self._owners:
             unused()
 
     async def write(
-        self, file: StreamFile, addition: Addition, hello: Hello, written: Callable[[], object] = lambda: None
+        self, file: StreamFile, new_frames: NewFrames, hello: Hello, written: Callable[[], object] = lambda: None
     ) -> None:
         """Appends to a stream; returns when it is written. It goes on though this is cancelled.
 
         Args:
             file: of the stream.
-            addition: what is appended.
+            new_frames: what is appended.
             hello: whose stream it is.
             written: is called when it is written, also if nobody waits for that any more.
 
@@ -260,10 +260,10 @@ class Store:
             FullError: if a limit is met.
             OSError: if it cannot be written.
         """
-        if not addition.frames:
+        if not new_frames.frames:
             written()
             return
-        before, size = file.size, len(addition.data)
+        before, size = file.size, len(new_frames.data)
         await self.room.take(size)
 
         def over(error: OSError | None) -> None:
@@ -283,7 +283,7 @@ class Store:
             ):
                 if limit and there + size > limit:
                     raise FullError(f"the collector's limit of {limit} bytes {what} is met")
-            writing = self._writes[file] = self._writer.write(file, addition, over)
+            writing = self._writes[file] = self._writer.write(file, new_frames, over)
         except BaseException:
             self.room.wrote(size)
             raise
@@ -404,7 +404,7 @@ class Store:
         return StreamFile(directory, hello.sync, hello.run, durable=self._settings.fsync)
 
 
-class _Seat:
+class _StreamOwner:
     """Who has a stream, and who waits for it."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ MAX_SEGMENT_BYTES = 1 << 30
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Addition(msgspec.Struct, frozen=True):
+class NewFrames(msgspec.Struct, frozen=True):
     """Frames of one segment that the stream does not have yet, checked."""
 
     frames: list[Frame]
@@ -85,7 +85,7 @@ class StreamFile:
             self.close()
             raise
 
-    def check(self, header: Frames, data: memoryview) -> Addition:
+    def check(self, header: Frames, data: memoryview) -> NewFrames:
         """Checks frames, and finds those that the stream does not have yet.
 
         Raises:
@@ -108,7 +108,7 @@ class StreamFile:
         if expected != header.first + header.count:
             raise FormatError(f"{header.count} frames were announced, {expected - header.first} came")
         if not new:
-            return Addition(new, data[:0], self.next, self.checksum or 0, header.segment, self._end)
+            return NewFrames(new, data[:0], self.next, self.checksum or 0, header.segment, self._end)
         segment = self._segment
         if segment is not None and header.segment < segment.number:
             raise FormatError(f"frames of segment {header.segment} came after those of segment {segment.number}")
@@ -129,25 +129,25 @@ class StreamFile:
             raise FormatError(f"segment {header.segment} begins at byte {position}, before the end of the one before")
         if len(added) + (0 if begins or segment is None else segment.offset(self._end)) > MAX_SEGMENT_BYTES:
             raise FormatError(f"segment {header.segment} is longer than {MAX_SEGMENT_BYTES} bytes")
-        return Addition(new, added, expected, checksum, header.segment, position, missing - synthesized)
+        return NewFrames(new, added, expected, checksum, header.segment, position, missing - synthesized)
 
-    def write(self, addition: Addition) -> None:
+    def write(self, new_frames: NewFrames) -> None:
         """Appends what `check` found; when it returns it has reached the kernel.
 
         Raises:
             OSError: if it cannot be written; the file is as it was.
         """
-        if not addition.frames:
+        if not new_frames.frames:
             return
-        if self._segment is None or addition.segment > self._segment.number:
-            self._begin_segment(addition)
+        if self._segment is None or new_frames.segment > self._segment.number:
+            self._begin_segment(new_frames)
         if self._synced is None:
             self._synced = self.next, self.checksum, self._end, self.size, self.ended
-        self._append(addition.data)
-        self._end += len(addition.data)
-        self.size += len(addition.data)
-        self.ended = addition.frames[-1][0] == fmt.FrameType.END
-        self.next, self.checksum = addition.next, addition.checksum
+        self._append(new_frames.data)
+        self._end += len(new_frames.data)
+        self.size += len(new_frames.data)
+        self.ended = new_frames.frames[-1][0] == fmt.FrameType.END
+        self.next, self.checksum = new_frames.next, new_frames.checksum
 
     def sync_to_disk(self) -> None:
         """Returns when the disk has everything.
@@ -179,11 +179,11 @@ class StreamFile:
         self.next, self.checksum, self._end, self.size, self.ended = self._synced
         self._synced = None
 
-    def _begin_segment(self, addition: Addition) -> None:
+    def _begin_segment(self, new_frames: NewFrames) -> None:
         if self._durable:
             self.sync_to_disk()
-        header = fmt.encode_file_header(self.sync, addition.segment, addition.position)
-        path = segment_path(self.path, addition.segment)
+        header = fmt.encode_file_header(self.sync, new_frames.segment, new_frames.position)
+        path = segment_path(self.path, new_frames.segment)
         descriptor = os.open(path, _FLAGS | os.O_EXCL, 0o600)
         try:
             os.write(descriptor, header)
@@ -196,8 +196,8 @@ class StreamFile:
             path.unlink(missing_ok=True)
             raise
         self.close()
-        begin = addition.position if addition.segment else fmt.FILE_HEADER.size
-        self._descriptor, self._segment = descriptor, Segment(path, addition.segment, begin, len(header))
+        begin = new_frames.position if new_frames.segment else fmt.FILE_HEADER.size
+        self._descriptor, self._segment = descriptor, Segment(path, new_frames.segment, begin, len(header))
         self._end = begin
         self.size += len(header)
         self._synced = None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.runtime.threads.background_call import start
 
 log = logging.getLogger("stepscope.collector")
@@ -25,7 +25,7 @@ TOGETHER = 0.003
 
 class _Job(msgspec.Struct):
     file: StreamFile
-    addition: Addition
+    new_frames: NewFrames
     over: Callable[[OSError | None], object]
     done: asyncio.Future[None]
     error: OSError | None = None
@@ -64,13 +64,13 @@ class Writer:
                 self._wanted.notify_all()
 
     def write(
-        self, file: StreamFile, addition: Addition, over: Callable[[OSError | None], object] = lambda _: None
+        self, file: StreamFile, new_frames: NewFrames, over: Callable[[OSError | None], object] = lambda _: None
     ) -> asyncio.Future[None]:
         """Appends to a file. One call at a time for each file.
 
         Args:
             file: must not be closed before it is written.
-            addition: what is appended.
+            new_frames: what is appended.
             over: is called on the loop when it is written, or could not be, with the reason.
 
         Returns:
@@ -80,7 +80,7 @@ class Writer:
             OSError: if there is no thread, and none can be had.
         """
         loop = asyncio.get_running_loop()
-        job = _Job(file, addition, over, loop.create_future())
+        job = _Job(file, new_frames, over, loop.create_future())
         with self._wanted:
             if self._thread is None:
                 self._thread = self._started(loop)
@@ -110,7 +110,7 @@ class Writer:
                 self._jobs.clear()
             self._began = time.monotonic()
             for job in jobs:
-                _attempt(job, lambda job: job.file.write(job.addition))
+                _attempt(job, lambda job: job.file.write(job.new_frames))
             if self._fsync:
                 for job in jobs:
                     if job.error is None:

@@ -15,7 +15,7 @@ from nats.js.errors import KeyNotFoundError
 from stepscope.collector.errors import FullError
 from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import Ingest
-from stepscope.collector.reference import Reference
+from stepscope.collector.server_clock import ServerClock
 from stepscope.exporters.nats import layout
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
@@ -34,7 +34,7 @@ class Assignment:
         session: where the stream is.
         stream: id of the stream, whose lease was acquired.
         identity: identity of the directory to which it is written.
-        reference: the collector's clock.
+        clock: the collector's clock.
         make_ingest: makes what writes the stream, from its `Hello`.
     """
 
@@ -43,11 +43,11 @@ class Assignment:
         session: Session,
         stream: str,
         identity: str,
-        reference: Reference,
+        clock: ServerClock,
         make_ingest: Callable[[protocol.Hello], Ingest],
     ) -> None:
         self._session, self._stream, self._identity = session, stream, identity
-        self._reference, self._make_ingest = reference, make_ingest
+        self._clock, self._make_ingest = clock, make_ingest
         self._ingest: Ingest | None = None
         self._is_ending = False
         self.is_released = False
@@ -142,11 +142,11 @@ class Assignment:
 
     async def _answer_clock(self, message: Msg) -> None:
         """Answers a clock request of the exporter."""
-        arrived = self._reference.now()
+        arrived = self._clock.now()
         try:
             header, _ = protocol.decode(message.data)
             if isinstance(header, protocol.Ping):
-                pong = protocol.Pong(header.sent, arrived, self._reference.now(), self._reference.id)
+                pong = protocol.Pong(header.sent, arrived, self._clock.now(), self._clock.id)
                 await message.respond(protocol.encode(pong))
         except (FormatError, NatsError) as error:
             log.debug("stream %s: a clock request was not answered: %s", self._stream, error)

@@ -14,7 +14,7 @@ from nats.js import JetStreamContext
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
-from stepscope.collector.intake import Intake
+from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.limits import NatsLimits
 
@@ -137,14 +137,14 @@ class Session(NamedTuple):
     ended: KeyValue
     leases: Leases
     peers: Peers
-    intake: Intake
+    budget: MemoryBudget
     """Bounds the bytes of messages in memory, from NATS and from WebSockets."""
 
     @classmethod
     async def open(
         cls,
         client: Client,
-        intake: Intake,
+        budget: MemoryBudget,
         limits: NatsLimits,
         lease_seconds: float,
         failed: Callable[[Exception], Awaitable[None]],
@@ -153,7 +153,7 @@ class Session(NamedTuple):
 
         Args:
             client: the connection.
-            intake: bounds the bytes of messages in memory.
+            budget: bounds the bytes of messages in memory.
             limits: limits of the stream, if it is created.
             lease_seconds: time after which a lease expires, if the bucket of leases is created.
             failed: called when a lease could not be renewed.
@@ -170,4 +170,4 @@ class Session(NamedTuple):
         bucket = await layout.bucket(jetstream, layout.LEASES, lease_seconds)
         seconds = (await bucket.status()).ttl or lease_seconds
         leases = Leases(jetstream, bucket, seconds, failed)
-        return cls(client, jetstream, hellos, ended, leases, Peers(jetstream, bucket, seconds), intake)
+        return cls(client, jetstream, hellos, ended, leases, Peers(jetstream, bucket, seconds), budget)

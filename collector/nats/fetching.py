@@ -8,7 +8,7 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.nats.consumer import MAX_UNACKNOWLEDGED, Consumer, Fetched
 from stepscope.exporters.nats import layout
 from stepscope.exporters.stream import protocol
@@ -105,11 +105,11 @@ class FlowControlledFetch:
         consumer: the consumer of the stream.
         max_payload: bytes of a message that the server takes.
         buffer: counts the bytes of messages in memory.
-        intake: bounds the bytes of messages in memory, of all streams.
+        budget: bounds the bytes of messages in memory, of all streams.
     """
 
-    def __init__(self, consumer: Consumer, max_payload: int, buffer: ReorderBuffer, intake: Intake) -> None:
-        self._consumer, self._buffer, self._intake = consumer, buffer, intake
+    def __init__(self, consumer: Consumer, max_payload: int, buffer: ReorderBuffer, budget: MemoryBudget) -> None:
+        self._consumer, self._buffer, self._budget = consumer, buffer, budget
         self._largest = max_payload + layout.OVERHEAD
         self._grant: Grant | None = None
         self._has_more = False
@@ -166,7 +166,7 @@ class FlowControlledFetch:
 
     async def _room(self) -> int:
         """Bytes that may be fetched beside the buffer, after waiting for a grant: enough for any message."""
-        wanted = max(self._largest, min(MAX_LARGEST * self._largest, self._intake.limit // 4))
+        wanted = max(self._largest, min(MAX_LARGEST * self._largest, self._budget.limit // 4))
         if self._grant is not None:
             room = self._grant.size - self._buffer.nbytes
             if room >= self._largest:
@@ -174,5 +174,5 @@ class FlowControlledFetch:
             wanted = min(2 * self._grant.size, MAX_UNACKNOWLEDGED * self._largest)
             await self._buffer.return_all()
             self.release()
-        self._grant = await self._intake.leave(wanted)
+        self._grant = await self._budget.acquire(wanted)
         return wanted - self._buffer.nbytes

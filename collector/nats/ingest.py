@@ -9,7 +9,7 @@ from functools import partial
 from nats.aio.msg import Msg
 
 from stepscope.collector.files.store import Store
-from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.stream import DIED_AFTER, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.nats.consumer import ACK_SECONDS, MAX_UNACKNOWLEDGED, Consumer
@@ -59,7 +59,7 @@ class Ingest:
         identity = store.identity()
         self._consumer = Consumer(session.client, session.jetstream, identity, hello.stream, ack_seconds)
         self._buffer = ReorderBuffer()
-        self._fetch = FlowControlledFetch(self._consumer, session.client.max_payload, self._buffer, session.intake)
+        self._fetch = FlowControlledFetch(self._consumer, session.client.max_payload, self._buffer, session.budget)
         self._last_message = 0.0
         """When the exporter's last message came."""
         self.size = 0
@@ -148,13 +148,13 @@ class Ingest:
         """
         while (first := self._buffer.first) is not None and (first is after_gap or first.frames.first <= file.next):
             try:
-                addition = file.check(first.frames, first.payload)
+                new_frames = file.check(first.frames, first.payload)
             except FormatError as error:
                 self._buffer.remove(first)
                 await self._terminate(first.message, error)
                 continue
             try:
-                await self._store.write(file, addition, self._hello, partial(self._count, stream, addition))
+                await self._store.write(file, new_frames, self._hello, partial(self._count, stream, new_frames))
             finally:
                 await self._streams.noting.caught_up(stream)
             await first.message.ack()
@@ -188,7 +188,7 @@ class Ingest:
             return False
         return True
 
-    def _count(self, stream: Stream, addition: Addition) -> None:
-        if addition.missing:
-            stream.missed(addition.missing, addition.next - len(addition.frames))
-        self._streams.noting.took(stream, addition.frames, len(addition.data), addition.next)
+    def _count(self, stream: Stream, new_frames: NewFrames) -> None:
+        if new_frames.missing:
+            stream.missed(new_frames.missing, new_frames.next - len(new_frames.frames))
+        self._streams.noting.took(stream, new_frames.frames, len(new_frames.data), new_frames.next)

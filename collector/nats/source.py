@@ -13,16 +13,16 @@ from nats.errors import Error as NatsError
 from nats.js.api import StreamInfo
 from nats.js.errors import KeyNotFoundError, NotFoundError
 
-from stepscope.collector import intake
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
+from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.assignment import Assignment
 from stepscope.collector.nats.coordination import Session
 from stepscope.collector.nats.ingest import GAP_SECONDS, Ingest
 from stepscope.collector.nats.scheduling import FairShare, RetryState, UnassignedStreams, is_complete_in_jetstream
-from stepscope.collector.reference import Reference
+from stepscope.collector.server_clock import ServerClock
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
@@ -57,7 +57,7 @@ class NatsSource:
         store: where streams are written.
         streams: notes what was written.
         bound: bounds the bytes of messages in memory.
-        reference: the collector's clock.
+        clock: the collector's clock.
         audit: log of streams and of refused messages.
         limits: limits of the stream in JetStream, if this collector creates it.
         lease_seconds: time after which a lease expires that is not renewed, if this collector creates the bucket of leases.
@@ -69,8 +69,8 @@ class NatsSource:
         servers: Servers,
         store: Store,
         streams: Streams,
-        bound: intake.Intake,
-        reference: Reference,
+        bound: MemoryBudget,
+        clock: ServerClock,
         audit: Audit,
         *,
         limits: NatsLimits | None = None,
@@ -78,7 +78,7 @@ class NatsSource:
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
         self._servers, self._store, self._streams, self._audit = servers, store, streams, audit
-        self._bound, self._reference, self._limits = bound, reference, limits or NatsLimits()
+        self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
         self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
         self._assignments: dict[str, Assignment] = {}
         self._finished: set[str] = set()
@@ -194,7 +194,7 @@ class NatsSource:
             if await session.leases.acquire(stream):
                 room -= 1
                 self._assignments[stream] = Assignment(
-                    session, stream, self._store.identity(), self._reference, self._make_ingest(session)
+                    session, stream, self._store.identity(), self._clock, self._make_ingest(session)
                 )
 
     async def _release(self, session: Session, surplus: int, info: StreamInfo) -> None:

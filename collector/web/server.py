@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
-from stepscope.collector.intake import Intake
+from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.settings import CollectorSettings, host_name, is_loopback
 from stepscope.collector.web.doorway import Doorway
 from stepscope.collector.web.handshake import handshakes
@@ -36,7 +36,7 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         settings: CollectorSettings,
-        intake: Intake,
+        budget: MemoryBudget,
         ending: Callable[[], Awaitable[object]],
         refused: Callable[[str, tuple[str, int] | None], object] | None = None,
     ) -> None:
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         Args:
             app: what to serve.
             settings: where, and with which certificate.
-            intake: bounds the messages that are in memory.
+            budget: bounds the messages that are in memory.
             ending: called when no further request is taken.
             refused: is told why a connection was refused that asked nothing, and its address.
 
@@ -58,7 +58,7 @@ class Server(uvicorn.Server):
         config = uvicorn.Config(
             app,
             http=http,
-            ws=sockets(intake),
+            ws=sockets(budget),
             ws_max_size=settings.max_message,
             ws_per_message_deflate=False,
             ws_ping_interval=None,  # confirmations and comparisons of clocks are the signs of life (idle_timeout)

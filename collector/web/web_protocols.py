@@ -16,7 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.frames import Frame
 
-from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web.announced import Announced
 from stepscope.collector.web.doorway import Doorway
 from stepscope.exporters.stream.discreet import Discreet
@@ -130,7 +130,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
     one read has brought of it by then is held in addition.
     """
 
-    intake: Intake
+    budget: MemoryBudget
     """Of all connections together."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -216,14 +216,14 @@ class ModestSockets(WebSocketsSansIOProtocol):
         if size <= FREE:
             self._grants.append(None)
             return
-        grant = self.intake.ask(size, self._granted)
+        grant = self.budget.request(size, self._granted)
         self._grants.append(grant)
-        if not grant.given:
+        if not grant.granted:
             self._waits = True
             self.transport.pause_reading()
 
     def _granted(self) -> None:
-        self._waits = any(grant is not None and not grant.given for grant in self._grants)
+        self._waits = any(grant is not None and not grant.granted for grant in self._grants)
         if not self._waits and not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -280,10 +280,10 @@ def requests(door: Doorway) -> type[PromptRequests]:
     return Requests
 
 
-def sockets(bound: Intake) -> type[ModestSockets]:
+def sockets(bound: MemoryBudget) -> type[ModestSockets]:
     """WebSockets that share the bound on what is held of all their messages."""
 
     class Sockets(ModestSockets):
-        intake = bound
+        budget = bound
 
     return Sockets

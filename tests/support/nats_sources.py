@@ -8,10 +8,10 @@ from pathlib import Path
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
-from stepscope.collector.intake import Intake
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.source import NatsSource
-from stepscope.collector.reference import Reference
+from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats.servers import Servers
 from tests.support.beside import running
@@ -22,7 +22,7 @@ LEASE_SECONDS = 3.0
 class Source:
     """Ingests streams from NATS into a directory."""
 
-    def __init__(self, directory: Path, url: str, intake: Intake | None = None) -> None:
+    def __init__(self, directory: Path, url: str, intake: MemoryBudget | None = None) -> None:
         self.directory = directory
         settings = CollectorSettings(directory=directory)
         self.store = Store(settings)
@@ -31,8 +31,8 @@ class Source:
             Servers(url),
             self.store,
             self.streams,
-            intake or Intake(settings.max_intake),
-            Reference(),
+            intake or MemoryBudget(settings.max_intake),
+            ServerClock(),
             Audit(directory),
             lease_seconds=LEASE_SECONDS,
         )
@@ -58,7 +58,7 @@ class Source:
 
 
 @contextlib.asynccontextmanager
-async def ingesting(directory: Path, url: str, intake: Intake | None = None) -> AsyncGenerator[Source]:
+async def ingesting(directory: Path, url: str, intake: MemoryBudget | None = None) -> AsyncGenerator[Source]:
     """One that runs on the loop of the test."""
     source = Source(directory, url, intake)
     async with running(source.nats.run()):

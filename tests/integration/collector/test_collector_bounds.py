@@ -144,7 +144,7 @@ async def test_a_fault_in_the_writer_costs_one_stream(tmp_path: Path) -> None:
     """The thread that writes all of them goes on."""
 
     class Broken(StreamFile):
-        def write(self, addition: object) -> None:
+        def write(self, new_frames: object) -> None:
             raise MemoryError
 
     (tmp_path / "a").mkdir()

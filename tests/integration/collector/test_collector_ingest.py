@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.typing import Subprotocol
 
-from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import OutputError
 from stepscope.runtime.journal import format as fmt
@@ -278,9 +278,9 @@ async def test_a_stuck_disk_does_not_stop_the_loop(tmp_path: Path, monkeypatch: 
         with reading, writing:
             real = StreamFile.write
 
-            def stuck(file: StreamFile, addition: Addition) -> None:
+            def stuck(file: StreamFile, new_frames: NewFrames) -> None:
                 reading.recv(1)
-                real(file, addition)
+                real(file, new_frames)
 
             monkeypatch.setattr(StreamFile, "write", stuck)
             await one.send(protocol.encode(frames_header(0, 1), frames(0, 1)))

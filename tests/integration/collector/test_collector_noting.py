@@ -16,7 +16,7 @@ from stepscope.collector.clocks import latest
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.clocks.timeline import Timeline
 from stepscope.collector.files.store import Store
-from stepscope.collector.files.stream_file import Addition, StreamFile
+from stepscope.collector.files.stream_file import NewFrames, StreamFile
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
@@ -104,7 +104,7 @@ async def test_many_frames_are_checked_on_a_thread(tmp_path: Path, monkeypatch: 
     """Those of a usual message are checked where they come in, at once."""
     check, threads = StreamFile.check, list[bool]()
 
-    def noted(file: StreamFile, header: protocol.Frames, data: memoryview) -> Addition:
+    def noted(file: StreamFile, header: protocol.Frames, data: memoryview) -> NewFrames:
         threads.append(threading.current_thread() is threading.main_thread())
         return check(file, header, data)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from stepscope.collector.app import Collector
+from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import StorageView
-from stepscope.collector.parts import Parts
 from stepscope.collector.retention.storage import Look, Storage
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.live_events import LiveEvents
@@ -38,7 +38,7 @@ async def fails() -> None:
 
 async def test_which_have_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
     """With the reason; not of those that go on, or may be done, and not of the end of all."""
-    parts = Parts()
+    parts = BackgroundTasks()
     async with parts.working({"a": goes_on(), "b": fails(), "c": is_done()}, {"d": is_done(), "e": fails()}):
         fault = "ValueError: a fault of ours"
         wanted = {"a": "", "b": fault, "c": "it ended without an error", "d": "", "e": fault}

@@ -237,9 +237,9 @@ def collector_messages(data: bytes) -> None:
         with tempfile.TemporaryDirectory(dir=PLACE) as place:
             file = StreamFile(Path(place), SYNC, RUN_RECORD)
             try:
-                addition = file.check(header, payload)
-                file.write(addition)
-                assert file.next == (header.first + header.count if addition.frames else 0)
+                new_frames = file.check(header, payload)
+                file.write(new_frames)
+                assert file.next == (header.first + header.count if new_frames.frames else 0)
             except FormatError:
                 assert file.next == 0
             file.close()

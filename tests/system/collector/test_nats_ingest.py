@@ -12,7 +12,7 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import intake
+from stepscope.collector import memory_budget
 from stepscope.collector.files import lasting
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import DIED_AFTER, State
@@ -85,7 +85,7 @@ async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerat
         raise error
 
     async with connected(server.url) as client:
-        yield Publishing(await Session.open(client, intake.Intake(bound), LIMITS, 15.0, fail))
+        yield Publishing(await Session.open(client, memory_budget.MemoryBudget(bound), LIMITS, 15.0, fail))
 
 
 async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
             for number in range(12):
                 await publisher.publish(number, 1, size=800_000)
             await publisher.end(12)
-        bound = first.session.intake
+        bound = first.session.budget
         pairs = zip(publishers, hellos, strict=True)
         tracemalloc.start()
         try:
@@ -318,7 +318,7 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert intake.FREE < bound.most <= limit and bound.held == bound.waiting == 0
+        assert memory_budget.FREE < bound.peak <= limit and bound.used == bound.waiting == 0
         assert peak < 2 * limit, "what is read from the connection, and what is being written, comes on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
 
@@ -333,9 +333,9 @@ async def test_streams_out_of_order_do_not_wait_for_each_other(server: NatsServe
             for number in (*range(1, 8), 0):
                 await publisher.publish(number, 1, size=400_000)
             await publisher.end(8)
-        bound = first.session.intake
+        bound = first.session.budget
         pairs = zip(publishers, hellos, strict=True)
         await asyncio.gather(*(collecting.ingest(publisher, hello).run() for publisher, hello in pairs))
-        assert bound.held == bound.waiting == 0
+        assert bound.used == bound.waiting == 0
     assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
     assert all(collecting.missing(publisher) == 0 for publisher in publishers)

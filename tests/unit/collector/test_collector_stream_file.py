@@ -23,9 +23,9 @@ HEADER = fmt.encode_file_header(SYNC)
 def take(file: StreamFile, first: int, count: int, size: int = 40, segment: int = 0, position: int = 20) -> int:
     """Gives frames to a file; how many of them were new."""
     header = frames_header(first, count, segment, position)
-    addition = file.check(header, memoryview(frames(first, count, size)))
-    file.write(addition)
-    return len(addition.frames)
+    new_frames = file.check(header, memoryview(frames(first, count, size)))
+    file.write(new_frames)
+    return len(new_frames.frames)
 
 
 def test_frames_are_taken_once(tmp_path: Path) -> None:
@@ -81,12 +81,12 @@ def test_frames_go_to_their_segments(tmp_path: Path) -> None:
 def test_what_is_missing_is_counted(tmp_path: Path) -> None:
     """A rank may have deleted its oldest segments, and a broker may have lost messages."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    addition = file.check(frames_header(7, 2, 2, 1000), memoryview(run_frame(7) + frames(8, 1)))
-    file.write(addition)
-    assert addition.missing == 7 and len(addition.frames) == 2
-    addition = file.check(frames_header(12, 1, 2, 2000), memoryview(frames(12, 1)))
-    file.write(addition)
-    assert addition.missing == 3
+    new_frames = file.check(frames_header(7, 2, 2, 1000), memoryview(run_frame(7) + frames(8, 1)))
+    file.write(new_frames)
+    assert new_frames.missing == 7 and len(new_frames.frames) == 2
+    new_frames = file.check(frames_header(12, 1, 2, 2000), memoryview(frames(12, 1)))
+    file.write(new_frames)
+    assert new_frames.missing == 3
     file.close()
     assert file.path.with_name("journal.2").read_bytes().endswith(run_frame(7) + frames(8, 1) + frames(12, 1))
 
@@ -94,9 +94,9 @@ def test_what_is_missing_is_counted(tmp_path: Path) -> None:
 def test_a_segment_without_its_beginning_gets_the_run(tmp_path: Path) -> None:
     """Its positions stay those of the rank's journal."""
     file = StreamFile(tmp_path, SYNC, RUN)
-    addition = file.check(frames_header(7, 3, 1, 1000), memoryview(frames(7, 3)))
-    file.write(addition)
-    assert addition.missing == 6 and len(addition.frames) == 4
+    new_frames = file.check(frames_header(7, 3, 1, 1000), memoryview(frames(7, 3)))
+    file.write(new_frames)
+    assert new_frames.missing == 6 and len(new_frames.frames) == 4
     file.close()
     begin = 1000 - len(run_frame(6))
     whole = fmt.encode_file_header(SYNC, 1, begin) + run_frame(6) + frames(7, 3)

@@ -7,7 +7,7 @@ import uuid
 from stepscope.runtime.events import clock
 
 
-class Reference:
+class ServerClock:
     """Unix time that never steps: the wall clock as it was at the start, and the monotonic clock since."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 log = logging.getLogger("stepscope.collector")
 
 
-class Parts:
+class BackgroundTasks:
     """Runs them. One that ends though it should not is logged, and told to all who look, until the collector is restarted."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from websockets.frames import Frame, Opcode
 from stepscope.collector.connection import Connection
 from stepscope.collector.errors import FullError
 from stepscope.collector.files.room import Room
-from stepscope.collector.intake import FREE, Grant, Intake
+from stepscope.collector.memory_budget import FREE, Grant, MemoryBudget
 from stepscope.collector.web import web_protocols
 from stepscope.collector.web.announced import Announced
 from stepscope.exporters.stream import protocol
@@ -36,32 +36,32 @@ LIMIT = 1 << 20
 @given(st.lists(st.tuples(st.integers(1, 150), st.integers(0, 5)), max_size=40))
 def test_no_more_is_held_than_may_be(rows: list[tuple[int, int]]) -> None:
     """Those who wait come in the order in which they asked, and in the end everybody has come."""
-    intake = Intake(100)
+    budget = MemoryBudget(100)
     asked: list[Grant] = []
     came: list[int] = []
     for number, (size, over) in enumerate(rows):
-        grant = intake.ask(size, partial(came.append, number))
-        if grant.given:
+        grant = budget.request(size, partial(came.append, number))
+        if grant.granted:
             came.append(number)
         asked.append(grant)
-        for one in [one for one in asked if one.given and not one.over][:over]:
+        for one in [one for one in asked if one.granted and not one.released][:over]:
             one.release()
-        held = [one for one in asked if one.given and not one.over]
-        assert intake.held == sum(one.size for one in held) and (intake.held <= 100 or len(held) == 1)
-    while held := [one for one in asked if not one.over and one.given]:
+        held = [one for one in asked if one.granted and not one.released]
+        assert budget.used == sum(one.size for one in held) and (budget.used <= 100 or len(held) == 1)
+    while held := [one for one in asked if not one.released and one.granted]:
         held[0].release()
         held[0].release()
-    assert came == list(range(len(rows))) and intake.held == intake.waiting == 0
+    assert came == list(range(len(rows))) and budget.used == budget.waiting == 0
 
 
 def test_one_that_goes_while_it_waits() -> None:
     """It is passed over, and holds up nobody."""
-    intake = Intake(10)
-    first, second, third = (intake.ask(8, lambda: None) for _ in range(3))
+    budget = MemoryBudget(10)
+    first, second, third = (budget.request(8, lambda: None) for _ in range(3))
     second.release()
-    assert intake.waiting == 1 and not third.given
+    assert budget.waiting == 1 and not third.granted
     first.release()
-    assert third.given and not second.given and intake.held == 8
+    assert third.granted and not second.granted and budget.used == 8
 
 
 # how long a message will be
@@ -110,9 +110,9 @@ async def test_many_large_messages_wait_for_each_other(tmp_path: Path) -> None:
                 return said
 
         assert await asyncio.gather(*map(send, range(count))) == [protocol.Ack(3)] * count
-        intake = running.collector.intake
-        assert FREE < intake.most <= LIMIT
-        await poll(lambda: intake.held == intake.waiting == 0)
+        budget = running.collector.budget
+        assert FREE < budget.peak <= LIMIT
+        await poll(lambda: budget.used == budget.waiting == 0)
 
 
 async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_a_message_that_is_written_is_held_no_more(tmp_path: Path) -> None
             assert isinstance(await answer(one), protocol.Welcome)
             await one.send(protocol.encode(frames_header(0, 1), frames(0, 1, size=size)))
             assert await answer(one) == protocol.Ack(1)
-        await poll(lambda: running.collector.intake.held == 0)
+        await poll(lambda: running.collector.budget.used == 0)
         # Before the pong of its client, which comes after twenty seconds.
         async with asyncio.timeout(10):
             await poll(lambda: tracemalloc.get_traced_memory()[0] < 2 * size)
@@ -144,17 +144,17 @@ async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_p
         yield message[500_000:]
 
     async with collecting(tmp_path, max_intake=LIMIT) as running:
-        intake = running.collector.intake
+        budget = running.collector.budget
         async with connected(running.url) as slow, connected(running.url) as one, connected(running.url) as other:
             for number, made in enumerate((slow, one, other)):
                 await made.send(hello(stream=f"{number:032x}"))
                 assert isinstance(await answer(made), protocol.Welcome)
             sending = asyncio.create_task(slow.send(parts()))
-            await poll(lambda: intake.held)
+            await poll(lambda: budget.used)
             await one.send(protocol.encode(protocol.Ping(1)))
             assert isinstance(await answer(one), protocol.Pong)
             waiting = [asyncio.create_task(made.send(message)) for made in (one, other)]
-            await poll(lambda: intake.waiting == 2)
+            await poll(lambda: budget.waiting == 2)
             assert not running.journal(f"{1:032x}").exists()
             whole.set()
             assert [await answer(made) for made in (slow, one, other)] == [protocol.Ack(1)] * 3
@@ -163,15 +163,15 @@ async def test_one_that_is_not_finished_makes_others_wait_and_not_for_ever(tmp_p
             whole.clear()
             message = protocol.encode(frames_header(1, 1), frames(1, 1, size=900_000))
             sending = asyncio.create_task(slow.send(parts()))
-            await poll(lambda: intake.held)
+            await poll(lambda: budget.used)
             next_one = asyncio.create_task(one.send(message))
-            await poll(lambda: intake.waiting == 1)
+            await poll(lambda: budget.waiting == 1)
             sending.cancel()
             slow.transport.abort()
             assert await answer(one) == protocol.Ack(2)
             await next_one
             await asyncio.gather(sending, return_exceptions=True)
-        await poll(lambda: intake.held == intake.waiting == 0)
+        await poll(lambda: budget.used == budget.waiting == 0)
 
 
 async def test_a_client_that_does_not_take_its_answers_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
