@@ -214,6 +214,7 @@ class StreamFile:
 
     def _open_last(self, paths: list[Path]) -> None:
         """Opens the last file that has a frame, behind its last whole frame. Files without any are deleted."""
+        empty: list[Path] = []
         for path in reversed(paths):
             self._descriptor = os.open(path, _FLAGS & ~os.O_CREAT)
             if self._durable:
@@ -221,8 +222,10 @@ class StreamFile:
                 os.fsync(self._descriptor)
                 os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             if self._found_end(path):
-                return
+                break
             self.close()
+            empty.append(path)
+        for path in empty:
             path.unlink()
 
     def _found_end(self, path: Path) -> bool:
