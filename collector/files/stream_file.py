@@ -229,6 +229,8 @@ class StreamFile:
             path.unlink()
 
     def _found_end(self, path: Path) -> bool:
+        if not any(os.pread(self._descriptor, fmt.MAX_FILE_HEADER, 0)):
+            return False  # the machine lost power before the disk had anything of it
         reader = FrameReader(path, follow=False)
         try:
             if reader.sync_word is None:

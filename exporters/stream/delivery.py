@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.exporter import BUFFER, delete_buffer
+from stepscope.exporters.stream.exporter import BUFFER, delete_buffer, is_buffer
 from stepscope.exporters.stream.shipper import Head, Shipper
 from stepscope.exporters.stream.transport import Transport
 from stepscope.runtime.errors import FormatError, OutputError, ProfilerStateError
@@ -18,6 +19,7 @@ from stepscope.runtime.journal.format import FrameType
 from stepscope.runtime.journal.frame_reader import FrameReader
 from stepscope.runtime.journal.segments import first_names, journal_of
 from stepscope.runtime.recovery.recover import recover
+from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL
 
 _MAX_NAMED = 8
 
@@ -31,6 +33,7 @@ class Delivered(msgspec.Struct, frozen=True):
     events: int
     """Number of its events."""
     left_out: int
+    left_out_frames: int
     """Number of its events that are in frames which are too large for the other end, and were not sent."""
 
 
@@ -45,9 +48,10 @@ def journals_in(place: Path) -> list[Path]:
         return [journal_of(place)]
     found = [
         directory / name
-        for directory in (place, place / BUFFER)
+        for directory, journal in ((place, JOURNAL), (place / BUFFER_DIRECTORY, BUFFER))
         if directory.is_dir()
-        for name in first_names(path.name for path in directory.glob("journal*"))
+        for name in first_names(path.name for path in directory.glob(f"{journal}*"))
+        if re.fullmatch(rf"{journal}(-\d+)?", name)
     ]
     if not found:
         below = sorted({path.parent for level in ("*", "*/*") for path in place.glob(f"{level}/journal")})
@@ -127,6 +131,6 @@ async def deliver(journal: Path, make_transport: MakeTransport, patience_s: floa
         if transport is not None:
             transport.abort()
         shipper.close()
-    if journal.parent.name == BUFFER and not shipper.left_out:
+    if is_buffer(journal) and not shipper.left_out_frames:
         delete_buffer(journal)
-    return Delivered(head.stream, shipper.take_confirmed().total(), shipper.left_out)
+    return Delivered(head.stream, shipper.take_confirmed().total(), shipper.left_out, shipper.left_out_frames)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shlex
 import ssl
 from collections import Counter
@@ -34,6 +35,7 @@ from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.requests.command import VERSION as CONTROL
 from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
@@ -44,8 +46,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope")
 
-BUFFER = "unsent"
-"""Directory, in that of the run, of the journal that an exporter writes if the run keeps none of all windows."""
+BUFFER = "buffer"
+"""Name of the journal that an exporter writes if the run keeps none of all windows."""
 
 
 class CollectorExporter:
@@ -107,6 +109,8 @@ class CollectorExporter:
         self._run: Run | None = None
         self._exported: Counter[int] = Counter()
         """Events that were given to `export` and whose outcome was not reported, by window."""
+        self._given = 0
+        """Events that were given to `export`."""
         self._confirmed: Counter[int] = Counter()
         """Events that the collector confirmed, and that are not reported yet: `export` may be called later."""
         self._outcomes = Outcomes()
@@ -141,7 +145,9 @@ class CollectorExporter:
             await journal.changed.wait_for(lambda: journal.end or journal.failed)
             if journal.end:
                 return journal
-        self._buffer = JournalExporter(run.output_dir / BUFFER / "journal", max_bytes=self._settings.buffer_bytes)
+        self._buffer = JournalExporter(
+            run.output_dir / BUFFER_DIRECTORY / BUFFER, max_bytes=self._settings.buffer_bytes
+        )
         await self._buffer.open(msgspec.structs.replace(run, note_output=_note_nothing))
         return self._buffer.writer
 
@@ -183,6 +189,7 @@ class CollectorExporter:
         if self._shipper is None:
             raise ClosedError("the collector's exporter was not opened")
         self._exported[batch.window] += len(batch)
+        self._given += len(batch)
         if self._buffer is None:
             return
         before = self._buffer.written + self._buffer.dropped_cap
@@ -276,25 +283,29 @@ class CollectorExporter:
         why = f"{self._transport.where}: {statistics.last_error or 'not confirmed in time'}"
         complete = shipper.is_confirmed and not journal.is_open
         if not complete:
-            for window, count in shipper.unconfirmed_events().items():
-                count = min(count, self._exported[window])
-                self._outcomes.keep(window, count)
-                self._remove(window, count)
+            self._keep(journal)
             command = shlex.join(["stepscope", "deliver", str(journal.path), *self._delivery()])
             self.kept = UnsentFiles(str(journal.path), why, command)
         shipper.close()
-        lost, reason = self._exported.total(), "cap" if journal.dropped else "undelivered"
+        reason = "cap" if journal.dropped or journal.deleted_unsent else "undelivered"
         for window, count in [*self._exported.items()]:
             self._drop(window, count, reason)
-        if complete and self._buffer is not None:
+        if complete and self._buffer is not None and not shipper.left_out_frames:
             await asyncio.to_thread(delete_buffer, self._buffer.path)
-        if not lost or reason != "undelivered":
+        if not shipper.left_out_frames:
             return ""
-        if left_out := shipper.left_out:
-            return (
-                f"{left_out:,} events are in frames that are too large for {self._transport.where}, and were not sent"
-            )
-        return f"{lost:,} events are not in the journal {journal.path}, and were not sent"
+        return (
+            f"{shipper.left_out_frames} frames are too large for {self._transport.where}, and were not sent: they have "
+            f"{shipper.left_out:,} events, or ends of windows"
+        )
+
+    def _keep(self, journal: LiveJournal) -> None:
+        """Counts events that are in the journal as kept. It does not say of which windows others are: the newest count as lost."""
+        lost = max(self._given - (journal.written - journal.lost - journal.deleted_unsent), 0)
+        for window in sorted(self._exported):
+            count = min(self._exported[window], max(self._exported.total() - lost, 0))
+            self._outcomes.keep(window, count)
+            self._remove(window, count)
 
     def _delivery(self) -> list[str]:
         """Options with which `stepscope deliver` sends the journal to the same collector."""
@@ -306,6 +317,11 @@ class CollectorExporter:
 
 def _note_nothing(file: Path, being_written: bool, trace: TraceNote | None = None) -> None:
     """`stepscope recover` does not look for a buffer."""
+
+
+def is_buffer(journal: Path) -> bool:
+    """Whether a journal is the buffer of an exporter, by its name."""
+    return journal.parent.name == BUFFER_DIRECTORY and re.fullmatch(rf"{BUFFER}(-\d+)?", journal.name) is not None
 
 
 def delete_buffer(path: Path) -> None:

@@ -66,7 +66,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """Of the last frame, as its header has it."""
     events: Counter[int]
     """Number of events by window, without those that were confirmed before."""
-    left_out: int = 0
+    left_out: int | None = None
     """Number of events of a chunk that is not sent."""
 
     @property
@@ -105,13 +105,15 @@ class Shipper:
         self._end, self._advanced = end, advanced
         self.confirmed = Place(*self._reader.position)
         """The collector has all frames before this one."""
-        self.left_out = 0
-        """Number of events before this frame that were left out: their frames are too large for the collector."""
+        self.left_out = self.left_out_frames = 0
+        """Number of events and frames before this one that were left out: the frames are too large for the collector."""
         self._checksum: int | None = None
         """Of the frame before `confirmed`, if known."""
         self._counted = self.confirmed.number
         """Events of frames before this one were counted."""
         self._unconfirmed: deque[Chunk] = deque()
+        self.sent_bytes = 0
+        """Bytes that were taken and not confirmed."""
         self._events: Counter[int] = Counter()
 
     def close(self) -> None:
@@ -127,11 +129,6 @@ class Shipper:
     def is_confirmed(self) -> bool:
         """Whether the collector has all frames."""
         return self.confirmed.at >= self.end
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that were taken and not confirmed."""
-        return sum(len(chunk.data) for chunk in self._unconfirmed)
 
     def take(self, max_bytes: int) -> Chunk | None:
         """The next frames to send: up to `max_bytes`, but at least one frame. `None` if there is none."""
@@ -164,6 +161,7 @@ class Shipper:
         checksum: int = fmt.FRAME_HEADER.unpack_from(pieces[-1])[-1]
         chunk = Chunk(begin, after, segment, b"".join(pieces), checksum, events)
         self._unconfirmed.append(chunk)
+        self.sent_bytes += size
         return chunk
 
     def leave_out(self, chunk: Chunk) -> None:
@@ -175,7 +173,10 @@ class Shipper:
         """The collector has all frames before number `next`."""
         while self._unconfirmed and self._unconfirmed[0].end.number <= next:
             chunk = self._unconfirmed.popleft()
-            self.left_out += chunk.left_out
+            self.sent_bytes -= len(chunk.data)
+            if chunk.left_out is not None:
+                self.left_out += chunk.left_out
+                self.left_out_frames += chunk.count
             self._advance(chunk.end, chunk.checksum, chunk.events)
 
     def resume(self, next: int, checksum: int | None = None) -> None:
@@ -189,6 +190,7 @@ class Shipper:
             FormatError: if the collector has other frames than the journal.
         """
         self._unconfirmed.clear()
+        self.sent_bytes = 0
         reader, place, known = self._reader, self.confirmed, self._checksum
         if next < place.number:  # it has lost frames that it had
             reader.restart()
@@ -219,22 +221,11 @@ class Shipper:
         events, self._events = self._events, Counter()
         return events
 
-    def unconfirmed_events(self) -> Counter[int]:
-        """Number of events, by window, in frames that were never confirmed. Nothing can be taken afterwards."""
-        events: Counter[int] = Counter()
-        self._reader.resume(self.confirmed.number, self.confirmed.at)
-        while self._reader.position[1] < self.end:
-            found: Counter[int] = Counter()
-            if not self._skip(found):
-                break
-            if self._reader.position[0] > self._counted:
-                events += found
-        return events
-
     def _advance(self, place: Place, checksum: int | None, events: Counter[int]) -> None:
         self.confirmed, self._checksum = place, checksum
         self._counted = max(self._counted, place.number)
         self._events += events
+        self._reader.files.close_before(place.at)
         self._advanced(place.at)
 
     def _skip(self, events: Counter[int]) -> bool:

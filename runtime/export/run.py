@@ -30,8 +30,14 @@ class LiveJournal(Protocol):
     """Notified after each write, and when the file is opened or closed."""
     failed: bool
     """Whether the file could not be created."""
+    written: int
+    """Events written so far."""
+    lost: int
+    """Events that were counted as written, and that the system refused."""
     dropped: int
     """Events that were left out because of the size limit."""
+    deleted_unsent: int
+    """Events of segments that were deleted before all followers had sent them."""
 
     @property
     def is_open(self) -> bool:

@@ -79,6 +79,9 @@ class AppendFile:
             number, path, descriptor = self._create_next()
         except OSError as error:
             raise self._error(error, "continue") from error
+        lock = -1
+        with contextlib.suppress(OSError):  # no descriptor is left: then others cannot know
+            lock = hold(path)  # before the lock of the last file is released: recovery looks at both
         header = encode_file_header(sync, number, self.size)
         content = b"".join([header, *pieces])
         try:
@@ -88,14 +91,14 @@ class AppendFile:
                 os.fsync(descriptor)
         except OSError as error:
             os.close(descriptor)
+            release(lock)
             with contextlib.suppress(OSError):  # readers pass over a file that is not whole
                 path.unlink()
             raise self._error(error, "continue") from error
         os.close(self._fd)
         self._fd, self._deletion = descriptor, DeletionCheck()
         release(self._lock)
-        with contextlib.suppress(OSError):  # no descriptor is left: then others cannot know
-            self._lock = hold(path)
+        self._lock = lock
         self._segment = Segment(path, number, self.size, len(header))
         self.size += len(content) - len(header)
         self.segment_began_s = time.monotonic()

@@ -80,11 +80,6 @@ def first_file(path: Path) -> Path:
     return next(iter(segment_paths(path)), path)
 
 
-def last_file(path: Path) -> Path:
-    """The last existing file of the journal whose first segment has this path; that path, if there is none."""
-    return next(reversed(segment_paths(path)), path) if path.parent.is_dir() else path
-
-
 def exists(path: Path) -> bool:
     """Whether there is a file or directory of this name, or a journal whose first segment had this name."""
     return first_file(path).exists()
@@ -195,6 +190,15 @@ class SegmentFiles:
             at += 1
             data += self._read(self._segments[at], nbytes - len(data), position + len(data))
         return data
+
+    def close_before(self, position: int) -> None:
+        """Closes the files of segments that end before a position, so that the disk has their space when they are deleted."""
+        for at in range(len(self._segments) - 1):
+            if self._begins[at + 1] > position:
+                break
+            descriptor = self._descriptors.pop(self._segments[at].path, None)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def next_begin(self, position: int) -> int | None:
         """Begin of the first segment that begins after a position."""

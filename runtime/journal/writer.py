@@ -113,6 +113,8 @@ class JournalWriter:
     """Events that were counted as written in a group, and that the system refused."""
     deleted_oldest = 0
     """Events of the oldest segments, which this deleted because of the size limit, or because they were sent."""
+    deleted_unsent = 0
+    """Those among them that not all followers had sent."""
     end = 0
     """Position up to which the kernel has the frames."""
     failed = False
@@ -197,22 +199,26 @@ class JournalWriter:
         """
         with self._lock:
             try:
-                self._file = self._create(self.path)
-            except OSError:
+                self._open(run)
+            except BaseException:
                 self.failed = True
+                self._close_file()
                 raise
             finally:
                 self.changed.notify_all()
-            self.path = self._file.path
-            header = fmt.encode_file_header(self._sync)
-            self._pending.append(header)
-            self._pending_bytes = len(header)
-            self._run = records.encode_record(records.run_record(run, time.time_ns()))
-            self._frame(fmt.FrameType.RUN, [self._run])
-            self._commit(self._fsync != "never")
-            self._segment_end = self._segment_bytes
-            if isinstance(self._file, AppendFile):  # else positions are others at the receiver
-                self._index = IndexBuilder()
+
+    def _open(self, run: Run) -> None:
+        self._file = self._create(self.path)
+        self.path = self._file.path
+        header = fmt.encode_file_header(self._sync)
+        self._pending.append(header)
+        self._pending_bytes = len(header)
+        self._run = records.encode_record(records.run_record(run, time.time_ns()))
+        self._frame(fmt.FrameType.RUN, [self._run])
+        self._commit(self._fsync != "never")
+        self._segment_end = self._segment_bytes
+        if isinstance(self._file, AppendFile):  # else positions are others at the receiver
+            self._index = IndexBuilder()
 
     def append_to(
         self,
@@ -402,11 +408,13 @@ class JournalWriter:
         """
         with self._lock:
             self._open_file()
-            if self._record(fmt.FrameType.CLOCK_SYNC, sync):
-                if self._index is not None:
-                    self._index.add_sync(sync)
-            else:
-                self._skipped_records += 1
+            # The reserve of a full journal is for the ends of windows.
+            if (
+                self._has_room(self._reserve)
+                and self._record(fmt.FrameType.CLOCK_SYNC, sync)
+                and self._index is not None
+            ):
+                self._index.add_sync(sync)
 
     def close(self) -> None:
         """Appends the end record and closes the file. Idempotent.
@@ -583,6 +591,7 @@ class JournalWriter:
         self._oldest_bytes += oldest.size
         if oldest.end > self._sent_end():
             self._oldest_events += oldest.events
+            self.deleted_unsent += oldest.events.total()
         return True
 
     def _mark_cap(self, exactly: bool = False) -> None:

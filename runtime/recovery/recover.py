@@ -26,7 +26,7 @@ from stepscope.runtime.journal.index import IndexBuilder, JournalIndex
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.records import IndexRecord, RecoveredRecord
 from stepscope.runtime.journal.replay import run_of
-from stepscope.runtime.journal.segments import journal_of, last_file
+from stepscope.runtime.journal.segments import journal_of, segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.recovery.flight_files import name_unfinished_windows
 from stepscope.runtime.recovery.journals import suggest_journals
@@ -153,7 +153,7 @@ def recover(
         if journal is not None:
             reader = stack.enter_context(JournalReader(journal, ids))
             if copy is None:
-                stack.enter_context(_alone(last_file(journal)))
+                stack.enter_context(_alone(journal))
         run = _run(place, reader, note)
         profiler = note.profiler if note else 0
         work = _Recovering(run, ids, profiler)
@@ -214,20 +214,22 @@ def recover(
 @contextlib.contextmanager
 def _alone(journal: Path) -> Generator[None]:
     """Locks a journal against its writer and other recoveries, as far as its file system takes locks."""
-    descriptor = -1
+    descriptors: list[int] = []
     try:
-        descriptor = lock(journal, alone=True, write=True)
-    except BlockingIOError as error:
-        raise ProfilerStateError(
-            f"{journal} is being written or recovered by another process; wait for its end"
-        ) from error
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
-            raise
-    try:
+        # The writer may be in the middle of beginning a segment: then it has the lock of the last one or of the one before.
+        for path in segment_paths(journal)[-2:] or [journal]:
+            try:
+                descriptors.append(lock(path, alone=True, write=True))
+            except BlockingIOError as error:
+                raise ProfilerStateError(
+                    f"{journal} is being written or recovered by another process; wait for its end"
+                ) from error
+            except OSError as error:
+                if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                    raise
         yield
     finally:
-        if descriptor >= 0:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 

@@ -12,7 +12,7 @@ from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.records import RunRecord
 from stepscope.runtime.journal.segments import first_file
 from stepscope.runtime.recovery.journals import Journals, run_record_of
-from stepscope.runtime.session.note import JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
+from stepscope.runtime.session.note import BUFFER_DIRECTORY, JOURNAL, SESSION_FILE, SessionNote, is_note, notes_in
 
 _NO_JOURNALS = (".json", ".gz", ".pftrace", ".part")
 """Endings of outputs in a note that are no journals."""
@@ -62,6 +62,8 @@ def choose(named: Path, *, force: bool) -> RecoveryTarget:
         OSError: if the directory cannot be read.
     """
     place = named if named.is_dir() else named.parent
+    if place == named.parent and place.name == BUFFER_DIRECTORY:
+        place = place.parent  # the note of the run is there
     missing: list[str] = []
     notes = notes_in(place, missing)
     journals = Journals.of(place)

@@ -23,6 +23,8 @@ from stepscope.runtime.session.system import is_running
 from stepscope.runtime.session.trace_note import TraceNote
 
 SESSION_FILE = "session"
+BUFFER_DIRECTORY = "unsent"
+"""Directory, in that of a run, of the journal that an exporter of streams writes if the run keeps none of all windows."""
 JOURNAL = "journal"
 WINDOWS = "windows"
 """Directory of the journals of the windows that a flight recorder saved, in that of the run."""

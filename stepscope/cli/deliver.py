@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.cli import nats_options
 from stepscope.cli.messages import message
-from stepscope.runtime.errors import ProfilerStateError, StepscopeError
+from stepscope.runtime.errors import StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.exporters.stream.delivery import MakeTransport
@@ -87,17 +87,18 @@ def deliver(given: argparse.Namespace) -> int:
     for journal in journals:
         try:
             delivery.complete(journal, force=given.force)
-        except ProfilerStateError as error:
+            sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
+        except (StepscopeError, OSError) as error:
             if len(journals) == 1:
                 raise
             message(f"stepscope deliver: not delivered: {error}")
             failed = True
             continue
-        sent = asyncio.run(delivery.deliver(journal, make_transport, given.timeout))
         print(f"delivered {journal}: stream {sent.stream} has its {sent.events:,} events")
-        if sent.left_out:
+        if sent.left_out_frames:
             message(
-                f"stepscope deliver: {sent.left_out:,} events of {journal} are in frames that are too large, and were not sent"
+                f"stepscope deliver: {sent.left_out_frames} frames of {journal} are too large, and were not sent: they have "
+                f"{sent.left_out:,} events, or ends of windows"
             )
             failed = True
     return 1 if failed else 0

@@ -126,10 +126,9 @@ async def send_frames(made: ClientConnection, first: int, count: int) -> protoco
 
 
 def journals(directory: Path) -> Iterator[Path]:
-    """The journals that a collector keeps and that no other supersedes."""
+    """The journals that a collector keeps."""
     for path in sorted((directory / "streams").glob("*/journal")):
-        if not (path.parent / "superseded").exists():
-            yield path
+        yield path
 
 
 def spans(path: Path, *, ended: bool = True) -> Counter[str]:

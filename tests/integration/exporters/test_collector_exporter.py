@@ -30,6 +30,7 @@ from stepscope.exporters.stream.websocket import WebSocketTransport
 from stepscope.runtime.accounting.ledger import OutputLedger
 from stepscope.runtime.errors import FormatError, ProfilerStateError
 from stepscope.runtime.journal.reader import JournalReader
+from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.support.basics import poll
 from tests.support.collectors import COMMAND, Process, collecting, free_port, journals
 from tests.support.collectors import spans as spans_of
@@ -75,7 +76,7 @@ async def test_it_keeps_the_contract(collector: tuple[str, Path], tmp_path: Path
         if exporter.kept is not None:
             delivered(directory, url)
         else:
-            assert not (directory / BUFFER).exists()
+            assert not (directory / BUFFER_DIRECTORY).exists()
         return spans_of(place / "streams" / exporter.stream / "journal").elements()
 
     def exporter(directory: Path) -> CollectorExporter:
@@ -112,13 +113,13 @@ async def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
     for number in range(6000):
         await exporter.export(early)
         await exporter.close_window(window_of(number, early))
-    assert sum(path.stat().st_size for path in (tmp_path / BUFFER).iterdir()) <= 1 << 20
+    assert sum(path.stat().st_size for path in (tmp_path / BUFFER_DIRECTORY).iterdir()) <= 1 << 20
     assert not exporter.settle()
     async with collecting(tmp_path / "c", port=port):
         await poll(lambda: exporter._shipper is not None and exporter._shipper.is_confirmed)  # pyright: ignore[reportPrivateUsage]
         confirmed = sum(one.exported for one in exporter.settle())
         assert 0 < confirmed < 6000
-        assert sum(path.stat().st_size for path in (tmp_path / BUFFER).iterdir()) < 1 << 18
+        assert sum(path.stat().st_size for path in (tmp_path / BUFFER_DIRECTORY).iterdir()) < 1 << 18
         for _ in range(10):
             await exporter.export(late)
         await exporter.aclose()
@@ -132,7 +133,7 @@ async def test_what_finds_no_room_is_counted(tmp_path: Path) -> None:
         for _ in reader:
             pass
         assert reader.end is not None and reader.end.dropped == 6000 - confirmed
-    assert not (tmp_path / BUFFER).exists()
+    assert not (tmp_path / BUFFER_DIRECTORY).exists()
 
 
 def test_a_journal_at_its_limit_deletes_what_the_collector_has(tmp_path: Path, collector: tuple[str, Path]) -> None:
@@ -224,7 +225,7 @@ async def test_a_saved_window_is_streamed(tmp_path: Path) -> None:
         await asyncio.to_thread(train)
     (journal,) = journals(tmp_path / "c")
     assert 4 <= spans_of(journal)["work"] <= 6
-    assert not (tmp_path / "run" / BUFFER).exists()
+    assert not (tmp_path / "run" / BUFFER_DIRECTORY).exists()
 
 
 async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
@@ -236,7 +237,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
         await exporter.export(batch_of(spans([f"{n}" for n in range(50)])))
         await poll(lambda: exporter.settle())
     await exporter.export(batch_of(spans([f"{n}" for n in range(50, 80)])))
-    journal = tmp_path / "run" / BUFFER / "journal"
+    journal = tmp_path / "run" / BUFFER_DIRECTORY / BUFFER
     with refused(ProfilerStateError, journal):
         delivery.complete(journal)
     task = asyncio.ensure_future(exporter.aclose())
@@ -342,4 +343,4 @@ def test_the_ledger_of_a_whole_run_is_exact(tmp_path: Path, collector: tuple[str
     assert account == OutputLedger(account.offered, account.offered, {}, 0)
     found = spans_of(place / "streams" / exporter.stream / "journal")
     assert found["step work"] == 8
-    assert not (tmp_path / BUFFER).exists()
+    assert not (tmp_path / BUFFER_DIRECTORY).exists()

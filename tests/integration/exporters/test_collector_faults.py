@@ -184,7 +184,7 @@ async def test_a_server_that_is_no_collector(kind: str, tmp_path: Path) -> None:
             assert await stopped(exporter) == ""
         (settled,) = exporter.settle()
         assert (settled.exported, settled.kept, settled.dropped) == (2, 2, {})
-    journal = tmp_path / "run" / "unsent" / "journal"
+    journal = tmp_path / "run" / "unsent" / "buffer"
     assert exporter.kept is not None and exporter.kept.place == str(journal)
     assert spans_of(journal) == {"a": 1, "b": 1}
 
@@ -218,7 +218,7 @@ async def test_a_collector_that_lies(kind: str, tmp_path: Path) -> None:
         await poll(lambda: connections >= 3)
         await stopped(exporter)
         assert accounts(exporter) == (1, 0)
-    assert (tmp_path / "run" / "unsent" / "journal").exists()
+    assert (tmp_path / "run" / "unsent" / "buffer").exists()
 
 
 @pytest.mark.parametrize("reason", ["full", "x" * 900])

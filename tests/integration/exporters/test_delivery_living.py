@@ -52,7 +52,7 @@ PROGRAM = textwrap.dedent(
 )
 """A process that streams to nobody, in two parts; before each next thing it waits for a line."""
 SPANS = {"first": 10000, "second": 10000}
-JOURNALS = {"journal": "journal", "buffer": "unsent/journal"}
+JOURNALS = {"journal": "journal", "buffer": "unsent/buffer"}
 
 
 @contextmanager

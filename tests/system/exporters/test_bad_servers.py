@@ -15,8 +15,8 @@ import pytest
 import stepscope as sc
 from stepscope.exporters.otlp.exporter import OtlpExporter
 from stepscope.exporters.otlp.options import OtlpOptions
-from stepscope.exporters.stream.exporter import BUFFER
 from stepscope.runtime.accounting.ledger import OutputLedger
+from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.stress.torture.passage import Passage
 from tests.support.basics import BUSY
 from tests.support.collecting import collecting, until
@@ -155,7 +155,7 @@ def delivered(run: Path, url: str) -> None:
     """Sends what a run has kept to the server itself."""
     done = stepscope("deliver", run, "--url", url.replace("http:", "ws:"), cwd=run)
     assert done.returncode == 0, done.stderr
-    assert not (run / BUFFER).exists()
+    assert not (run / BUFFER_DIRECTORY).exists()
 
 
 def everywhere(directory: Path) -> Counter[str]:

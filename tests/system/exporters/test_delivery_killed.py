@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.main import main
-from stepscope.exporters.stream.exporter import BUFFER
+from stepscope.runtime.session.note import BUFFER_DIRECTORY
 from tests.support.basics import ROOT, missing
 from tests.support.collecting import collecting
 from tests.support.collectors import COMMAND, free_port
@@ -111,7 +111,7 @@ def test_the_buffer_of_a_run_without_a_journal_is_delivered(tmp_path: Path) -> N
         done = deliver(place, collector.url)
         assert done.returncode == 0, done.stderr
         assert SPANS * 2 // 3 <= merged(tmp_path / "c", tmp_path / "out.json")["x"] <= SPANS
-        assert not (place / BUFFER).exists()
+        assert not (place / BUFFER_DIRECTORY).exists()
         again = deliver(place, collector.url)
         assert again.returncode == 1 and said(again.stderr, "stepscope deliver", str(place))
 

@@ -126,7 +126,7 @@ def test_a_run_that_reached_no_server_is_delivered_later(server: NatsServer, tmp
 def test_the_buffer_of_a_run_without_a_journal_is_delivered(server: NatsServer, tmp_path: Path) -> None:
     """It is deleted then."""
     run(tmp_path / "run", nowhere(), journal="")
-    assert len(segment_paths(tmp_path / "run" / "unsent" / "journal")) > 1
+    assert len(segment_paths(tmp_path / "run" / "unsent" / "buffer")) > 1
     done = deliver(tmp_path / "run", server.url)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "run" / "unsent").exists()
