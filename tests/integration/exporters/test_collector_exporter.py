@@ -253,7 +253,7 @@ async def test_delivery_goes_on_where_the_stream_ended(tmp_path: Path) -> None:
         content = found.read_bytes()
         for _ in range(2):
             sent = await delivery.deliver(found, to_collector(running.url), 20.0)
-            assert sent == delivery.Delivered(exporter.stream, 80, 0)
+            assert sent == delivery.Delivered(exporter.stream, 80, 0, 0)
             (collected,) = journals(tmp_path / "c")
             assert spans_of(collected) == {f"{n}": 1 for n in range(80)}
             assert collected.read_bytes() == content and not found.parent.exists()
