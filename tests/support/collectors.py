@@ -127,8 +127,7 @@ async def send_frames(made: ClientConnection, first: int, count: int) -> protoco
 
 def journals(directory: Path) -> Iterator[Path]:
     """The journals that a collector keeps."""
-    for path in sorted((directory / "streams").glob("*/journal")):
-        yield path
+    yield from sorted((directory / "streams").glob("*/journal"))
 
 
 def spans(path: Path, *, ended: bool = True) -> Counter[str]:

@@ -47,7 +47,7 @@ async def test_a_collector_names_its_clocks(tmp_path: Path) -> None:
     for _ in range(3):
         collector = Collector(CollectorSettings(directory=tmp_path, port=0))
         async with collector.serving():
-            ids.add(collector.server_clock.id)
+            ids.add(collector.clock.id)
     assert clock_names.read(tmp_path) == frozenset(ids) and len(ids) == 3
     assert (tmp_path / clock_names.NAME).stat().st_mode & 0o777 == 0o600
 
