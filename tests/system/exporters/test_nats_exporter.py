@@ -22,6 +22,7 @@ from stepscope.exporters.nats.transport import NatsTransport
 from stepscope.exporters.specimens import batch_of, run_in
 from stepscope.exporters.specimens import spans as named
 from stepscope.exporters.stream import delivery, protocol
+from stepscope.exporters.stream.exporter import BUFFER
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
@@ -104,10 +105,9 @@ async def test_delivery_continues_where_jetstream_ends(
         await exporter.export(noisy(number))
     await closed_in_vain(exporter)
     assert exporter.kept is not None
-    kept = Path(exporter.kept.place).parent.rename(
-        tmp_path / "kept"
-    )  # in `unsent` it would be deleted after a delivery
-    journal, subject = kept / "journal", f"{layout.SUBJECTS}.{exporter.stream}"
+    # In `unsent` it would be deleted after a delivery.
+    kept = Path(exporter.kept.place).parent.rename(tmp_path / "kept")
+    journal, subject = kept / BUFFER, f"{layout.SUBJECTS}.{exporter.stream}"
     counts: list[int] = []
     async with jetstream(server.url) as context:
         for message_bytes in (1 << 12, 1 << 20):
