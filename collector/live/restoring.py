@@ -18,6 +18,7 @@ from stepscope.collector.live.stream import STEPS, Frame, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.runs.evicted import Evicted, damage_without, read_evicted
 from stepscope.collector.runs.segment_contents import SegmentContents
+from stepscope.collector.runs.windows import KEPT
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
@@ -33,7 +34,9 @@ _MOST_BYTES = 4 << 20
 _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
 READ_WHOLE = 2
-"""Segments of a stream, the last ones, of which all frames are read."""
+"""Segments of a stream, the last ones, of which all frames are read; and of further ones"""
+READ_WHOLE_BYTES = 64 << 20
+"""up to so many bytes, as long as they have fewer windows than are shown."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class _Earlier(msgspec.Struct, frozen=True):
 class Restoring:
     """Reads the journals of a store one after the other, the newest first, on a thread of its own.
 
-    Of the last two segments of a stream the frames are read, of events only the headers and the steps. Of earlier segments the index
+    Of the last segments of a stream the frames are read, of events only the headers and the steps. Of earlier segments the index
     is read: their windows and events are counted, and not shown one by one. A stream that is connected meanwhile is read to the end
     of its files, and goes on from there with what arrives: each frame counts once.
     """
@@ -162,7 +165,12 @@ def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -
             about = segment.stat()
             found = SegmentContents.of(segment, about.st_size, about.st_mtime_ns, [*evicted, *contents])
             contents.append(found.counts)
-        following = FrameReader(segments[-READ_WHOLE], follow=False)
+        windows = nbytes = 0
+        while contents and windows < KEPT and nbytes + contents[-1].nbytes <= READ_WHOLE_BYTES:
+            windows, nbytes = windows + contents[-1].windows, nbytes + contents.pop().nbytes
+        if not contents:
+            return _Earlier()
+        following = FrameReader(segments[len(contents)], follow=False)
     except (FormatError, FileNotFoundError):
         return _Earlier()
     number, at = following.position

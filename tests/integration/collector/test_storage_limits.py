@@ -18,7 +18,6 @@ import pytest
 from stepscope.collector.app import Collector
 from stepscope.collector.files.disk_use import disk_use
 from stepscope.collector.files.store import Store
-from stepscope.collector.live import restoring as restoring_module
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.retention.policy import StoragePolicy
@@ -247,9 +246,8 @@ async def test_what_was_evicted_is_told_though_the_disk_fails_then(
     assert streams.totals()[0].events == 8 * KIB
 
 
-async def test_what_was_evicted_counts_the_same_after_a_start(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_was_evicted_counts_the_same_after_a_start(store: Store) -> None:
     """By window; events, windows and losses are what they were, and what was evicted is not missing."""
-    monkeypatch.setattr(restoring_module, "READ_WHOLE", 100)  # so that the windows of all segments are listed
     stored(store, ONE, some(0), some(4), some(8), [*some(12), END])
 
     async def restored() -> Streams:

@@ -164,11 +164,11 @@ def test_a_frame_that_is_too_large_is_left_out(tmp_path: Path, reached: bool) ->
         done = run(tmp_path / "run", server.url if reached else nowhere(), large=8)
         if reached:
             (count,) = re.findall(r"(\d+) dropped \(undelivered\)", done.stdout)
-            assert f"{count} events are in frames that are too large" in done.stdout
+            assert f"were not sent: they have {count} events" in done.stdout
         else:
             done = deliver(tmp_path / "run", server.url)
             assert done.returncode == 1
-            (count,) = re.findall(r"(\d+) events of .* are in frames that are too large", done.stderr)
+            (count,) = re.findall(r"frames of .* are too large, and were not sent: they have (\d+) events", done.stderr)
         assert "max_payload" in done.stderr and int(count) >= 8
         with collecting(tmp_path / "collected", "--from", server.url) as collector:
             (copy,) = collected(collector)
