@@ -26,7 +26,7 @@ _NEVER = 1 << 63
 
 
 class StoragePolicy(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept when there is not room for all. Unknown fields are refused."""
+    """Says which windows are evicted last. Unknown fields are refused."""
 
     max_bytes: Count = 0
     """On disk, of everything that the collector writes; 0: no limit."""

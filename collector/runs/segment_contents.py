@@ -43,7 +43,7 @@ class SegmentContents(msgspec.Struct, frozen=True):
 
     run: RunRecord | None
     counts: Evicted
-    """What is written down when it is evicted."""
+    """The line that is written to the file `evicted` when it is evicted."""
     closed: list[SegmentWindow]
     open: list[SegmentWindow]
     """Those that go on after it."""

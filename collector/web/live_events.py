@@ -22,7 +22,7 @@ _QUICK = tuple(name for name in RankChange.__struct_fields__ if name != "id")
 
 
 class _View(NamedTuple):
-    """What a listener is told of: a job or all of them, and whether nothing of other jobs."""
+    """Selects the events of a listener: those of one job or of all, with or without facts of other jobs."""
 
     job: str | None
     alone: bool

@@ -61,7 +61,7 @@ Part: TypeAlias = Span | metrics.Metric
 """One entry of a request; a metric has one point."""
 Ids: TypeAlias = NDArray[np.uint64]
 Flow: TypeAlias = tuple[int, int, int]
-"""What the events of a flow have in common: id, name, category."""
+"""The key that all events of a flow share: id, name, category."""
 
 
 def clean(text: str) -> str:
@@ -224,7 +224,7 @@ class SentSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Origin:
-    """What the requests of a run have in common: ids, resource, limits of size, attributes, and the spans that were sent."""
+    """State that all requests of a run share: ids, resource, limits of size, attributes, and the spans that were sent."""
 
     def __init__(self, run: Run, options: OtlpOptions) -> None:
         self.run, self.ids = run, RunIds(run)

@@ -53,7 +53,7 @@ BUFFER = "buffer"
 class CollectorExporter:
     """Streams the run's journal to `stepscope collect`, which stores the same files.
 
-    Training is never held up. What the collector has not confirmed stays in the journal, and is sent when the connection is
+    Training never waits. Frames that the collector has not confirmed stay in the journal, and are sent when the connection is
     there again; nothing is stored twice, as the collector knows the number of the next frame. When the run ends before all is
     confirmed, report and log say which `stepscope deliver` sends the rest. Segments that were sent are deleted when the
     journal reaches its size limit.
@@ -237,7 +237,7 @@ class CollectorExporter:
         self._confirmed = +self._confirmed
 
     def statistics(self) -> LinkStatistics | None:
-        """What the connection has been through; `None` before `open`."""
+        """State and history of the connection; `None` before `open`."""
         return None if self._transport is None else self._transport.statistics()
 
     def _advanced(self, position: int) -> None:

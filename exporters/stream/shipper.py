@@ -78,7 +78,7 @@ class Chunk(msgspec.Struct, frozen=True):
 class Shipper:
     """The frames of one journal that are to be sent, in order.
 
-    What the collector has not confirmed stays in the journal, and is read again after a lost connection. Memory is bounded by the
+    Unconfirmed frames stay in the journal, and are read again after a lost connection. Memory is bounded by the
     largest frame and the size of a chunk. One thread at a time may use it.
 
     Args:

@@ -25,7 +25,7 @@ FIRST_SYNCS = 8
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
-    """What the connection has been through."""
+    """State and history of a connection."""
 
     connected: bool
     connections: int

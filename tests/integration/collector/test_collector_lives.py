@@ -220,7 +220,7 @@ def evicted(segment: int, events: dict[int, int], others: int = 0) -> Evicted:
     return Evicted(segment=segment, first=0, frames=1, nbytes=100, events=events, others=others)
 
 
-def test_of_many_windows_that_were_evicted_the_newest_are_told_apart() -> None:
+def test_the_newest_evicted_windows_are_counted_one_by_one() -> None:
     """As if each were told alone, though a segment may have very many: only of the newest it is looked at."""
     together, alone = StreamWindows(), StreamWindows()
     numbers = list(range(20_000))

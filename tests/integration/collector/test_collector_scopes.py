@@ -209,7 +209,7 @@ def test_a_token_of_a_job_shows_that_job_only(jobs: CollectorProcess) -> None:
 
 
 def test_a_token_of_a_job_downloads_that_job_only(jobs: CollectorProcess) -> None:
-    """What is of another job is not there, as far as it is told."""
+    """Answers have nothing of another job."""
     every = {view["job_id"]: view for view in jobs.get("/v1/ranks", bearer(ADMIN))}
     for job, status in (("one x1", 200), ("two x1", 404)):
         stream, rank = every[job]["stream"], every[job]["id"]
@@ -262,7 +262,7 @@ def events(url: str, token: str) -> Generator[dict[str, Any]]:
         connection.close()
 
 
-def said_hello(job: str, stream: str = STREAM) -> bytes:
+def hello_of_job(job: str, stream: str = STREAM) -> bytes:
     """The first message of a stream of a job."""
     return protocol.encode(protocol.Hello(stream, SYNC, 0, msgspec.structs.replace(RUN, job=job)))
 
@@ -273,12 +273,12 @@ async def test_an_ingest_token_of_a_job_sends_that_job_only(tmp_path: Path) -> N
     async with collecting(tmp_path / "c", **files) as running:
         one, two = ({"additional_headers": bearer(f"{INGEST}-{number}")} for number in (1, 2))
         async with connected(running.url, **one) as made:
-            await made.send(said_hello("two"))
+            await made.send(hello_of_job("two"))
             refusal = await answer(made)
             assert isinstance(refusal, protocol.Refused) and not refusal.retry
             assert refusal.reason == "its token allows streams of the job 'one', and this one is of 'two'"
         async with connected(running.url, **one) as made:
-            await made.send(said_hello("one"))
+            await made.send(hello_of_job("one"))
             assert isinstance(await answer(made), protocol.Welcome)
             run = msgspec.structs.replace(RUN, job="two")
             frame = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.RUN, 0, [encode_record(run)])))
@@ -287,14 +287,14 @@ async def test_an_ingest_token_of_a_job_sends_that_job_only(tmp_path: Path) -> N
             assert isinstance(refusal, protocol.Refused) and "this one is of 'two'" in refusal.reason
             assert not running.journal().exists()
         async with connected(running.url, **one) as made:
-            await made.send(said_hello("one"))
+            await made.send(hello_of_job("one"))
             assert isinstance(await answer(made), protocol.Welcome)
         async with connected(running.url, **two) as made:
-            await made.send(said_hello("two"))  # the stream of the other job
+            await made.send(hello_of_job("two"))  # the stream of the other job
             refusal = await answer(made)
             assert isinstance(refusal, protocol.Refused) and not refusal.retry
         async with connected(running.url, additional_headers=bearer(INGEST)) as made:
-            await made.send(said_hello("two", "b" * 32))
+            await made.send(hello_of_job("two", "b" * 32))
             assert isinstance(await answer(made), protocol.Welcome)
             await made.send(protocol.encode(protocol.Frames(0, 1, 0, 20), run_frame(0)))
             assert await answer(made) == protocol.Ack(1), "without a job it may send anything"
@@ -325,7 +325,7 @@ async def test_tokens_are_replaced_without_a_pause(tmp_path: Path) -> None:
             connected(running.url, additional_headers=bearer(f"{INGEST}-2")) as stays,
         ):
             for made, stream in ((removed, STREAM), (stays, "b" * 32)):
-                await made.send(said_hello("one", stream))
+                await made.send(hello_of_job("one", stream))
                 assert isinstance(await answer(made), protocol.Welcome)
             replace(files["read_token_file"], f"{READ}\n{READ}-new\n")
             await poll(lambda: running.collector.tokens.find(f"{READ}-new"))
@@ -431,7 +431,7 @@ async def test_a_token_that_is_moved_to_another_job_ends_its_streams(
         serving(tmp_path / "c", files) as running,
         connected(running.url, additional_headers=bearer(INGEST)) as made,
     ):
-        await made.send(said_hello("one"))
+        await made.send(hello_of_job("one"))
         assert isinstance(await answer(made), protocol.Welcome)
         replace(files["ingest_token_file"], f"job=two {INGEST}")
         assert await answer(made) == protocol.Refused(WITHDRAWN, False)

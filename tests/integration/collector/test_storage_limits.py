@@ -222,9 +222,7 @@ def test_a_file_that_cannot_be_read_costs_itself(store: Store) -> None:
     assert not storage.unreadable
 
 
-async def test_what_was_evicted_is_told_though_the_disk_fails_then(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_evictions_are_counted_though_the_disk_fails_then(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """How much of it is free cannot be asked: what was evicted is known all the same, and the problem said."""
     path = stored(store, ONE, some(0), some(4))
     store = Store(CollectorSettings(directory=store.directory))

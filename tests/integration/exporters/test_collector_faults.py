@@ -438,7 +438,7 @@ def test_a_url_may_be_a_browser_s() -> None:
 
 @pytest.mark.parametrize("kind", ["away", "half-open"])
 @pytest.mark.parametrize("journal", [True, False])
-def test_training_is_not_held_up_and_closing_keeps_its_deadline(kind: str, journal: bool, tmp_path: Path) -> None:
+def test_training_does_not_wait_and_closing_meets_its_deadline(kind: str, journal: bool, tmp_path: Path) -> None:
     """A whole profiler without a collector, or with one that never answers: all is kept, and the report says where."""
     with socket.create_server(("127.0.0.1", 0)) as listening:  # the system accepts, nobody answers
         port = listening.getsockname()[1] if kind == "half-open" else free_port()

@@ -278,7 +278,7 @@ def test_round_trips_that_make_no_sense(samples: list[ClockSync]) -> None:
         assert latest.now.bound_ns is None or latest.now.bound_ns >= 0
 
 
-def test_what_was_evicted_is_told(tmp_path: Path) -> None:
+def test_evicted_events_are_counted(tmp_path: Path) -> None:
     """By windows, once however it is heard of: live, from the file, and from both."""
 
     def evicted(segment: int, **events: int) -> Evicted:
