@@ -39,7 +39,8 @@ LOOKS = 1.0
 PARK_S = 1.0
 """Seconds that closing waits for the main thread to enter the handler."""
 KICK_S = 0.01
-"""Seconds between two signals to the main thread meanwhile."""
+"""Seconds until the first signal to the main thread meanwhile; each later one takes twice as long. Few, because a native
+handler of the program may write something at each."""
 SPARE_S = 20.0
 """Seconds that closing may take beyond the deadline."""
 
@@ -151,8 +152,10 @@ def _park_main_thread(number: int) -> None:
     """Makes the main thread wait in the handler, so that the program records nothing more. Another thread may have received
     the signal, or the main thread right before a system call that sleeps."""
     main, until = threading.main_thread().ident, time.monotonic() + PARK_S
+    pause = KICK_S
     while not _parked and signal.getsignal(number) is _terminate and time.monotonic() < until:
-        time.sleep(KICK_S)
+        time.sleep(pause)
+        pause *= 2
         if main is not None:
             signal.pthread_kill(main, number)
 
