@@ -33,6 +33,8 @@ MAX_MESSAGE = 80 << 20
 """Bytes: the largest frame of a journal, and what is before it."""
 MAX_FRAMES = 1 << 16
 """Frames in one message."""
+MAX_SUMMARY_STEPS = 2048
+"""Steps in one summary."""
 MIN_MAX_MESSAGE = 1 << 20
 """Bytes of a message that every collector takes at least."""
 
@@ -94,6 +96,33 @@ class Frames(msgspec.Struct, frozen=True, tag=4, array_like=True):
     """Where the first frame begins in the journal, in bytes."""
 
 
+class StepRun(msgspec.Struct, frozen=True, array_like=True):
+    """Steps of one window that follow each other without a gap."""
+
+    window: Int64
+    first: Int64
+    """Number of the first step."""
+    begin_ns: Int64
+    """When it began, by the rank's monotonic clock. Each further step begins when the one before it ends."""
+    steps: Annotated[bytes, msgspec.Meta(max_length=8 * MAX_SUMMARY_STEPS)]
+    """8 bytes for each step: `step_summary.STEP_DTYPE`."""
+
+
+class StepSummary(msgspec.Struct, frozen=True, tag=10, array_like=True):
+    """Facts of the steps that have ended since the one before; about once a second, whatever else waits to be sent. Nothing confirms
+    it. `step_summary` makes and reads it."""
+
+    events: Count
+    """Events that were written to the journal so far."""
+    lost: Count
+    """Events that the journal does not have."""
+    left_out: Count
+    """Steps since the summary before that are not in `runs`, as there were too many."""
+    runs: Annotated[list[StepRun], msgspec.Meta(max_length=MAX_SUMMARY_STEPS)]
+    sums: Annotated[bytes, msgspec.Meta(max_length=1024)]
+    """Sums over the steps of `runs`: `step_summary.SUMS_DTYPE`; empty without steps."""
+
+
 class Ack(msgspec.Struct, frozen=True, tag=5, array_like=True):
     """All frames below `next` are written."""
 
@@ -133,7 +162,7 @@ class Obeyed(msgspec.Struct, frozen=True, tag=9, array_like=True):
     """`stepscope.runtime.requests.command.Answer`, in JSON."""
 
 
-Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed
+Header = Hello | Welcome | Refused | Frames | Ack | Ping | Pong | Order | Obeyed | StepSummary
 
 _decode = msgspec.msgpack.Decoder(Header).decode
 

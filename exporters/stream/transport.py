@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -22,6 +23,8 @@ log = logging.getLogger("stepscope")
 
 FIRST_SYNCS = 8
 """Comparisons of the clocks that follow each other quickly."""
+MAX_SUMMARY_BYTES = 1 << 20
+"""Bytes of summaries that wait for a connection. Beyond them the oldest are dropped."""
 
 
 class LinkStatistics(msgspec.Struct, frozen=True):
@@ -71,6 +74,8 @@ class Transport(ABC):
         self._shipper, self._hello = shipper, hello
         self._synced, self._limit_segments = synced, limit_segments
         self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._summaries: deque[bytes] = deque()
+        self._summary_bytes = 0
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._connected = self._refused = False
@@ -91,6 +96,23 @@ class Transport(ABC):
         """There may be something to send."""
         self._news.set()
         self._changed.set()
+
+    def summarize(self, summary: protocol.StepSummary) -> None:
+        """Sends facts of steps as soon as there is a connection, before frames that wait."""
+        message = protocol.encode(summary)
+        self._summaries.append(message)
+        self._summary_bytes += len(message)
+        while self._summary_bytes > MAX_SUMMARY_BYTES:
+            self._take_summary()
+        self._news.set()
+
+    def _take_summary(self) -> bytes | None:
+        """The oldest summary that was not sent; `None` if there is none."""
+        if not self._summaries:
+            return None
+        message = self._summaries.popleft()
+        self._summary_bytes -= len(message)
+        return message
 
     async def settled(self, is_complete: Callable[[], object] = lambda: True) -> None:
         """Waits until the journal is complete and confirmed, or the other end refuses it."""

@@ -179,6 +179,8 @@ class WebSocketTransport(Transport):
     async def _send(self, socket: ClientConnection) -> None:
         while True:
             self._news.clear()
+            while (summary := self._take_summary()) is not None:
+                await socket.send(summary)
             has_room = self._shipper.sent_bytes < IN_FLIGHT
             chunk = self._shipper.take(self._message_bytes) if has_room else None
             if chunk is None:
