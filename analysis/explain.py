@@ -68,10 +68,20 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
             path=path, verdict=_of_devices(ranks) or NOT_ENOUGH, refused=why, ranks=ranks, unknown=unknown, trust=trust
         )
     job = Job(summaries)
-    rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
-    findings = without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
+    findings = findings_of(job, steps)
     verdict = findings[0].title if findings else _nothing(job.main, steps)
     return Answer(path=path, verdict=verdict, findings=findings, ranks=ranks, unknown=unknown, trust=trust)
+
+
+def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
+    """What the rules find, the most costly first, one finding for each cause.
+
+    Args:
+        job: its processes.
+        steps: the most that one of them has. With fewer than `FEWEST_STEPS`, rules that judge steps are left out.
+    """
+    rules = [rule for rule in RULES if steps >= FEWEST_STEPS or not rule.of_steps]
+    return without_echoes(sorted((found for rule in rules for found in rule.check(job)), key=_order))
 
 
 def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:

@@ -168,7 +168,8 @@ class RankSummary:
             table.update(events)
             self._gather(EventBatch(batch.source, batch.window, events, batch.args))
             self.events += len(events)
-        self.facts: Facts = finished(rank, builders)
+        known = rank.known_steps
+        self.facts: Facts = finished(rank, builders) if known is None else known
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
         self.notes = rank.notes
         """What was left out, and why."""

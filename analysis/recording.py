@@ -57,6 +57,8 @@ class Rank:
     """Whether another program than stepscope recorded it."""
     indexes: Sequence[JournalIndex | None] = ()
     """Of each of `paths`; `None` = it has none."""
+    known_steps: Facts | None = None
+    """The facts of its steps, if they do not have to be computed from its events."""
     startup_ns = shutdown_ns = 0
     """Time that was recorded before the first step and after the last. It is known once the events were read."""
 

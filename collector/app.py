@@ -30,6 +30,7 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.restoring import Restoring
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.verdicts import Judge, Verdicts
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.orders.orders import Orders
@@ -78,8 +79,12 @@ class Collector:
     One that was stopped is not started again.
     """
 
-    def __init__(self, settings: CollectorSettings) -> None:
+    def __init__(self, settings: CollectorSettings, judge: Judge | None = None) -> None:
         """
+        Args:
+            settings: where it listens, what it stores, and who may do what.
+            judge: says what is slow in a job's newest steps; `None`: the page shows no verdicts.
+
         Raises:
             ExposureError: if others could reach it without a token and TLS, or with a token that is short.
             ListenError: if the names of its hosts are to be those of its certificate, and that has none or cannot be used.
@@ -115,6 +120,7 @@ class Collector:
         )
         uploaded = None if self.uploading is None else self.uploading.uploaded
         self.storage = Storage(self.store, policy, self.streams, uploaded, downloads=self.downloads.most)
+        self.verdicts = None if judge is None else Verdicts(self.streams, judge)
         self.live = Live(
             self.streams,
             self.downloads,
@@ -124,6 +130,7 @@ class Collector:
             nats=lambda: None if self.nats is None else self.nats.view(),
             parts=self.parts.view,
             unwritten=lambda: self.audit.failed,
+            verdicts=lambda job: [] if self.verdicts is None else self.verdicts.of(job),
         )
         self.events = LiveEvents(self.live, lambda error: self.parts.failed("events", error))
         self._lock = DirectoryLock(settings.directory)
@@ -187,6 +194,8 @@ class Collector:
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
         """What runs as long as it serves, by its names in metrics."""
         work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
+        if self.verdicts is not None:
+            work["verdicts"] = self.verdicts.run()
         if self.tokens.has_files:
             work["tokens"] = self.tokens.run()
         if self.uploading is not None:

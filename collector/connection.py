@@ -179,6 +179,9 @@ class Connection:
         if isinstance(header, protocol.Frames):
             await self._take(file, header, payload, stream, hello)
             return protocol.Ack(file.next)
+        if isinstance(header, protocol.StepSummary):
+            stream.summarized(header)
+            return None
         if isinstance(header, protocol.Ping):
             arrived = self._clock.now()
             return protocol.Pong(header.sent, arrived, self._clock.now(), self._clock.id)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 
-from stepscope.collector.live.rank_views import Pace
+from stepscope.collector.live.rank_views import Pace, Times
 from stepscope.collector.live.slowest import FEWEST, slowest
 from stepscope.collector.live.stream import State
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import JobEntry, RankView, SlowRank
-from stepscope.collector.live.waiting import comparable
 
 MOST_JOBS = 200
 """That are offered to be chosen."""
@@ -25,21 +24,31 @@ def slow_ranks(paces: Sequence[Pace]) -> list[SlowRank]:
         jobs.setdefault(pace.rank.latest.job, []).append(pace)
     for its in jobs.values():
         runs = {pace.rank.id: pace.rank.latest.run for pace in its}
-        steps = {pace.rank.id: (pace.durations, pace.own) for pace in its if pace.state is not State.DIED}
-        times, own = comparable(steps, FEWEST)
+        times, own = comparable([pace for pace in its if pace.state is not State.DIED])
         found += [
             SlowRank(
                 id=one.id,
                 rank=runs[one.id].rank,
                 host=runs[one.id].host[:200],
-                step_ms=round(one.median_ns / 1e6, 3),
-                others_ms=round(one.others_ns / 1e6, 3),
+                step_ms=round(one.median, 3),
+                others_ms=round(one.others, 3),
                 factor=round(min(one.factor, 1e6), 2),
                 own=own,
             )
             for one in slowest(times)
         ]
     return sorted(found, key=lambda one: -one.step_ms)
+
+
+def comparable(paces: Sequence[Pace]) -> tuple[dict[str, Times], bool]:
+    """The times in ms by which ranks are compared: without collectives if these are known of each, else whole steps.
+
+    Returns:
+        Times of each rank with enough steps, and whether they are without collectives.
+    """
+    judged = [pace for pace in paces if len(pace.ms) >= FEWEST]
+    own = any(pace.communicates for pace in judged) and all(len(pace.own_ms) >= FEWEST for pace in judged)
+    return {pace.rank.id: pace.own_ms if own else pace.ms for pace in judged}, own
 
 
 def expected(ranks: Iterable[Rank]) -> tuple[int | None, list[int]]:

@@ -18,6 +18,7 @@ from stepscope.collector.live.slowest import median
 from stepscope.collector.live.streams import Rank, Streams
 from stepscope.collector.live.views import (
     JobEntry,
+    JobVerdict,
     JobView,
     NatsView,
     PartView,
@@ -66,10 +67,21 @@ class Live:
         nats: Callable[[], NatsView | None] = lambda: None,
         parts: Callable[[], list[PartView]] = list,
         unwritten: Callable[[], int] = int,
+        verdicts: Callable[[str | None], list[JobVerdict]] = lambda job: [],
     ) -> None:
-        """Args: what to look at; what can be downloaded; whether the collector is reachable by others unprotected; what is
-        known of its disk, of what it uploads, of what it takes from NATS, and of the parts of its work; how many lines of the
-        audit could not be written."""
+        """
+        Args:
+            streams: what to look at.
+            downloads: kinds of files that can be downloaded.
+            exposed: whether others than this machine can reach the collector without a token or TLS.
+            storage: state of the disk; gets the number of evicted events.
+            upload: state of the upload.
+            nats: state of the connection to NATS.
+            parts: background tasks of the collector.
+            unwritten: how many lines of the audit could not be written.
+            verdicts: what is slow in a job, or in all.
+        """
+        self._verdicts = verdicts
         self._storage, self._upload, self._nats, self._parts, self._unwritten = storage, upload, nats, parts, unwritten
         self._streams, self._downloads = streams, downloads
         self._exposed = exposed
@@ -141,7 +153,7 @@ class Live:
             number=look.number,
             at_ns=look.at_ns,
             full=True,
-            job=self._job(ranks, views, slow, amounts, look.amounts.discarded),
+            job=self._job(job, ranks, views, slow, amounts, look.amounts.discarded),
             jobs=look.jobs,
             ranks=views,
             changed=[],
@@ -150,6 +162,7 @@ class Live:
 
     def _job(
         self,
+        job: str | None,
         ranks: Sequence[Rank],
         views: Sequence[RankView],
         slow: Sequence[SlowRank],
@@ -178,6 +191,7 @@ class Live:
             dropped=amounts.dropped,
             step_ms=round(median(np.array(medians)), 3) if medians else None,
             slowest=list(slow)[:_MOST_SLOW],
+            verdicts=self._verdicts(job),
             shared=sum(bool(view.others) for view in views),
             rank_files=sorted(self._downloads.of_rank),
             merged_files=sorted(self._downloads.of_all),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.collector.live.slowest import STEPS, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
-from stepscope.collector.live.stretches import Times
 from stepscope.collector.live.views import RankView, SlowRank, StreamView
 
 _MOST_OTHERS = 8
+
+Times = NDArray[np.float32]
+"""In ms."""
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -18,17 +22,20 @@ class Pace(msgspec.Struct, frozen=True):
 
     rank: Rank
     state: State
-    durations: Times
-    """In ns."""
-    own: Times
-    """What of them it did not wait for others, of those of which that is known."""
+    ms: Times
+    own_ms: Times
+    """The time in which it was not in collectives, of the steps of which that is known."""
+    communicates: bool
+    """Whether any of them was in a collective."""
 
 
 def pace(rank: Rank, now: float) -> Pace:
     """Looks at a rank, at a monotonic time in seconds."""
     stream = rank.latest
-    _, starts, durations = stream.steps.newest(STEPS)
-    return Pace(rank, stream.state(now), durations, stream.waiting.own(starts, durations))
+    steps = stream.steps.newest(STEPS)
+    known = steps[steps["own_ms"] >= 0]
+    communicates = bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
+    return Pace(rank, stream.state(now), steps["ms"], known["own_ms"], communicates)
 
 
 def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
@@ -40,7 +47,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         slow: how it holds the others up, if it does.
     """
     rank, stream = found.rank, found.rank.latest
-    run, state, durations = stream.run, found.state, found.durations
+    run, state, readings = stream.run, found.state, stream.readings
     return RankView(
         id=rank.id,
         job=run.name[:200],
@@ -53,9 +60,9 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         incarnation=rank.count,
         stream=stream.id,
         step=stream.steps.last,
-        step_ms=_median(durations),
-        own_ms=_median(found.own),
-        last_step_ms=round(float(durations[-1]) / 1e6, 3) if len(durations) else None,
+        step_ms=_median(found.ms),
+        own_ms=_median(found.own_ms) if found.communicates else None,
+        last_step_ms=round(float(found.ms[-1]), 3) if len(found.ms) else None,
         events=stream.events,
         events_per_s=round(stream.event_rate.per_second(now), 1),
         bytes=stream.bytes,
@@ -65,6 +72,10 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         clock_bound_us=None if (bound := stream.clock.now.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
         slow_factor=None if slow is None else slow.factor,
+        cpu_share=readings.cpu,
+        data_share=readings.data,
+        communication_share=readings.communication,
+        resident_bytes=readings.resident_bytes,
         restoring=stream.restoring,
         others=[f"{one.run.host[:200]} (pid {one.run.pid})" for one in rank.others[:_MOST_OTHERS]],
     )
@@ -93,5 +104,4 @@ def _start(number: int, stream: Stream, now: float) -> StreamView:
 
 
 def _median(times: Times) -> float | None:
-    """In ms."""
-    return round(median(times) / 1e6, 3) if len(times) else None
+    return round(median(times), 3) if len(times) else None

@@ -25,23 +25,23 @@ class Slow(msgspec.Struct, frozen=True):
     """A rank whose steps take longer than those of the others."""
 
     id: str
-    median_ns: float
-    others_ns: float
+    median: float
+    others: float
     """The median of the others' medians."""
 
     @property
     def factor(self) -> float:
         """How many times as long."""
-        return self.median_ns / self.others_ns if self.others_ns else float("inf")
+        return self.median / self.others if self.others else float("inf")
 
 
-def median(times: NDArray[np.int64] | NDArray[np.float64]) -> float:
+def median(times: NDArray[np.float32] | NDArray[np.float64]) -> float:
     """The median of one number or more; for short arrays several times as fast as numpy's."""
     ordered = np.sort(times)
     return float(ordered[(len(times) - 1) // 2] + ordered[len(times) // 2]) / 2
 
 
-def slowest(steps: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> list[Slow]:
+def slowest(steps: Mapping[str, Sequence[float] | NDArray[np.float32]]) -> list[Slow]:
     """The ranks that are slow, the slowest first.
 
     The median of a rank's newest steps is compared with the median of the other ranks' medians: one that is slow does
@@ -49,7 +49,7 @@ def slowest(steps: Mapping[str, Sequence[int] | NDArray[np.int64]]) -> list[Slow
     median, both by median absolute deviations, are what it must exceed.
 
     Args:
-        steps: for each rank the times in ns of its newest steps, or what of them it did not wait for others.
+        steps: for each rank the times of its newest steps, or what of them it did not wait for others.
     """
     known = {id: np.asarray(times, np.float64)[-STEPS:] for id, times in steps.items() if len(times) >= FEWEST}
     if len(known) < 2:

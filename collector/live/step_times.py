@@ -7,11 +7,17 @@ from numpy.typing import NDArray
 
 from stepscope.collector.live.history import History
 from stepscope.runtime.events.record import Block, Flag, Kind
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, Phase
 
-RECENT = 256
+RECENT = 1024
 """Steps that are kept one by one."""
 RECENT_WIDTH_NS = 500_000_000
 """Of a bucket of the last minutes."""
+UNKNOWN = -1.0
+"""Time of a step's own, if it is not known for how long it waited for other ranks."""
+
+Times = NDArray[np.int64]
+_STEP = np.dtype([("number", "<i8"), ("begin", "<i8"), ("ms", "<f4"), ("own_ms", "<f4")])
 
 
 class StepTimes:
@@ -24,11 +30,10 @@ class StepTimes:
         """Number of the newest."""
         self.recent = History(rolling=True, width_ns=RECENT_WIDTH_NS)
         self.all = History(rolling=False)
-        self._numbers: NDArray[np.int64] = np.zeros(RECENT, np.int64)
-        self._durations: NDArray[np.int64] = np.zeros(RECENT, np.int64)
-        self._starts: NDArray[np.int64] = np.zeros(RECENT, np.int64)
+        self._ring = np.zeros(0, _STEP)
+        self._latest_begin = -(1 << 62)
 
-    def add(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
+    def add_events(self, events: Block, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds the steps among the events of the source `steps`; those that were cut or have not ended do not count.
 
         Args:
@@ -38,22 +43,48 @@ class StepTimes:
             latest_ns: likewise.
         """
         whole = (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.CLIPPED | Flag.OPEN) == 0)
-        steps = events[whole & (events["dur"] >= 0)]
-        if not len(steps):
-            return
-        starts, durations = steps["ts"].astype(np.int64), steps["dur"].astype(np.int64)
+        spans = events[whole & (events["dur"] >= 0)]
+        facts: Facts = np.zeros(len(spans), FACTS_DTYPE)
+        facts["begin"], facts["step"] = spans["ts"], spans["step"]
         with np.errstate(over="ignore"):
-            ends = np.clip(starts + durations + np.int64(offset_ns), earliest_ns, latest_ns)
+            facts["end"] = facts["begin"] + spans["dur"].astype(np.int64)
+        self._add(facts, np.full(len(facts), UNKNOWN), offset_ns, earliest_ns, latest_ns)
+
+    def add_facts(self, facts: Facts, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
+        """Adds steps with their time in collectives. Arguments as for `add_events`."""
+        waited = facts["phases"][:, int(Phase.COMMUNICATION)]
+        self._add(facts, (facts["end"] - facts["begin"] - waited) / 1e6, offset_ns, earliest_ns, latest_ns)
+
+    def _add(self, facts: Facts, own_ms: NDArray[np.float64], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
+        new = facts["begin"] > self._latest_begin  # a step may come both as an event and in a summary
+        facts, own_ms = facts[new], own_ms[new]
+        if not len(facts):
+            return
+        durations = facts["end"] - facts["begin"]
+        with np.errstate(over="ignore"):
+            ends = np.clip(facts["end"] + np.int64(offset_ns), earliest_ns, latest_ns)
         self.recent.add(ends, durations)
         self.all.add(ends, durations)
-        at = (self.count + np.arange(len(steps))[-RECENT:]) % RECENT
-        self._numbers[at], self._durations[at] = steps["step"][-RECENT:], durations[-RECENT:]
-        self._starts[at] = starts[-RECENT:]
-        self.count += len(steps)
-        self.last = int(steps["step"][-1])
+        self._reserve(len(facts))
+        size = len(self._ring)
+        at = (self.count + np.arange(len(facts))[-size:]) % size
+        self._ring["number"][at], self._ring["begin"][at] = facts["step"][-size:], facts["begin"][-size:]
+        self._ring["ms"][at], self._ring["own_ms"][at] = durations[-size:] / 1e6, own_ms[-size:]
+        self.count += len(facts)
+        self.last = int(facts["step"][-1])
+        self._latest_begin = int(facts["begin"].max())
 
-    def newest(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Numbers, beginnings and durations in ns of the newest steps, `most` of them, the newest last."""
-        count = min(self.count, most, RECENT)
-        at = np.arange(self.count - count, self.count) % RECENT
-        return self._numbers[at], self._starts[at], self._durations[at]
+    def _reserve(self, more: int) -> None:
+        """Makes room for further steps, as a job of many ranks may have few steps."""
+        size = len(self._ring)
+        if self.count + more > size and size < RECENT:
+            made = np.zeros(min(max(2 * size, self.count + more, 64), RECENT), _STEP)
+            made[: self.count] = self._ring[: self.count]
+            self._ring = made
+
+    def newest(self, most: int) -> NDArray[np.void]:
+        """The newest steps, `most` of them, in their order: `number`, `begin` in ns of the rank's clock, `ms` and `own_ms`."""
+        count = min(self.count, most, len(self._ring))
+        at = np.arange(self.count - count, self.count) % max(len(self._ring), 1)
+        found: NDArray[np.void] = self._ring[at]
+        return found

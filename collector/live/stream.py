@@ -15,13 +15,17 @@ from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
-from stepscope.collector.live.waiting import Allowance, Waiting
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
+from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS as MAX_SUMMARY_STEPS_OF_ONE
+from stepscope.exporters.stream.protocol import StepSummary
+from stepscope.exporters.stream.step_summary import count_steps, facts_of, steps_in
 from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.events.record import distinct
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
+from stepscope.runtime.windows.step_facts import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +52,10 @@ _MOST_BYTES: dict[int, int] = {
     fmt.FrameType.CLOCK_SYNC: 1 << 12,
 }
 """Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
-_ALLOWANCE = Allowance()
-"""Of all streams together, for looking into events."""
+MAX_SUMMARIES = 128
+"""Summaries that are kept to judge the newest steps."""
+MAX_SUMMARY_STEPS = 2 * MAX_SUMMARY_STEPS_OF_ONE
+"""Steps in them; the newest summary stays in any case."""
 _HOUR = 3600 * 10**9
 
 
@@ -63,6 +69,33 @@ class State(Enum):
     """It was closed in order."""
     DIED = "died"
     """It has no connection, and its end never came."""
+
+
+class Readings(msgspec.Struct, frozen=True):
+    """Where the time of the newest steps goes, as shares of it, and their memory; `None` where it is not known."""
+
+    cpu: float | None = None
+    """Processor time of the thread that steps."""
+    data: float | None = None
+    communication: float | None = None
+    resident_bytes: int | None = None
+
+    @classmethod
+    def of(cls, summary: StepSummary) -> Readings:
+        """Those of a summary with steps."""
+        facts = facts_of([summary])
+        took = float((facts["end"] - facts["begin"]).sum())
+        if not took:
+            return cls()
+        phases = facts["phases"].sum(axis=0)
+        cpu, resident = float(facts["cpu_ns"].sum()), float(facts["resident_bytes"][-1])
+        waits = phases[int(Phase.COMMUNICATION)] + phases[int(Phase.COMMUNICATION_ELSEWHERE)]
+        return cls(
+            cpu=round(cpu / took, 4) if math.isfinite(cpu) else None,
+            data=round(float(phases[int(Phase.DATA)]) / took, 4),
+            communication=round(float(waits) / took, 4),
+            resident_bytes=int(resident) if math.isfinite(resident) else None,
+        )
 
 
 class _Taken:
@@ -105,7 +138,13 @@ class Stream:
         """Of its file."""
         self.windows = StreamWindows()
         self.steps = StepTimes()
-        self.waiting = Waiting(_ALLOWANCE)
+        self.summaries: deque[StepSummary] = deque(maxlen=MAX_SUMMARIES)
+        """The newest, the latest last."""
+        self.sends_summaries = False
+        """Whether steps come in summaries, so that those among the frames are not read."""
+        self.steps_at = 0.0
+        """When the last summary with steps came, by the monotonic clock."""
+        self.readings = Readings()
         self.ended = self.superseded = False
         """Id of the stream of a killed process, all of which this one holds again."""
         self.restoring = False
@@ -115,6 +154,7 @@ class Stream:
         self.event_rate, self.byte_rate = Rate(), Rate()
         self._dropped: Counter[str] | None = None
         self._capped = 0
+        self._summary_steps = 0
         self._behind: deque[_Taken] = deque()
         self.clock = LatestClock(run.anchor)
         """How its clock compares with the collector's, as far as is known."""
@@ -137,6 +177,22 @@ class Stream:
         self._behind.append(_Taken(frames[len(frames) - fresh :], live=True))
         if len(self._behind) == 1 and len(frames) <= _FEW and nbytes <= _FEW_BYTES:
             self.note()
+
+    def summarized(self, summary: StepSummary) -> None:
+        """Facts of new steps have come."""
+        self.seen = time.monotonic()
+        steps, latest = steps_in(summary), time.time_ns()
+        if not len(steps):
+            return
+        self.steps_at = self.seen
+        self.steps.add_facts(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+        for window in distinct(steps["window"]):
+            self.windows.stepped(window, steps["step"][steps["window"] == window])
+        self.readings = Readings.of(summary)
+        self.summaries.append(summary)
+        self._summary_steps += len(steps)
+        while self._summary_steps > MAX_SUMMARY_STEPS and len(self.summaries) > 1:
+            self._summary_steps -= count_steps(self.summaries.popleft())
 
     def restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
         """Frames were read from its file; it is behind with them.
@@ -248,6 +304,8 @@ class Stream:
             return
         header = found[0]
         self.events += header.count
+        if self.sends_summaries and taken.live:
+            return
         if header.source == STEPS and header.body_bytes <= taken.step_bytes:
             taken.step_bytes -= header.body_bytes
             decoded = fmt.decode_unnamed(bytes(payload), flags)
@@ -255,9 +313,7 @@ class Stream:
                 self.undecodable += 1
                 return
             self.windows.stepped(header.window, decoded[0]["step"])
-            self.steps.add(decoded[0], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
-        elif header.source != STEPS:
-            self.waiting.events(header, flags, payload)
+            self.steps.add_events(decoded[0], self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def _compared(self, sync: ClockSync | None) -> None:
         if sync is None:

@@ -103,6 +103,7 @@ class Streams:
             stream.restoring = hello.stream in self.unread
             self.add(stream)
         stream.connection = connection
+        stream.sends_summaries = hello.summaries
         self.connections += 1
         log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
         try:

@@ -53,6 +53,14 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Windows closed."""
     slow_factor: float | None
     """How many times as long its steps take as those of the others, if that is no chance."""
+    cpu_share: float | None
+    """Processor time of the thread that steps, as a share of its newest steps."""
+    data_share: float | None
+    """Time in which these load data."""
+    communication_share: float | None
+    """Time in which these are in collectives."""
+    resident_bytes: int | None
+    """Memory of the process at the end of the newest step."""
     restoring: bool
     """Whether its file is still being read, after a start of the collector."""
     others: list[str]
@@ -77,6 +85,10 @@ class RankChange(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int | msgspec.UnsetType = msgspec.UNSET
     clock_bound_us: float | None | msgspec.UnsetType = msgspec.UNSET
     windows: int | msgspec.UnsetType = msgspec.UNSET
+    cpu_share: float | None | msgspec.UnsetType = msgspec.UNSET
+    data_share: float | None | msgspec.UnsetType = msgspec.UNSET
+    communication_share: float | None | msgspec.UnsetType = msgspec.UNSET
+    resident_bytes: int | None | msgspec.UnsetType = msgspec.UNSET
     slow_factor: float | None | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -169,6 +181,35 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks that hold the others up."""
 
 
+class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """What is slow, as `stepscope explain` says it."""
+
+    id: str
+    title: str
+    evidence: list[str]
+    action: str
+    gain: str
+    cost: float
+    """Share of the time, from 0 to 1."""
+    certainty: Literal["certain", "likely"]
+    ranks: list[int]
+    steps: list[int]
+
+
+class JobVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What is slow in the newest steps of a job."""
+
+    job_id: str
+    at_ns: int
+    """Unix time."""
+    steps: int
+    """The most that were judged of one rank."""
+    ranks: int
+    """That were compared."""
+    findings: list[LiveFinding]
+    """The most costly first; empty if nothing stands out."""
+
+
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """All ranks of a job together, or of all jobs.
 
@@ -201,6 +242,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """Median of the ranks' medians."""
     slowest: list[SlowRank]
     """The slowest first; empty if no rank is slower than by chance."""
+    verdicts: list[JobVerdict]
+    """What is slow in each of the jobs, and what to do; no entry for a job without facts of steps."""
     shared: int
     """Ranks that several processes are at the same time."""
     rank_files: list[str]
@@ -329,6 +372,28 @@ class Chart(msgspec.Struct, frozen=True, kw_only=True):
     lowest: list[float | None]
     highest: list[float | None]
     series: list[Series]
+
+
+class Heatmap(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of steps of each rank, beside those of the others: rows of ranks, columns of steps."""
+
+    job_id: str | None
+    first_step: int
+    """Of the first column."""
+    steps_per_column: int
+    columns: int
+    rows: list[str]
+    """Id of the first rank of each row."""
+    ranks_per_row: int
+    ranks: int
+    """Of all rows."""
+    value: Literal["own", "whole"]
+    """Whether the times are without collectives."""
+    median_ms: list[float | None]
+    """Of each column, over the ranks."""
+    values: bytes
+    """A byte for each row and column, row by row; in JSON, base64. 0: nothing is known; else the longest time in it is `2 ** ((byte -
+    128) / 32)` times the median of the column."""
 
 
 class Ticket(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from stepscope.collector.live.job_windows import Group
 from stepscope.collector.live.views import (
     Chart,
     Health,
+    Heatmap,
     JobEntry,
     JobView,
     RankDetail,
@@ -35,6 +36,7 @@ from stepscope.collector.problems import ProblemError
 from stepscope.collector.runs.windows import KEPT
 from stepscope.collector.web import charts, metrics, openapi, path_number
 from stepscope.collector.web.guard import ORDERS
+from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
 from stepscope.collector.web.operation import AnyParameters, NoParameters, Operations, body
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
@@ -81,6 +83,7 @@ class Api:
         """Args: whose state it is."""
         self._collector = collector
         self._tables = Tables()
+        self._heatmaps = Heatmaps()
         self._charts = charts.Charts(collector.streams)
         self._document = msgspec.json.encode(openapi.document(self._operations.all))
 
@@ -113,6 +116,12 @@ class Api:
     async def _steps(self, request: Request, query: ChartQuery) -> Chart:
         ids = [id for id in query.ranks.split(",") if id]
         return await self._charts.chart(query.range, ids, _job(request, query.job))
+
+    @_operations.add("/v1/heatmap", HeatmapQuery, "Times of steps of all ranks, beside each other", answer=Heatmap)
+    async def _heatmap(self, request: Request, query: HeatmapQuery) -> Heatmap:
+        job = _job(request, query.job)
+        ranks = [rank for rank in self._collector.streams if job is None or rank.latest.job == job]
+        return await self._heatmaps.heatmap(ranks, msgspec.structs.replace(query, job=job))
 
     @_operations.add(_WINDOWS, WindowsQuery, "The newest windows", answer=list[WindowView])
     async def _windows(self, request: Request, query: WindowsQuery) -> list[WindowView]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import shlex
 import ssl
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 from stepscope.exporters.base import EventBatch, Run, Window
 from stepscope.exporters.journal import JournalExporter
@@ -24,6 +26,7 @@ from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.address import NO_TOKEN, Address, Token
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Head, Shipper
+from stepscope.exporters.stream.step_summary import summary_of
 from stepscope.exporters.stream.transport import LinkStatistics, Transport
 from stepscope.runtime.control.entry_points.decoding import decode_json
 from stepscope.runtime.errors import ClosedError, ControlError, OutputError
@@ -40,12 +43,16 @@ from stepscope.runtime.session.trace_note import TraceNote
 from stepscope.runtime.settings import checked
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.validation import suggesting
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts
 
 if TYPE_CHECKING:
     from stepscope.exporters.stream.websocket import WebSocketTransport
 
 log = logging.getLogger("stepscope")
 
+BEAT_S = 5.0
+"""Seconds after which a summary is sent though no step has ended."""
+NO_FACTS: Facts = np.zeros(0, FACTS_DTYPE)
 BUFFER = "buffer"
 """Name of the journal that an exporter writes if the run keeps none of all windows."""
 
@@ -106,6 +113,10 @@ class CollectorExporter:
         self._shipper: Shipper | None = None
         self._transport: Transport | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._summarized = -math.inf
+        """When the last summary was made, in seconds of the loop's clock."""
         self._run: Run | None = None
         self._exported: Counter[int] = Counter()
         """Events that were given to `export` and whose outcome was not reported, by window."""
@@ -132,10 +143,17 @@ class CollectorExporter:
         self._shipper = Shipper(journal.path, lambda: journal.end, self._advanced)
         version = 0 if run.control is None or not self.takes_commands else CONTROL
         shipper = self._shipper
-        self._transport = self._make_transport(
-            shipper, lambda: protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run, control=version)
-        )
+        shows_steps = run.steps is not None
+
+        def hello() -> protocol.Hello:
+            return protocol.Hello(head.stream, head.sync, shipper.confirmed.number, head.run, version, shows_steps)
+
+        self._transport = self._make_transport(shipper, hello)
         self._transport.start()
+        self._loop = asyncio.get_running_loop()
+        if run.steps is not None:
+            run.steps.follow(self._receive_steps)
+            self._beating = asyncio.create_task(self._beat(), name="stepscope summaries")
         self._watching = asyncio.create_task(self._watch(journal), name="stepscope shipper")
 
     async def _opened_journal(self, run: Run) -> LiveJournal:
@@ -172,6 +190,26 @@ class CollectorExporter:
             await journal.changed.wait_for(lambda: journal.end > seen or not journal.is_open)  # noqa: B023
             seen = journal.end
         self._transport.wake()
+
+    def _receive_steps(self, facts: Facts) -> None:
+        """Called on the thread of the run's loop."""
+        with contextlib.suppress(RuntimeError):  # the exporter's loop is closed
+            self._loop.call_soon_threadsafe(self._summarize, facts)
+
+    def _summarize(self, facts: Facts) -> None:
+        if self._transport is not None and self._journal is not None and not self._closed:
+            journal = self._journal
+            lost = journal.lost + journal.dropped + journal.deleted_unsent
+            self._transport.summarize(summary_of(facts, events=journal.written, lost=lost))
+            self._summarized = self._loop.time()
+
+    async def _beat(self) -> None:
+        """Sends a summary without steps where none end, so that the collector knows that the process is there."""
+        while True:
+            left = self._summarized + BEAT_S - self._loop.time()
+            if left <= 0:
+                self._summarize(NO_FACTS)
+            await asyncio.sleep(max(left, 1.0))
 
     async def _obey(self, text: bytes) -> bytes:
         """Carries out a command of the collector's."""
@@ -276,8 +314,11 @@ class CollectorExporter:
         assert self._transport is not None and self._shipper is not None and self._journal is not None
         shipper, journal, statistics = self._shipper, self._journal, self._transport.statistics()
         self._transport.abort()
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in (self._watching, self._beating):
+            if task is not None:
+                task.cancel()
+        if self._run is not None and self._run.steps is not None:
+            self._run.steps.unfollow(self._receive_steps)
         self._account()
         self._closed = True
         why = f"{self._transport.where}: {statistics.last_error or 'not confirmed in time'}"

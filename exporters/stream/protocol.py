@@ -61,6 +61,8 @@ class Hello(msgspec.Struct, frozen=True, tag=1, array_like=True):
     run: RunRecord
     control: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     """Version of the commands that the process obeys (`Order`); 0: none. Collectors that know nothing of it ignore it."""
+    summaries: bool = False
+    """Whether facts of steps are sent apart from the frames (`StepSummary`)."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):

@@ -111,6 +111,11 @@ def facts_of(summaries: Sequence[StepSummary]) -> Facts:
     return join_facts([_facts_of(summary) for summary in summaries])
 
 
+def count_steps(summary: StepSummary) -> int:
+    """How many steps a summary has at most."""
+    return sum(len(run.steps) for run in summary.runs) // STEP_DTYPE.itemsize
+
+
 def _runs_of(summary: StepSummary) -> list[tuple[Facts, NDArray[np.void]]]:
     found: list[tuple[Facts, NDArray[np.void]]] = []
     room = MAX_SUMMARY_STEPS

@@ -17,6 +17,7 @@ from stepscope.runtime.requests.command import Answer, Command
 from stepscope.runtime.session.job import job_from_environment, this_host
 from stepscope.runtime.session.trace_note import NoteOutput
 from stepscope.runtime.settings.documented import Documented
+from stepscope.runtime.windows.step_facts import Facts
 
 
 class LiveJournal(Protocol):
@@ -61,6 +62,18 @@ class LiveJournal(Protocol):
         ...
 
 
+class LiveSteps(Protocol):
+    """The facts of a run's steps while it goes on. Any thread may call."""
+
+    def follow(self, receiver: Callable[[Facts], object]) -> None:
+        """Calls it about once a second, on the loop's thread, with the facts of steps that have ended since: possibly none."""
+        ...
+
+    def unfollow(self, receiver: Callable[[Facts], object]) -> None:
+        """Ends that."""
+        ...
+
+
 class Run(Documented, frozen=True, kw_only=True):
     """The run of one profiler, for its exporters."""
 
@@ -95,6 +108,8 @@ class Run(Documented, frozen=True, kw_only=True):
     """Handles commands for the profiler; any thread may call. `None` if the profiler accepts none from exporters."""
     journal: LiveJournal | None = None
     """The journal of all windows that this run writes; `None` if it writes none."""
+    steps: LiveSteps | None = None
+    """The facts of its steps; `None` for a run of another process."""
 
     def wall(self, monotonic_ns: int) -> int:
         """Unix time in ns at a monotonic time of this run, including changes of the wall clock since.

@@ -58,6 +58,7 @@ from stepscope.runtime.threads.user_code import GRACE, deliver_for
 from stepscope.runtime.windows.borders import WindowBegins, WindowEnds
 from stepscope.runtime.windows.open_window import OpenWindow
 from stepscope.runtime.windows.router import RECORDER, Ending, WindowRouter
+from stepscope.runtime.windows.step_feed import StepFeed
 from stepscope.runtime.windows.step_statistics import OPTIMIZER, STEPS_END
 from stepscope.runtime.windows.window import Window, WindowActions
 from stepscope.runtime.windows.window_tables import WindowTables
@@ -69,6 +70,8 @@ MIN_WALL_CHANGE_NS = 500_000_000
 CROWDED = 1000
 """No further window begins while so many messages wait for the loop, calls for a backend, or windows for their end."""
 
+STEPS_PATIENCE_NS = 5_000_000_000
+"""So long live facts of a step wait for sources that have not delivered their events of it."""
 LOOP_BLOCKED_NS = 1_000_000_000
 """A longer time between two checks of windows does not count as waiting for sources, as the loop was blocked."""
 
@@ -126,7 +129,8 @@ class Pipeline:
             actions: what can be asked of a window later.
             session: the session directory, for the files of the flight recorder.
         """
-        self.run_facts = run = msgspec.structs.replace(run, ledger=self.ledger)
+        self._feed = StepFeed(only_closed=setup.keep_last is not None)
+        self.run_facts = run = msgspec.structs.replace(run, ledger=self.ledger, steps=self._feed)
         self.faults = InternalErrors(f"profiler {run.name!r}")
         self.options, self.limits = options, limits = setup.options, setup.limits
         self.inbox = inbox
@@ -143,7 +147,7 @@ class Pipeline:
         if setup.keep_last is not None:
             self.flight = Flight(setup.keep_last, *facts, session, self.fanout.unwritten)
         self._windows = WindowRouter(*facts) if self.flight is None else self.flight.windows
-        self._windows.opened = self.tables.begin
+        self._windows.opened = self._begin_window
         self._windows.optimizer_steps = run.metadata().get(STEPS_END) == OPTIMIZER
         for source in self.sources:
             self._windows.add_source(source.name)
@@ -244,6 +248,12 @@ class Pipeline:
         self.save(turn.until)
         if turn.spans is not None:
             self.close_windows(turn.spans)
+        self.show_steps()
+
+    @contained(None)
+    def show_steps(self, *, last: bool = False) -> None:
+        """Hands the facts of new steps to exporters that show them live."""
+        self._feed.look(self._windows.delivered_until(STEPS_PATIENCE_NS), clock.now(), last=last)
 
     def route_delivery(self, until: int) -> bool:
         """Routes the next delivery of a backend that arrived by `until`, as all steps that began by then are known.
@@ -458,9 +468,15 @@ class Pipeline:
             if derived is not None and len(derived):
                 self._route(source.name, derived, b"")
 
+    def _begin_window(self, window: OpenWindow) -> None:
+        if window.table is not None:
+            self.tables.begin(window.table)
+        self._feed.open(window)
+
     def _finish(self, window: OpenWindow) -> None:
         if window.table is not None:
             self.tables.close(window.index, window.table)
+        self._feed.close(window)
         start, end = window.interval
         steps = window.steps()
         add_recorded(window.facts, self.run_facts.rank, steps)
@@ -523,6 +539,7 @@ class Pipeline:
     async def aclose(self, deadline: float) -> None:
         """Closes the exporters by `deadline` (the loop's clock). Then drops and counts remaining events."""
         self._end_retention()
+        self.show_steps(last=True)
         self._drop_rest(self.inbox.pop_all())  # before the exporters write their last accounts
         self._closing.set()
         with anyio.CancelScope(deadline=deadline):

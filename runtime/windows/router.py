@@ -102,8 +102,8 @@ class WindowRouter:
         self._progress: dict[str, int] = {}
         self.optimizer_steps = False
         """Whether an optimizer's step() ends the steps, see `StepTotals`."""
-        self.opened: Callable[[WindowTable], None] = lambda table: None
-        """Called with the table of each window that begins."""
+        self.opened: Callable[[OpenWindow], None] = lambda window: None
+        """Called with each window that begins."""
         self.detail = DetailFilter()
         """Filters out events by the detail level. These count neither as seen nor as dropped."""
 
@@ -125,7 +125,7 @@ class WindowRouter:
     def _add(self, first: StepMark) -> int:
         table = WindowTable(optimizer=self.optimizer_steps)
         window = OpenWindow(self._count, first, several=len(self._watermarks) > 1, table=table)
-        self.opened(table)
+        self.opened(window)
         self._count += 1
         if self._paused_at is not None:
             window.gaps.append((first.ts, None))
@@ -179,6 +179,10 @@ class WindowRouter:
         if source in self._watermarks:
             self._watermarks[source] = max(self._watermarks[source], at)
             self._finish_steps()
+
+    def delivered_until(self, patience_ns: int) -> int:
+        """All sources have delivered their events up to this time, or are late by more than `patience_ns`."""
+        return max(min(self._watermarks.values()), self._watermarks[RECORDER] - patience_ns)
 
     def _finish_steps(self) -> None:
         """Computes the facts of steps for which all sources have delivered."""

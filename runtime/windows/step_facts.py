@@ -386,6 +386,21 @@ class StepFactsBuilder:
         facts["window"] = window
         return facts
 
+    def preview(self, *ends: int) -> Facts:
+        """The facts of steps that have ended, as far as their events were added, for live views. Changes nothing.
+
+        Args:
+            ends: as for `finish`.
+        """
+        self._gathered()
+        copy = StepFactsBuilder(late=True)
+        copy._steps, copy._open = self._marks().copy(), self._open
+        copy._intervals, copy._interval_count = list(self._intervals), self._interval_count
+        copy._readings, copy._done = list(self._readings), list(self._done)
+        copy._before, copy._first = self._before, self._first
+        copy._part = None if self._part is None else self._part.copy()
+        return copy.finish(*ends)
+
     @property
     def first_begin(self) -> int | None:
         """When the first known step began, in ns."""

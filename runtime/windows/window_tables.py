@@ -14,7 +14,7 @@ from stepscope.runtime.events.record import Block, join_blocks
 from stepscope.runtime.events.tracks import TrackKind
 from stepscope.runtime.threads import locks
 from stepscope.runtime.windows.aggregates import Aggregates
-from stepscope.runtime.windows.step_facts import StepFactsBuilder
+from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.step_statistics import StepTotals
 
 MERGED_TOGETHER = 64
@@ -124,6 +124,20 @@ class WindowTable:
             facts = self._builder.pop_facts()
             with _changing:
                 self.steps.add(facts)
+
+    def own_collected(self) -> Block | None:
+        """The events of this process in a small window, which are not counted yet; `None` = all are counted."""
+        if self.collected is None:
+            return None
+        events = join_blocks(self.collected)
+        others = self._others.among(events)
+        return events if others is None else events[~others]
+
+    def preview(self) -> Facts:
+        """The facts of the last steps of a window whose events are counted, for live views; of a step that has just ended as far as
+        its events have come. Changes nothing."""
+        ends = () if self.steps_end is None else (self.steps_end,)
+        return join_facts((self.steps.last, self._builder.preview(*ends)))
 
     def finish(self, start: int, end: int, steps_end: int | None) -> None:
         """Ends the window, after all its events were added.

@@ -171,6 +171,7 @@ def collect(given: argparse.Namespace) -> int:
     try:
         import uvloop
 
+        from stepscope.analysis.live import judge_steps
         from stepscope.collector.app import Collector
         from stepscope.collector.settings import CollectorSettings
     except ImportError as error:
@@ -216,7 +217,7 @@ def collect(given: argparse.Namespace) -> int:
                 f"stepscope: for the open files that this process may have there can be {allowed.max_streams} streams and "
                 f"{allowed.max_readers} other connections at once; allow more (ulimit -n)"
             )
-        collector = Collector(allowed)
+        collector = Collector(allowed, judge_steps)
     except (ImportError, ValueError) as error:
         raise StepscopeError(str(error)) from error
     _show_log()

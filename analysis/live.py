@@ -1,0 +1,82 @@
+"""Judges the newest steps of processes that are still running, by the same rules as a recording."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from stepscope.analysis.explain import findings_of, without_echoes
+from stepscope.analysis.findings import Finding
+from stepscope.analysis.job import Job
+from stepscope.analysis.rank_summary import RankSummary
+from stepscope.analysis.recording import Rank
+from stepscope.analysis.thresholds import FEWEST_STEPS
+from stepscope.collector.live.verdicts import LiveProcess
+from stepscope.collector.live.views import LiveFinding
+from stepscope.runtime.windows.step_facts import Facts
+
+NEWEST_STEPS = 24
+"""Newest steps that are judged apart from the others, so that a fault which has just begun is found."""
+OF_SINGLE_STEPS = {"slow-steps", "periodic-stall"}
+
+
+class _LiveRank(Rank):
+    """A process of which nothing but facts of steps is known."""
+
+    def __init__(self, process: LiveProcess, facts: Facts) -> None:
+        self.rank, self.name, self.host, self.pid = process.rank, process.name, process.host, process.pid
+        self.path = Path()
+        self.paths = []
+        self.windows = {}
+        self.counts = Counter[int]()
+        self.metadata = {}
+        self.dropped = {}
+        self.ended = self.recovered = False
+        self.known_steps = facts
+        self._facts, self._only = facts, None
+
+
+def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
+    """What is slow in the newest steps of a job, the most costly first.
+
+    The last `NEWEST_STEPS` of each process are judged, and all that are given. A finding of both has the larger cost.
+
+    Args:
+        processes: of one job. Those with fewer than `FEWEST_STEPS` steps are not judged.
+    """
+    judged = [one for one in processes if len(one.facts) >= FEWEST_STEPS]
+    if not judged:
+        return []
+    found = {one.id: one for one in _findings(judged, max(len(one.facts) for one in judged))}
+    for one in _findings(judged, NEWEST_STEPS):
+        # One slow step among so few is no fault; a period shows in all of them only.
+        if one.id not in OF_SINGLE_STEPS and (one.cost or 0.0) > (
+            found[one.id].cost or 0.0 if one.id in found else 0.0
+        ):
+            found[one.id] = one
+    return [_live(one) for one in without_echoes(sorted(found.values(), key=lambda one: -(one.cost or 0.0)))]
+
+
+def _live(finding: Finding) -> LiveFinding:
+    return LiveFinding(
+        id=finding.id,
+        title=finding.title,
+        evidence=[text for text in finding.evidence if text],
+        action=finding.action,
+        gain=finding.gain,
+        cost=round(finding.cost or 0.0, 4),
+        certainty=finding.certainty,
+        ranks=list(finding.ranks),
+        steps=list(finding.steps),
+    )
+
+
+def _findings(processes: Sequence[LiveProcess], newest: int) -> tuple[Finding, ...]:
+    return findings_of(Job([_summary(one, one.facts[-newest:]) for one in processes]), FEWEST_STEPS)
+
+
+def _summary(process: LiveProcess, facts: Facts) -> RankSummary:
+    summary = RankSummary(_LiveRank(process, facts))
+    summary.judged_steps = facts
+    return summary

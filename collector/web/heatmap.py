@@ -1,0 +1,127 @@
+"""Times of steps of all ranks as one picture: rows of ranks, columns of steps."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.collector.live.step_times import RECENT
+from stepscope.collector.live.streams import Rank
+from stepscope.collector.live.views import Heatmap
+
+FRESH_S = 1.0
+"""Seconds for which a picture is sent again to others who ask for the same."""
+KEPT = 8
+MEDIAN_OF = 512
+"""Ranks of which the median is computed; of more, so many that lie evenly."""
+_MIDDLE, _PER_DOUBLE = 128, 32
+
+Matrix = NDArray[np.float32]
+
+
+class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which part of the picture, and how large."""
+
+    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
+    rows: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 512
+    """The most rows; several ranks share one if there are more."""
+    columns: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1000
+    """The most columns; several steps share one if there are more."""
+    value: Literal["own", "whole"] = "own"
+    """Times without collectives, where these are known, or of whole steps."""
+    from_rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    """Position of the first rank among those of the job; default: the first."""
+    to_rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    """Position of the last."""
+    from_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    """Number of the first step; default: the oldest of the newest that are known."""
+    to_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    """Number of the last step."""
+
+
+class Heatmaps:
+    """Draws pictures on threads, one at a time."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[HeatmapQuery, tuple[float, Heatmap]] = {}
+        self._lock = asyncio.Lock()
+
+    async def heatmap(self, ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
+        """The picture of these ranks, which are those of the job."""
+        async with self._lock:
+            now = time.monotonic()
+            self._drawn = {one: drawn for one, drawn in self._drawn.items() if now - drawn[0] < FRESH_S}
+            if query in self._drawn:
+                return self._drawn[query][1]
+            made = await asyncio.to_thread(_draw, ranks, query)
+            while len(self._drawn) >= KEPT:
+                del self._drawn[next(iter(self._drawn))]
+            self._drawn[query] = now, made
+            return made
+
+
+def _draw(ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
+    last_rank = len(ranks) if query.to_rank is None else query.to_rank + 1
+    ranks = ranks[query.from_rank or 0 : last_rank]
+    steps = [rank.latest.steps.newest(RECENT) for rank in ranks]
+    known = [each["number"] for each in steps if len(each)]
+    newest = max((int(each[-1]) for each in known), default=0)
+    oldest = max(min((int(each.min()) for each in known), default=0), newest - RECENT + 1, 0)
+    first = oldest if query.from_step is None else query.from_step
+    last = newest if query.to_step is None else min(query.to_step, newest)
+    count = max(last - first + 1, 0) if known else 0
+    width = max(math.ceil(count / query.columns), 1)
+    columns = math.ceil(count / width)
+    per_row = max(math.ceil(len(ranks) / query.rows), 1)
+    own = query.value == "own" and any(_communicates(each) for each in steps)
+    field = "own_ms" if own else "ms"
+    longest: Matrix = np.zeros((math.ceil(len(ranks) / per_row), columns), np.float32)
+    sampled = {*np.linspace(0, len(ranks) - 1, min(len(ranks), MEDIAN_OF)).astype(np.int64).tolist()}
+    samples: list[Matrix] = []
+    for at, each in enumerate(steps):
+        shown = each[(each["number"] >= first) & (each["number"] <= last) & (each[field] > 0)]
+        column = (shown["number"] - first) // width
+        np.maximum.at(longest[at // per_row], column, shown[field])
+        if at in sampled and columns:
+            row: Matrix = np.full(columns, np.nan, np.float32)
+            row[column] = shown[field]
+            samples.append(row)
+    medians = _medians(samples, columns)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        level = _MIDDLE + _PER_DOUBLE * np.log2(longest / medians)
+    values = np.where(longest > 0, np.clip(np.nan_to_num(np.rint(level), nan=_MIDDLE), 1, 255), 0).astype(np.uint8)
+    return Heatmap(
+        job_id=query.job,
+        first_step=first,
+        steps_per_column=width,
+        columns=columns,
+        rows=[rank.id for rank in ranks[::per_row]],
+        ranks_per_row=per_row,
+        ranks=len(ranks),
+        value="own" if own else "whole",
+        median_ms=[None if math.isnan(one) else round(one, 3) for one in medians.tolist()],
+        values=values.tobytes(),
+    )
+
+
+def _communicates(steps: NDArray[np.void]) -> bool:
+    known = steps[steps["own_ms"] >= 0]
+    return bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
+
+
+def _medians(samples: Sequence[Matrix], columns: int) -> Matrix:
+    """The median of each column, without the cells where nothing is known."""
+    medians: Matrix = np.full(columns, np.nan, np.float32)
+    if samples:
+        ordered = np.sort(np.stack(samples), axis=0)  # what is not a number comes last
+        count = (~np.isnan(ordered)).sum(axis=0)
+        there: NDArray[np.int64] = np.flatnonzero(count)
+        medians[there] = ordered[(count[there] - 1) // 2, there]
+    return medians

@@ -1,0 +1,128 @@
+"""Facts of steps while the run goes on, for exporters that show them live.
+
+About once a second the pipeline calls `look`, which hands the facts of the steps that have ended since the last call to the
+receivers. They are those of `summary()`, but for spans that are still open, such as one around the whole loop.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from stepscope.runtime.events.record import NO_STEP, join_blocks
+from stepscope.runtime.windows.open_window import OpenWindow
+from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
+
+INTERVAL_NS = 1_000_000_000
+"""Time between two looks."""
+MAX_WINDOWS = 256
+"""Windows of one look; the steps of older ones are left out."""
+
+Receiver: TypeAlias = Callable[[Facts], object]
+"""Gets new steps in the order of their times, on the thread of the pipeline's loop."""
+
+
+class _Followed(msgspec.Struct):
+    """A window whose steps are handed on."""
+
+    window: OpenWindow
+    closed: bool = False
+    until: int = 0
+    """Steps that ended by this time were handed on."""
+
+
+class StepFeed:
+    """Hands new facts of steps to receivers. All methods but `follow` and `unfollow` run on the pipeline's loop."""
+
+    def __init__(self, *, only_closed: bool = False) -> None:
+        """
+        Args:
+            only_closed: hand on the steps of closed windows only, as those of the flight recorder get their events out of order.
+        """
+        self._receivers: tuple[Receiver, ...] = ()
+        self._windows: deque[_Followed] = deque(maxlen=MAX_WINDOWS)
+        self._only_closed = only_closed
+        self._looked = 0
+
+    def follow(self, receiver: Receiver) -> None:
+        """Calls it with new steps from now on. Any thread may call."""
+        self._receivers = (*self._receivers, receiver)
+
+    def unfollow(self, receiver: Receiver) -> None:
+        """Ends that. Any thread may call."""
+        self._receivers = tuple(one for one in self._receivers if one != receiver)
+
+    def open(self, window: OpenWindow) -> None:
+        """A window opens."""
+        if self._receivers:
+            self._windows.append(_Followed(window))
+
+    def close(self, window: OpenWindow) -> None:
+        """A window is closed: all of its steps are known."""
+        for followed in reversed(self._windows):
+            if followed.window is window:
+                followed.closed = True
+                return
+
+    def look(self, until: int, now: int, *, last: bool = False) -> None:
+        """Hands on the steps that have ended, if a second has passed since the last time.
+
+        Args:
+            until: all sources have delivered every event that began by this time, in ns.
+            now: the time.
+            last: the run ends, so that no second has to have passed.
+        """
+        if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
+            return
+        self._looked = now
+        ready = [one for one in self._windows if one.closed or not self._only_closed]
+        small = [one for one in ready if one.window.table is not None and one.window.table.collected is not None]
+        large = [one for one in ready if one.window.table is not None and one.window.table.collected is None]
+        facts = join_facts([*_of_small(small), *(_of_large(one) for one in large)])
+        facts = facts[facts["step"] != NO_STEP]
+        facts = facts[np.argsort(facts["begin"], kind="stable")]
+        new = join_facts([_new_steps(one, facts, until) for one in ready])
+        self._windows = deque((one for one in self._windows if not one.closed), MAX_WINDOWS)
+        for receive in self._receivers:
+            receive(new)
+
+
+def _of_small(windows: Sequence[_Followed]) -> list[Facts]:
+    """The facts of small windows, whose events are not counted yet: computed together, as each call takes its time."""
+    if not windows:
+        return []
+    builder = StepFactsBuilder(late=True)
+    tables = [one.window.table for one in windows if one.window.table is not None]
+    builder.update(join_blocks([events for table in tables if (events := table.own_collected()) is not None]))
+    facts = builder.finish(*(table.steps_end for table in tables if table.steps_end is not None))
+    starts = np.array([one.window.start for one in windows])
+    indexes = np.array([one.window.index for one in windows])
+    if len(facts):
+        facts["window"] = indexes[np.maximum(np.searchsorted(starts, facts["begin"], side="right") - 1, 0)]
+    return [facts]
+
+
+def _of_large(followed: _Followed) -> Facts:
+    assert followed.window.table is not None
+    facts = followed.window.table.preview()
+    facts["window"] = followed.window.index
+    return facts
+
+
+def _new_steps(followed: _Followed, facts: Facts, until: int) -> Facts:
+    """The steps of a window that were not handed on yet."""
+    table = followed.window.table
+    mine = facts["window"] == followed.window.index
+    if table is not None and table.steps.optimizer:
+        mine &= facts["step"] != 0  # see step_statistics.OPTIMIZER
+    mine &= facts["end"] > followed.until
+    if not followed.closed:
+        mine &= facts["end"] <= until
+    new: Facts = facts[mine]
+    if len(new):
+        followed.until = int(new["end"].max())
+    return new
