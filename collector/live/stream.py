@@ -13,6 +13,7 @@ import msgspec
 
 from stepscope.collector.clocks.latest import LatestClock
 from stepscope.collector.live.amounts import Amounts
+from stepscope.collector.live.process import Process
 from stepscope.collector.live.rate import Rate
 from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
@@ -127,6 +128,10 @@ class Stream:
         """What its job is called, as `stepscope merge --job` takes it."""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self.connection: object | None = None
+        self.process: Process | None = None
+        """The way to the process, where that is not the connection."""
+        self.remote = False
+        """Whether another collector takes it, and only summaries are known here."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.taken = 0
@@ -167,6 +172,8 @@ class Stream:
             nbytes: how much came.
             next: number of the frame that follows them.
         """
+        if self.remote:
+            self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
         self.taken = next
@@ -181,6 +188,10 @@ class Stream:
     def summarized(self, summary: StepSummary) -> None:
         """Facts of new steps have come."""
         self.seen = time.monotonic()
+        if self.remote:
+            self.event_rate.add(max(summary.events - self.events, 0), self.seen)
+            self.events, self.ended = summary.events, summary.ended
+            self._dropped = Counter({"journal": summary.lost})
         steps, latest = steps_in(summary), time.time_ns()
         if not len(steps):
             return
@@ -252,7 +263,7 @@ class Stream:
         """What becomes of it, at a monotonic time in seconds."""
         if self.ended:
             return State.ENDED
-        if self.connection is not None:
+        if self.connection is not None or (self.remote and now - self.seen < SILENT_AFTER):
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
         return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
 

@@ -13,15 +13,18 @@ from pathlib import Path
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
+from stepscope.collector.live.process import Process
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.totals import Totals
-from stepscope.exporters.stream.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
 
 log = logging.getLogger("stepscope.collector")
 
+MAX_HEARD = 16_384
+"""Streams of other collectors that are shown."""
 _WIDEST = 60
 """Columns of a name in the log, whatever was sent as one."""
 
@@ -83,6 +86,9 @@ class Streams:
         """Through it streams take frames."""
         self.connections = 0
         """Made so far."""
+        self._connected = 0
+        self.unheard = 0
+        """Summaries of ranks that are not shown, as there are too many."""
         self._totals = Totals()
 
     @contextlib.contextmanager
@@ -96,7 +102,7 @@ class Streams:
         stream = self.all.get(hello.stream)
         if stream is not None and stream.connection is not None:
             raise FormatError("this stream is connected already")
-        if sum(one.connection is not None for one in self.all.values()) >= self._limit:
+        if self._connected >= self._limit:
             raise FullError(f"{self._limit} streams are connected, which is the limit")
         if stream is None:
             stream = Stream(hello.stream, hello.run)
@@ -105,11 +111,13 @@ class Streams:
         stream.connection = connection
         stream.sends_summaries = hello.summaries
         self.connections += 1
+        self._connected += 1
         log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
         try:
             yield stream
         finally:
             stream.connection = None
+            self._connected -= 1
             log.info("%s %s", _whose(stream.run), "has ended" if stream.ended else "has lost its connection")
 
     def add(self, stream: Stream) -> None:
@@ -122,6 +130,26 @@ class Streams:
         rank.streams.sort(key=lambda one: (min(one.run.anchor.wall_ns, one.born_ns), one.born_ns, one.id))
         _mark_latest(rank)
         self._forget()
+
+    def heard(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
+        """Facts of steps came on a way that all collectors hear. A stream that another collector takes is shown here, too.
+
+        Args:
+            hello: whose they are.
+            summary: the facts.
+            process: the way to the process; `None`: it takes no commands.
+        """
+        stream = self.all.get(hello.stream)
+        if stream is None:
+            if sum(one.remote for one in self.all.values()) >= MAX_HEARD:
+                self.unheard += 1
+                return
+            stream = Stream(hello.stream, hello.run)
+            stream.remote = True
+            self.add(stream)
+        stream.sends_summaries = True
+        stream.process = process
+        stream.summarized(summary)
 
     def elsewhere(self, stream: str) -> None:
         """Another collector takes a stream and shows it; unless it is connected here it is forgotten."""
@@ -147,10 +175,11 @@ class Streams:
         return iter(sorted(self.ranks.values(), key=_order))
 
     def _forget(self) -> None:
-        surplus = len(self.all) - 2 * self._limit
+        own = [one for one in self.all.values() if not one.remote]
+        surplus = len(own) - 2 * self._limit
         if surplus <= 0:
             return
-        over = sorted((one for one in self.all.values() if one.connection is None), key=lambda one: one.seen)
+        over = sorted((one for one in own if one.connection is None), key=lambda one: one.seen)
         for stream in over[: surplus + self._limit // 8]:
             self._remove(stream)
 

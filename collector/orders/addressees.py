@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
-from stepscope.collector.connection import Connection
-from stepscope.collector.live.stream import Stream
+from stepscope.collector.live.process import Process
+from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.orders.order import WindowOrder
 from stepscope.collector.problems import ProblemError
@@ -18,7 +19,7 @@ class Target(NamedTuple):
     """A process that takes commands."""
 
     stream: Stream
-    connection: Connection
+    process: Process
 
     @property
     def rank(self) -> int:
@@ -48,14 +49,14 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
             clear which job is meant.
     """
     connected = [
-        Target(stream, stream.connection)
+        Target(stream, process)
         for rank in streams
         for stream in [rank.latest]
-        if isinstance(stream.connection, Connection)
+        if (process := _process(stream)) is not None
         and (not order.name or stream.run.name == order.name)
         and (not order.job or stream.job == order.job)
     ]
-    able = [target for target in connected if target.connection.control]
+    able = [target for target in connected if target.process.control]
     if not able:
         raise ProblemError(404, f"none of {len(connected)} connected processes takes commands; they need {NEEDED}")
     jobs = sorted({_job(target) for target in able})
@@ -67,7 +68,7 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     there = {target.rank for target in its}
     meant = set(range(size)) | there if wanted is None else set(wanted)
     targets = [target for target in able if target.rank in meant]
-    unwilling = {target.rank for target in its if not target.connection.control} & meant
+    unwilling = {target.rank for target in its if not target.process.control} & meant
     lacking: list[str] = []
     if absent := meant - there:
         lacking.append(f"not connected: {_ranks(absent)}")
@@ -80,6 +81,13 @@ def addressees(streams: Streams, order: WindowOrder, wanted: tuple[int, ...] | N
     if not targets or (wanted is not None and lacking):
         raise ProblemError(404, f"not all ranks that are meant can be asked; {'; '.join(lacking)}")
     return Addressees(targets, "; ".join(lacking))
+
+
+def _process(stream: Stream) -> Process | None:
+    """The way to the process of a stream; `None` if there is none now."""
+    if isinstance(stream.connection, Process):
+        return stream.connection
+    return stream.process if stream.state(time.monotonic()) is State.CONNECTED else None
 
 
 def _job(target: Target) -> tuple[str, str]:

@@ -91,7 +91,7 @@ class Orders:
     async def _ask(self, targets: list[Target], command: Command, patience: float) -> _Answers:
         async def one(target: Target) -> Answer:
             try:
-                return await target.connection.order(command, patience)
+                return await target.process.order(command, patience)
             except TimeoutError:
                 return Answer(error=f"no answer in {patience:g} s")
             except ConnectionError as error:

@@ -125,6 +125,8 @@ class CollectorExporter:
         self._confirmed: Counter[int] = Counter()
         """Events that the collector confirmed, and that are not reported yet: `export` may be called later."""
         self._outcomes = Outcomes()
+        self._ending = False
+        """Whether the run is being closed."""
         self._closed = False
 
     @property
@@ -200,7 +202,8 @@ class CollectorExporter:
         if self._transport is not None and self._journal is not None and not self._closed:
             journal = self._journal
             lost = journal.lost + journal.dropped + journal.deleted_unsent
-            self._transport.summarize(summary_of(facts, events=journal.written, lost=lost))
+            summary = summary_of(facts, events=journal.written, lost=lost)
+            self._transport.summarize(msgspec.structs.replace(summary, ended=self._ending))
             self._summarized = self._loop.time()
 
     async def _beat(self) -> None:
@@ -248,6 +251,8 @@ class CollectorExporter:
             if self._buffer is not None:
                 await self._buffer.aclose()
             journal = self._journal
+            self._ending = True
+            self._summarize(NO_FACTS)
             await self._transport.settled(lambda: not journal.is_open)
             await self._transport.close()
         except asyncio.CancelledError:

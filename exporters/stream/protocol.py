@@ -123,6 +123,8 @@ class StepSummary(msgspec.Struct, frozen=True, tag=10, array_like=True):
     runs: Annotated[list[StepRun], msgspec.Meta(max_length=MAX_SUMMARY_STEPS)]
     sums: Annotated[bytes, msgspec.Meta(max_length=1024)]
     """Sums over the steps of `runs`: `step_summary.SUMS_DTYPE`; empty without steps."""
+    ended: bool = False
+    """Whether the run is being closed: no further steps come."""
 
 
 class Ack(msgspec.Struct, frozen=True, tag=5, array_like=True):
