@@ -52,12 +52,11 @@ class StepTimes:
 
     def add_facts(self, facts: Facts, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
         """Adds steps with their time in collectives. Arguments as for `add_events`."""
+        facts = facts[facts["begin"] > self._latest_begin]  # they may have been read from the file before
         waited = facts["phases"][:, int(Phase.COMMUNICATION)]
         self._add(facts, (facts["end"] - facts["begin"] - waited) / 1e6, offset_ns, earliest_ns, latest_ns)
 
     def _add(self, facts: Facts, own_ms: NDArray[np.float64], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
-        new = facts["begin"] > self._latest_begin  # a step may come both as an event and in a summary
-        facts, own_ms = facts[new], own_ms[new]
         if not len(facts):
             return
         durations = facts["end"] - facts["begin"]
@@ -72,7 +71,7 @@ class StepTimes:
         self._ring["ms"][at], self._ring["own_ms"][at] = durations[-size:] / 1e6, own_ms[-size:]
         self.count += len(facts)
         self.last = int(facts["step"][-1])
-        self._latest_begin = int(facts["begin"].max())
+        self._latest_begin = max(self._latest_begin, int(facts["begin"].max()))
 
     def _reserve(self, more: int) -> None:
         """Makes room for further steps, as a job of many ranks may have few steps."""

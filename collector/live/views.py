@@ -191,7 +191,8 @@ class LiveFinding(msgspec.Struct, frozen=True, kw_only=True):
     gain: str
     cost: float
     """Share of the time, from 0 to 1."""
-    certainty: Literal["certain", "likely"]
+    certainty: str
+    """`certain`, `likely` or `possible`."""
     ranks: list[int]
     steps: list[int]
 

@@ -325,6 +325,7 @@ class Pipeline:
                 self._finish(window)
             elif window.table is not None:
                 self.tables.discard(window.table)
+                self._feed.discard(window)
             self._coverage.discard(window)
         self._loop_ns += clock.now() - start
         self.answer_flushes()

@@ -22,6 +22,9 @@ INTERVAL_NS = 1_000_000_000
 MAX_WINDOWS = 256
 """Windows of one look; the steps of older ones are left out."""
 
+MAX_UNFOLLOWED = 8
+"""Closed windows that are kept while there is no receiver: exporters may need a moment to open."""
+
 Receiver: TypeAlias = Callable[[Facts], object]
 """Gets new steps in the order of their times, on the thread of the pipeline's loop."""
 
@@ -58,15 +61,22 @@ class StepFeed:
 
     def open(self, window: OpenWindow) -> None:
         """A window opens."""
-        if self._receivers:
-            self._windows.append(_Followed(window))
+        self._windows.append(_Followed(window))
 
     def close(self, window: OpenWindow) -> None:
         """A window is closed: all of its steps are known."""
         for followed in reversed(self._windows):
             if followed.window is window:
                 followed.closed = True
-                return
+                break
+        if not self._receivers:
+            closed = [one for one in self._windows if one.closed]
+            for one in closed[:-MAX_UNFOLLOWED]:
+                self._windows.remove(one)
+
+    def discard(self, window: OpenWindow) -> None:
+        """A window is closed, and has no events."""
+        self._windows = deque((one for one in self._windows if one.window is not window), MAX_WINDOWS)
 
     def look(self, until: int, now: int, *, last: bool = False) -> None:
         """Hands on the steps that have ended, if a second has passed since the last time.

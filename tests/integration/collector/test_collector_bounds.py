@@ -293,13 +293,13 @@ def test_steps_beyond_what_exporters_send_at_once_are_not_unpacked(monkeypatch: 
     ]
     stream = Stream(STREAM, run_record(a_run(Path("/")), 0))
     taken: list[int] = []
-    add = stream.steps.add
+    add = stream.steps.add_events
 
     def noted(events: Block, offset: int, first: int, last: int) -> None:
         taken.append(len(events))
         add(events, offset, first, last)
 
-    monkeypatch.setattr(stream.steps, "add", noted)
+    monkeypatch.setattr(stream.steps, "add_events", noted)
     all_frames = [(int(fmt.FrameType.EVENTS), 0, memoryview(payload)) for payload in payloads] * 4
     stream.took(all_frames, 1, len(all_frames))
     assert sum(taken) * 64 <= 8 << 20 < stream.events * 64

@@ -164,7 +164,7 @@ async def test_listeners_to_several_jobs_are_told_what_has_changed() -> None:
     first = await following()
     assert {job: len(one.ranks) for job, one in first.items()} == {None: 2, "one": 1, "two": 1, "three": 0}
     assert all(one.full for one in first.values())
-    streams.all[f"{1:032x}"].steps.add(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
+    streams.all[f"{1:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(stream := Stream(f"{2:032x}", run_of(0, "three")))
     stream.connection = object()
     second = await following()
@@ -191,7 +191,7 @@ def test_changes_make_of_a_snapshot_the_next_one() -> None:
     for number in range(3):
         streams.add(Stream(f"{number:032x}", run_of(number)))
     before = live.snapshot(age=0)
-    streams.all[f"{0:032x}"].steps.add(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
+    streams.all[f"{0:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(Stream(f"{5:032x}", run_of(1)))
     streams.elsewhere(f"{2:032x}")
     after = live.snapshot(age=0)

@@ -157,7 +157,7 @@ def test_jobs_are_not_mixed() -> None:
     theirs = [life(10 + n, run_of(n, job="1002", world=3), [(0, 0, 20)]) for n in (0, 1)]
     unnamed = [life(20, run_of(0, world=1), [(0, 0, 5)])]
     for stream in (*ours, *theirs, *unnamed):
-        stream.steps.add(steps([SECOND * (3 if stream in theirs else 1)] * 20), 0, START, START + 10**13)
+        stream.steps.add_events(steps([SECOND * (3 if stream in theirs else 1)] * 20), 0, START, START + 10**13)
     live, _ = live_of(*ours, *theirs, *unnamed)
     snapshot = live.snapshot()
     assert [view.id for view in snapshot.ranks] == ["1001~job-0", "1001~job-1", "1002~job-0", "1002~job-1", "job-0of1"]

@@ -9,25 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
 from stepscope.collector.downloads.downloads import Downloads
 from stepscope.collector.live.live import Live
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.live.stretches import Stretches
-from stepscope.collector.live.waiting import Allowance, Waiting
-from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import Kind, empty_block
-from stepscope.runtime.journal import format as fmt
+from stepscope.exporters.stream.step_summary import summary_of
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Phase
 from tests.support.basics import require
 from tests.support.collecting import collecting, until
 from tests.support.launch import start
 from tests.unit.collector.test_collector_live import SECOND, START, events_frame, run_of, steps
 
-NAME = 77
-"""Id of the name of a collective."""
 STEP = SECOND // 10
 
 DDP = """
@@ -53,36 +47,17 @@ dist.destroy_process_group()
 """
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=30), st.integers(0, 60), st.integers(0, 30))
-def test_stretches_are_what_is_covered(parts: list[tuple[int, int]], start: int, length: int) -> None:
-    """However they overlap, nest and come, each moment counts once."""
-    stretches = Stretches(1000)
-    covered: set[int] = set()
-    for at, size in parts:
-        stretches.add(np.array([at]), np.array([at + size]))
-        covered |= set(range(at, at + size))
-    (found,) = stretches.within(np.array([start]), np.array([start + length])).tolist()
-    assert found == len(covered & set(range(start, start + length)))
-
-
-def test_stretches_are_bounded() -> None:
-    """The oldest are let go, and it is known since when they are complete."""
-    stretches = Stretches(10)
-    for at in range(0, 1000, 10):
-        stretches.add(np.array([at]), np.array([at + 5]))
-    assert len(stretches) == 10 and stretches.complete_from == 900
-    assert stretches.within(np.array([900]), np.array([1000])).tolist() == [50]
-
-
 def life(rank: int, wait: int, *, known: bool = True) -> Stream:
-    """A rank whose steps are as long as everybody's, and that waits so much in each."""
+    """A rank whose steps are as long as everybody's, and that waits so long in each, in ns. Not `known`: its steps come as events."""
     stream = Stream(f"{rank:032x}", run_of(rank))
-    waits: Any = empty_block(40)
-    waits["ts"] = START + STEP * (1 + np.arange(40)) - wait
-    waits["dur"], waits["kind"] = wait, int(Kind.SPAN)
-    waits["name"] = strings.intern("gloo:all_reduce" if known else "forward")
-    frames = [events_frame(waits, source="recorder"), events_frame(steps([STEP] * 40))]
-    stream.took(frames, 0, len(frames))
+    if not known:
+        stream.took([events_frame(steps([STEP] * 40))], 0, 1)
+        return stream
+    facts: Any = np.zeros(40, FACTS_DTYPE)
+    facts["step"], facts["begin"] = np.arange(40), START + STEP * np.arange(40)
+    facts["end"] = facts["begin"] + STEP
+    facts["phases"][:, int(Phase.COMMUNICATION)] = wait
+    stream.summarized(summary_of(facts, events=0, lost=0))
     return stream
 
 
@@ -98,31 +73,12 @@ def test_the_rank_that_waits_least_is_the_slow_one() -> None:
     """All steps are equally long; where the names of collectives are not known, nobody is blamed."""
     snapshot = judged(life(0, STEP * 6 // 10), life(1, STEP // 10), life(2, STEP * 6 // 10))
     (slow,) = snapshot.job.slowest
-    assert (slow.rank, slow.own, slow.step_ms, slow.others_ms) == (1, True, 90.0, 40.0)
+    assert (slow.rank, slow.own) == (1, True)
+    assert (slow.step_ms, slow.others_ms) == (pytest.approx(90, abs=0.4), pytest.approx(40, abs=0.4)), "1/255 of a step"
     assert {view.step_ms for view in snapshot.ranks} == {100.0}
-    snapshot = judged(life(0, STEP * 6 // 10, known=False), life(1, STEP // 10), life(2, STEP * 6 // 10))
+    unknown = life(0, STEP * 6 // 10, known=False)
+    snapshot = judged(unknown, life(1, STEP // 10), life(2, STEP * 6 // 10))
     assert snapshot.job.slowest == [] and snapshot.ranks[0].own_ms is None
-
-
-def test_steps_that_were_not_seen_whole_do_not_count() -> None:
-    """When looking into events would cost too much, frames are passed over, and so are the steps that they are of."""
-    allowance = Allowance(share=0.0, saved=1e9)
-    waiting = Waiting(allowance)
-    block: Any = empty_block(1)
-    block["name"], block["kind"], block["dur"] = strings.intern("nccl:all_reduce"), int(Kind.SPAN), STEP // 2
-    for step in range(10):
-        block["ts"] = START + STEP * step
-        _, flags, payload = events_frame(block, source="recorder")
-        found = fmt.decode_events_header(payload)
-        assert found is not None
-        if step == 5:
-            allowance.spend(2e9)
-        if step == 6:
-            allowance.spend(-4e9)
-        waiting.events(found[0], flags, payload)
-    starts = START + STEP * np.arange(10)
-    own = waiting.own(starts, np.full(10, STEP))
-    assert own.tolist() == [STEP // 2] * 8, "steps 0 to 9 but for the one not seen and the last, which may go on"
 
 
 def test_a_rank_of_data_parallel_training_is_named(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ async def test_a_thousand_ranks_and_names_that_are_code(tmp_path: Path) -> None:
     for number in range(1000):
         run = run_of(number)
         stream = Stream(f"{number:032x}", type(run)(name="job", anchor=run.anchor, rank=number, host=host))
-        stream.steps.add(steps([SECOND // 100 * (3 if number == 7 else 1)] * 64), 0, START, START + 100 * SECOND)
+        stream.steps.add_events(steps([SECOND // 100 * (3 if number == 7 else 1)] * 64), 0, START, START + 100 * SECOND)
         collector.streams.add(stream)
     async with collector.serving() as url:
         await asyncio.to_thread(_look_at_a_thousand, url, collector)
@@ -266,7 +266,7 @@ def _look_at_a_thousand(url: str, collector: Collector) -> None:
         assert page.locator("tr[data-id=job-999]").get_attribute("aria-rowindex") == "1001"
         assert "onerror" in cell(page, 999, "Host")
         stream = collector.streams.ranks["job-999"].latest
-        stream.steps.add(steps([SECOND], number=4242), 0, START, START + 100 * SECOND)
+        stream.steps.add_events(steps([SECOND], number=4242), 0, START, START + 100 * SECOND)
         until(lambda: cell(page, 999, "Step") == "4,242")
         focused = "document.activeElement.innerText"
         assert page.evaluate(focused) == "rank 0", "its row is there, seen or not"
