@@ -254,6 +254,7 @@ class CollectorExporter:
             self._ending = True
             self._summarize(NO_FACTS)
             await self._transport.settled(lambda: not journal.is_open)
+            await journal.changed.wait_for(lambda: not journal.is_open)  # else fewer events would count as kept
             await self._transport.close()
         except asyncio.CancelledError:
             if problem := await self._leave():

@@ -130,6 +130,11 @@ class Shipper:
         """Whether the collector has all frames."""
         return self.confirmed.at >= self.end
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes that can be taken."""
+        return max(self.end - self._reader.position[1], 0)
+
     def take(self, max_bytes: int) -> Chunk | None:
         """The next frames to send: up to `max_bytes`, but at least one frame. `None` if there is none."""
         reader, end = self._reader, self.end

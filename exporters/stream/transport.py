@@ -74,6 +74,8 @@ class Transport(ABC):
         self._shipper, self._hello = shipper, hello
         self._synced, self._limit_segments = synced, limit_segments
         self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._hurried = False
+        """Whether frames are sent without waiting for more of them."""
         self._summaries: deque[bytes] = deque()
         self._summary_bytes = 0
         self._task: asyncio.Task[None] | None = None
@@ -116,17 +118,23 @@ class Transport(ABC):
 
     async def settled(self, is_complete: Callable[[], object] = lambda: True) -> None:
         """Waits until the journal is complete and confirmed, or the other end refuses it."""
+        self._hurry()
         while not (is_complete() and self._shipper.is_confirmed) and not self._refused:
             self._changed.clear()
             await self._changed.wait()
 
     async def progressed(self, before: int) -> bool:
         """Waits until more than `before` bytes are confirmed. Returns false if nothing is left, or the other end refuses it."""
+        self._hurry()
         shipper = self._shipper
         while shipper.confirmed.at <= before and not shipper.is_confirmed and not self._refused:
             self._changed.clear()
             await self._changed.wait()
         return not shipper.is_confirmed and not self._refused
+
+    def _hurry(self) -> None:
+        self._hurried = True
+        self._news.set()
 
     async def close(self) -> None:
         """Ends the connection in order. Idempotent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -34,6 +35,10 @@ _ADVICE = {
     401: NO_TOKEN,
     404: f"a collector takes streams at {protocol.PATH}, which is where a URL without a path leads",
 }
+SMALL = 64 << 10
+"""Bytes of frames that are sent at once. Fewer wait for more."""
+GATHER_S = 1.0
+"""Seconds that they wait: each message costs a collector of thousands of ranks as much as many events."""
 SMALLEST = 16 << 10
 """Bytes of a message that is sent to a collector which did not confirm larger ones in time."""
 MOST_PATIENCE = 16
@@ -177,15 +182,20 @@ class WebSocketTransport(Transport):
                 raise failure
 
     async def _send(self, socket: ClientConnection) -> None:
+        loop, sent = asyncio.get_running_loop(), -math.inf
         while True:
             self._news.clear()
             while (summary := self._take_summary()) is not None:
                 await socket.send(summary)
             has_room = self._shipper.sent_bytes < IN_FLIGHT
-            chunk = self._shipper.take(self._message_bytes) if has_room else None
+            left = 0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + GATHER_S - loop.time()
+            chunk = self._shipper.take(self._message_bytes) if has_room and left <= 0 else None
             if chunk is None:
-                await self._news.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left if left > 0 else None):
+                        await self._news.wait()
                 continue
+            sent = loop.time()
             frames = protocol.Frames(chunk.begin.number, chunk.count, chunk.segment, chunk.begin.at)
             message = protocol.encode(frames, chunk.data)
             if len(message) <= self._largest:
