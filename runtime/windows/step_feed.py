@@ -108,7 +108,8 @@ def _of_small(windows: Sequence[_Followed]) -> list[Facts]:
     builder = StepFactsBuilder(late=True)
     tables = [one.window.table for one in windows if one.window.table is not None]
     builder.update(join_blocks([events for table in tables if (events := table.own_collected()) is not None]))
-    facts = builder.finish(*(table.steps_end for table in tables if table.steps_end is not None))
+    # Windows that have ended are followed by the time between two windows, also if they are not closed yet.
+    facts = builder.finish(*(one.window.steps_end for one in windows if one.window.end is not None))
     starts = np.array([one.window.start for one in windows])
     indexes = np.array([one.window.index for one in windows])
     if len(facts):

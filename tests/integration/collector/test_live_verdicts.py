@@ -1,0 +1,191 @@
+"""What the live page says of running jobs: verdicts and the heat map, from facts of steps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.analysis.live import judge_steps
+from stepscope.collector.live.stream import State, Stream
+from stepscope.collector.live.streams import Streams
+from stepscope.collector.live.verdicts import MAX_RANKS, Verdicts
+from stepscope.collector.live.views import JobVerdict
+from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
+from stepscope.exporters.stream.protocol import Hello, StepSummary
+from stepscope.exporters.stream.step_summary import summary_of
+from stepscope.runtime.requests.command import Answer, Command
+from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Phase
+from tests.support.basics import poll
+from tests.support.collecting import collecting, until
+from tests.support.launch import start
+from tests.unit.collector.test_collector_live import run_of
+
+STEP = 20_000_000
+"""ns."""
+BEGIN = 10**15
+LOADER = """
+import sys, time
+import stepscope as sc
+from stepscope.exporters.stream.exporter import CollectorExporter
+with sc.trace(exporters=[CollectorExporter(sys.argv[1])], name="loading") as profiler:
+    for step in range(int(sys.argv[2])):
+        with sc.span("next", category="data"):
+            time.sleep(0.02)
+        with sc.span("forward"):
+            time.sleep(0.005)
+        profiler.step()
+"""
+
+
+def summary(work: list[int], *, first: int = 10, data: float = 0.05, together: int = 0, stalls: int = 0) -> StepSummary:
+    """A summary of steps with so much work each, in ns.
+
+    Args:
+        data: share of the work that loads data.
+        together: ns after which collectives let all ranks go on; 0: there are none.
+        stalls: every so many steps one writes a checkpoint for 200 ms.
+    """
+    facts: Any = np.zeros(len(work), FACTS_DTYPE)
+    took = np.array(work, np.int64)
+    facts["phases"][:, Phase.DATA] = took * data
+    facts["phases"][:, Phase.BACKWARD] = took * 0.5
+    if together:
+        facts["phases"][:, Phase.COMMUNICATION] = together - took
+        took = np.full(len(work), together)
+    if stalls:
+        facts["phases"][::stalls, Phase.CHECKPOINT] = 200_000_000
+        took[::stalls] += 200_000_000
+    facts["end"] = BEGIN + first * STEP + np.cumsum(took)
+    facts["begin"], facts["step"] = facts["end"] - took, first + np.arange(len(work))
+    for name in SIGNALS:
+        facts[name] = np.nan
+    return summary_of(facts, events=0, lost=0)
+
+
+def streams_of(*ranks: StepSummary, name: str = "job") -> Streams:
+    """A job whose ranks have sent these."""
+    streams = Streams(4096)
+    for number, sent in enumerate(ranks):
+        stream = Stream(f"{number:032x}", run_of(number, name))
+        stream.connection = object()
+        stream.summarized(sent)
+        streams.add(stream)
+    return streams
+
+
+async def judged(streams: Streams) -> list[JobVerdict]:
+    """The first verdict."""
+    verdicts = Verdicts(streams, judge_steps)
+    task = asyncio.create_task(verdicts.run())
+    try:
+        await poll(lambda: verdicts.of(None))
+    finally:
+        task.cancel()
+    return verdicts.of(None)
+
+
+FAULTS: dict[str, tuple[Callable[[], list[StepSummary]], str, list[int]]] = {
+    "a slow rank": (
+        lambda: [summary([32_000_000 if rank == 3 else STEP] * 100, together=33_000_000) for rank in range(8)],
+        "slow-rank",
+        [3],
+    ),
+    "a rank that has become slow": (
+        lambda: [
+            summary([STEP] * 100 + [32_000_000 if rank == 1 else STEP] * 20, together=33_000_000) for rank in range(2)
+        ],
+        "slow-rank",
+        [1],
+    ),
+    "a slow loader": (lambda: [summary([STEP] * 60, data=0.5) for _ in range(2)], "input-bound-in-process", []),
+    "a stall every 20 steps": (lambda: [summary([STEP] * 200, stalls=20)], "periodic-stall", []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_planted_fault_is_named(fault: str) -> None:
+    """By the rules of `stepscope explain`, with what to do about it."""
+    planted, rule, ranks = FAULTS[fault]
+    (verdict,) = await judged(streams_of(*planted()))
+    finding = verdict.findings[0]
+    assert (finding.id, finding.ranks) == (rule, ranks)
+    assert finding.action and finding.evidence and finding.cost > 0.1
+    assert (verdict.job_id, verdict.ranks) == ("job", len(planted()))
+
+
+async def test_equal_ranks_have_no_fault() -> None:
+    """The verdict says how many steps were judged, and finds nothing."""
+    (verdict,) = await judged(streams_of(*(summary([STEP] * 100, together=21_000_000) for _ in range(4))))
+    assert verdict.findings == [] and (verdict.steps, verdict.ranks) == (100, 4)
+
+
+async def test_of_many_ranks_the_slow_one_is_compared() -> None:
+    """Only some are compared, and the slowest are among them."""
+    ranks = [summary([32_000_000 if rank == 777 else STEP] * 40, together=33_000_000) for rank in range(1000)]
+    (verdict,) = await judged(streams_of(*ranks))
+    assert verdict.ranks == MAX_RANKS and verdict.findings[0].ranks == [777]
+
+
+def test_a_job_is_judged_while_it_runs(tmp_path: Any) -> None:
+    """A real loop, the command line's collector: the answer is there before the loop ends, and the heat map has its steps."""
+    with collecting(tmp_path) as collector:
+        signals = {**os.environ, "STEPSCOPE_SIGNALS": "steps"}
+        process = start([sys.executable, "-c", LOADER, collector.url, "2000"], env=signals)
+        try:
+            found = until(lambda: [one for one in collector.get("/v1/job")["verdicts"] if one["findings"]])
+            assert process.poll() is None
+            (rank,) = collector.get("/v1/ranks")
+        finally:
+            process.kill()
+            process.wait()
+        assert found[0]["findings"][0]["id"] == "input-bound-in-process" and found[0]["job_id"] == "loading"
+        assert rank["data_share"] > 0.5 and rank["resident_bytes"] > 1 << 20 and 0 <= rank["cpu_share"] <= 1
+        heatmap = collector.get("/v1/heatmap?job=loading")
+        assert heatmap["columns"] >= 20 and heatmap["rows"] == [rank["id"]] and heatmap["value"] == "whole"
+
+
+async def test_a_heatmap_of_many_ranks_and_steps() -> None:
+    """A cell has the slowest of its ranks and steps, beside the median of its column."""
+    streams = streams_of(
+        *(summary([(4 if (rank, step) == (5, 30) else 1) * STEP for step in range(100)], first=1) for rank in range(40))
+    )
+    drawn = await Heatmaps().heatmap(list(streams), HeatmapQuery(rows=10, columns=50, value="own"))
+    assert (drawn.first_step, drawn.steps_per_column, drawn.columns) == (1, 2, 50)
+    assert (len(drawn.rows), drawn.ranks_per_row, drawn.ranks, drawn.value) == (10, 4, 40, "whole")
+    cells = np.frombuffer(drawn.values, np.uint8).reshape(10, 50)
+    assert cells[1, 15] == 128 + 64, "four times the median"
+    assert (np.delete(cells.ravel(), 50 + 15) == 128).all() and set(drawn.median_ms) == {20.0}
+    part = await Heatmaps().heatmap(list(streams), HeatmapQuery(from_rank=5, to_rank=5, from_step=30, to_step=32))
+    assert (part.ranks, part.first_step, part.columns) == (1, 30, 3)
+    assert np.frombuffer(part.values, np.uint8).tolist() == [128, 128, 128], "alone, it is the median"
+    nothing = await Heatmaps().heatmap([], HeatmapQuery())
+    assert (nothing.columns, nothing.values, nothing.rows) == (0, b"", [])
+
+
+class _Process:
+    control = 1
+
+    async def order(self, command: Command, seconds: float) -> Answer:
+        """Answers at once."""
+        return Answer(step=5)
+
+
+def test_streams_of_other_collectors_are_shown() -> None:
+    """A rank that is heard is there without files; when its frames come, these are counted."""
+    streams = Streams(16)
+    hello = Hello("f" * 32, b"sync", 0, run_of(4), summaries=True)
+    streams.heard(hello, summary([STEP] * 30), _Process())
+    (rank,) = streams
+    stream = rank.latest
+    assert stream.remote and stream.steps.last == 39 and stream.state(stream.seen) is State.CONNECTED
+    assert stream.state(stream.seen + 20) is State.SILENT and stream.state(stream.seen + 40) is State.DIED
+    streams.heard(hello, StepSummary(500, 2, 0, [], b"", ended=True), None)
+    assert (stream.events, stream.lost, stream.state(stream.seen)) == (500, 2, State.ENDED)
+    stream.took([], 0, 0)
+    assert not stream.remote and stream.events == 0, "they are counted from its frames now"
