@@ -17,16 +17,21 @@ import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from benchmarks import shown
 from benchmarks.collecting import Collecting, collecting, payload
 from benchmarks.session import scratch
 
+if TYPE_CHECKING:
+    from stepscope.runtime.windows.step_facts import Facts
+
 SYNC = b"\xf5rnk"
-MESSAGES = 4
-"""A second and rank, as exporters send them."""
+FRAMES = 2
+"""Of events, a second and rank: one for each drain. Exporters send them in one message, and a summary of the steps in another."""
 
 
 class Delay(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +75,7 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
         seconds: how long.
         browser: path of a Chromium in which the page is looked at meanwhile.
     """
-    prepared = payload(max(rate // MESSAGES, 1))
+    prepared = payload(max(rate // FRAMES, 1))
     load = os.getloadavg()[0]
     with scratch() as directory, collecting(directory) as collector:
         url = collector.url.replace("ws", "http", 1)
@@ -150,6 +155,25 @@ def _step(number: int) -> tuple[int, bytes]:
     return made[1], b"".join(map(bytes, made[2]))
 
 
+@functools.cache
+def _facts(number: int) -> Facts:
+    """A step of a second, which ends now."""
+    from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Phase
+
+    facts: Any = np.zeros(1, FACTS_DTYPE)
+    facts["end"], facts["step"] = time.monotonic_ns(), number
+    facts["begin"] = facts["end"] - 10**9
+    facts["phases"][:, [Phase.FORWARD, Phase.BACKWARD, Phase.COMMUNICATION]] = 3 * 10**8
+    return facts  # type: ignore[no-any-return]
+
+
+def _summary(number: int, events: int) -> bytes:
+    from stepscope.exporters.stream import protocol
+    from stepscope.exporters.stream.step_summary import summary_of
+
+    return protocol.encode(summary_of(_facts(number), events=events, lost=0))
+
+
 class _Rank:
     """One rank: sends at its times, whatever was confirmed by then."""
 
@@ -169,6 +193,7 @@ class _Rank:
         from websockets.typing import Subprotocol
 
         from stepscope.exporters.stream import protocol
+        from stepscope.exporters.stream.websocket import GATHER_S
         from stepscope.runtime.events.clock import ClockAnchor
         from stepscope.runtime.journal import format as fmt
         from stepscope.runtime.journal.records import RunRecord, encode_record
@@ -182,7 +207,7 @@ class _Rank:
             self._url + protocol.PATH, subprotocols=subprotocols, compression=None, proxy=None, open_timeout=60,
             ping_interval=None,
         ) as socket:  # fmt: skip
-            await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, 0, record)))
+            await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, 0, record, summaries=True)))
             await socket.recv()
 
             async def send(*parts: tuple[int, int, bytes]) -> None:
@@ -208,17 +233,18 @@ class _Rank:
             self._done = False
             listening = asyncio.ensure_future(confirmed())
             await send((fmt.FrameType.RUN, 0, encode_record(record)))
-            begun, turns = time.monotonic(), max(int(seconds * MESSAGES), 1)
+            begun, turns = time.monotonic(), max(int(seconds), 1)
+            frames: list[tuple[int, int, bytes]] = []
             for turn in range(turns):
-                await asyncio.sleep(begun + turn / MESSAGES - time.monotonic())
-                events = (int(fmt.FrameType.EVENTS), self._flags, self._payload)
+                await asyncio.sleep(begun + turn - time.monotonic())
                 self._done = turn == turns - 1
-                if turn % MESSAGES:
-                    await send(events)
-                    continue
-                step = (int(fmt.FrameType.EVENTS), *_step(len(self.steps_at)))
                 self.steps_at.append(time.time())
-                await send(events, step)
+                await socket.send(_summary(turn, self.sent))
+                event = (int(fmt.FrameType.EVENTS), self._flags, self._payload)
+                frames += [*[event] * FRAMES, (int(fmt.FrameType.EVENTS), *_step(turn))]
+                if (turn + self._number) % GATHER_S == 0 or self._done:  # ranks do not send at the same moment
+                    await send(*frames)
+                    frames.clear()
             await listening
 
 

@@ -37,12 +37,12 @@ class History:
         """Adds durations, each at a time, both in ns. What is before the first bucket counts in it, or not if it was let go."""
         if not len(times):
             return
+        if len(times) <= _FEW:
+            for time, duration in sorted(zip(times.tolist(), durations.tolist(), strict=True)):
+                self.add_one(time, duration)
+            return
         if self.empty:
             self.first, self.empty = int(times.min()) // self.width_ns, False
-        if len(times) <= _FEW:
-            for time, duration in zip(times.tolist(), durations.tolist(), strict=True):
-                self._add_one(time, duration)
-            return
         latest = int(times.max())
         if self._rolling:
             self._shift(latest // self.width_ns - self.first - (BUCKETS - 1))
@@ -55,7 +55,10 @@ class History:
         np.add.at(self._counts, at, 1)
         np.add.at(self._totals, at, durations)
 
-    def _add_one(self, time: int, duration: int) -> None:
+    def add_one(self, time: int, duration: int) -> None:
+        """Adds one duration."""
+        if self.empty:
+            self.first, self.empty = time // self.width_ns, False
         if self._rolling:
             self._shift(time // self.width_ns - self.first - (BUCKETS - 1))
         while time // self.width_ns - self.first >= BUCKETS:

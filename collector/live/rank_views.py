@@ -47,7 +47,7 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         slow: how it holds the others up, if it does.
     """
     rank, stream = found.rank, found.rank.latest
-    run, state, readings = stream.run, found.state, stream.readings
+    run, state, shares = stream.run, found.state, stream.shares
     return RankView(
         id=rank.id,
         job=run.name[:200],
@@ -72,10 +72,10 @@ def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:
         clock_bound_us=None if (bound := stream.clock.now.bound_ns) is None else round(bound / 1e3, 1),
         windows=stream.windows.count,
         slow_factor=None if slow is None else slow.factor,
-        cpu_share=readings.cpu,
-        data_share=readings.data,
-        communication_share=readings.communication,
-        resident_bytes=readings.resident_bytes,
+        cpu_share=shares.cpu,
+        data_share=shares.data,
+        communication_share=shares.communication,
+        resident_bytes=shares.resident_bytes,
         restoring=stream.restoring,
         others=[f"{one.run.host[:200]} (pid {one.run.pid})" for one in rank.others[:_MOST_OTHERS]],
     )

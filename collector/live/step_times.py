@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.live.history import History
+from stepscope.exporters.stream.step_summary import StepTime
 from stepscope.runtime.events.record import Block, Flag, Kind
-from stepscope.runtime.windows.step_facts import FACTS_DTYPE, Facts, Phase
 
 RECENT = 1024
 """Steps that are kept one by one."""
@@ -15,6 +17,9 @@ RECENT_WIDTH_NS = 500_000_000
 """Of a bucket of the last minutes."""
 UNKNOWN = -1.0
 """Time of a step's own, if it is not known for how long it waited for other ranks."""
+
+FEW = 8
+"""Steps that are added one by one."""
 
 Times = NDArray[np.int64]
 _STEP = np.dtype([("number", "<i8"), ("begin", "<i8"), ("ms", "<f4"), ("own_ms", "<f4")])
@@ -44,34 +49,46 @@ class StepTimes:
         """
         whole = (events["kind"] == int(Kind.SPAN)) & (events["flags"] & int(Flag.CLIPPED | Flag.OPEN) == 0)
         spans = events[whole & (events["dur"] >= 0)]
-        facts: Facts = np.zeros(len(spans), FACTS_DTYPE)
-        facts["begin"], facts["step"] = spans["ts"], spans["step"]
+        begins, durations = spans["ts"].astype(np.int64), spans["dur"].astype(np.int64)
         with np.errstate(over="ignore"):
-            facts["end"] = facts["begin"] + spans["dur"].astype(np.int64)
-        self._add(facts, np.full(len(facts), UNKNOWN), offset_ns, earliest_ns, latest_ns)
+            ends = np.clip(begins + durations + np.int64(offset_ns), earliest_ns, latest_ns)
+        steps: NDArray[np.void] = np.zeros(len(spans), _STEP)
+        steps["number"], steps["begin"] = spans["step"], begins
+        steps["ms"], steps["own_ms"] = durations / 1e6, UNKNOWN
+        self._add(steps, ends, durations)
 
-    def add_facts(self, facts: Facts, offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
-        """Adds steps with their time in collectives. Arguments as for `add_events`."""
-        facts = facts[facts["begin"] > self._latest_begin]  # they may have been read from the file before
-        waited = facts["phases"][:, int(Phase.COMMUNICATION)]
-        self._add(facts, (facts["end"] - facts["begin"] - waited) / 1e6, offset_ns, earliest_ns, latest_ns)
-
-    def _add(self, facts: Facts, own_ms: NDArray[np.float64], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
-        if not len(facts):
+    def add_steps(self, steps: Sequence[StepTime], offset_ns: int, earliest_ns: int, latest_ns: int) -> None:
+        """Adds steps of a summary, but for those that were read from the file before. Arguments as for `add_events`."""
+        new = [step for step in steps if step.begin > self._latest_begin]
+        if len(new) > FEW:
+            rows = np.array([_row(step) for step in new], _STEP)
+            ends = np.array([min(max(step.end + offset_ns, earliest_ns), latest_ns) for step in new], np.int64)
+            self._add(rows, ends, np.array([step.end - step.begin for step in new], np.int64))
             return
-        durations = facts["end"] - facts["begin"]
-        with np.errstate(over="ignore"):
-            ends = np.clip(facts["end"] + np.int64(offset_ns), earliest_ns, latest_ns)
+        for step in new:  # as a rank sends each second, for which arrays take longer
+            self._reserve(1)
+            self._ring[self.count % len(self._ring)] = _row(step)
+            self.count += 1
+            self.last, self._latest_begin = step.number, step.begin
+            end = min(max(step.end + offset_ns, earliest_ns), latest_ns)
+            self.recent.add_one(end, step.end - step.begin)
+            self.all.add_one(end, step.end - step.begin)
+
+    def _add(self, steps: NDArray[np.void], ends: Times, durations: Times) -> None:
+        if not len(steps):
+            return
         self.recent.add(ends, durations)
         self.all.add(ends, durations)
-        self._reserve(len(facts))
+        self._reserve(len(steps))
         size = len(self._ring)
-        at = (self.count + np.arange(len(facts))[-size:]) % size
-        self._ring["number"][at], self._ring["begin"][at] = facts["step"][-size:], facts["begin"][-size:]
-        self._ring["ms"][at], self._ring["own_ms"][at] = durations[-size:] / 1e6, own_ms[-size:]
-        self.count += len(facts)
-        self.last = int(facts["step"][-1])
-        self._latest_begin = max(self._latest_begin, int(facts["begin"].max()))
+        at = self.count % size
+        if at + len(steps) <= size:
+            self._ring[at : at + len(steps)] = steps
+        else:
+            self._ring[(self.count + np.arange(len(steps))[-size:]) % size] = steps[-size:]
+        self.count += len(steps)
+        self.last = int(steps["number"][-1])
+        self._latest_begin = max(self._latest_begin, int(steps["begin"].max()))
 
     def _reserve(self, more: int) -> None:
         """Makes room for further steps, as a job of many ranks may have few steps."""
@@ -87,3 +104,7 @@ class StepTimes:
         at = np.arange(self.count - count, self.count) % max(len(self._ring), 1)
         found: NDArray[np.void] = self._ring[at]
         return found
+
+
+def _row(step: StepTime) -> tuple[int, int, float, float]:
+    return step.number, step.begin, (step.end - step.begin) / 1e6, step.own / 1e6

@@ -21,12 +21,10 @@ from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
 from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS as MAX_SUMMARY_STEPS_OF_ONE
 from stepscope.exporters.stream.protocol import StepSummary
-from stepscope.exporters.stream.step_summary import count_steps, facts_of, steps_in
+from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, count_steps, shares_of, steps_in
 from stepscope.runtime.accounting.ledger import Ledger
-from stepscope.runtime.events.record import distinct
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
-from stepscope.runtime.windows.step_facts import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,33 +68,6 @@ class State(Enum):
     """It was closed in order."""
     DIED = "died"
     """It has no connection, and its end never came."""
-
-
-class Readings(msgspec.Struct, frozen=True):
-    """Where the time of the newest steps goes, as shares of it, and their memory; `None` where it is not known."""
-
-    cpu: float | None = None
-    """Processor time of the thread that steps."""
-    data: float | None = None
-    communication: float | None = None
-    resident_bytes: int | None = None
-
-    @classmethod
-    def of(cls, summary: StepSummary) -> Readings:
-        """Those of a summary with steps."""
-        facts = facts_of([summary])
-        took = float((facts["end"] - facts["begin"]).sum())
-        if not took:
-            return cls()
-        phases = facts["phases"].sum(axis=0)
-        cpu, resident = float(facts["cpu_ns"].sum()), float(facts["resident_bytes"][-1])
-        waits = phases[int(Phase.COMMUNICATION)] + phases[int(Phase.COMMUNICATION_ELSEWHERE)]
-        return cls(
-            cpu=round(cpu / took, 4) if math.isfinite(cpu) else None,
-            data=round(float(phases[int(Phase.DATA)]) / took, 4),
-            communication=round(float(waits) / took, 4),
-            resident_bytes=int(resident) if math.isfinite(resident) else None,
-        )
 
 
 class _Taken:
@@ -149,7 +120,8 @@ class Stream:
         """Whether steps come in summaries, so that those among the frames are not read."""
         self.steps_at = 0.0
         """When the last summary with steps came, by the monotonic clock."""
-        self.readings = Readings()
+        self.shares = Shares()
+        """Of the newest summary with steps."""
         self.ended = self.superseded = False
         """Id of the stream of a killed process, all of which this one holds again."""
         self.restoring = False
@@ -193,15 +165,15 @@ class Stream:
             self.events, self.ended = summary.events, summary.ended
             self._dropped = Counter({"journal": summary.lost})
         steps, latest = steps_in(summary), time.time_ns()
-        if not len(steps):
+        if not steps:
             return
         self.steps_at = self.seen
-        self.steps.add_facts(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
-        for window in distinct(steps["window"]):
-            self.windows.stepped(window, steps["step"][steps["window"] == window])
-        self.readings = Readings.of(summary)
+        self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+        for run in summary.runs:
+            self.windows.stepped_to(run.window, run.first, run.first + len(run.steps) // STEP_BYTES - 1)
+        self.shares = shares_of(summary, steps)
         self.summaries.append(summary)
-        self._summary_steps += len(steps)
+        self._summary_steps += count_steps(summary)
         while self._summary_steps > MAX_SUMMARY_STEPS and len(self.summaries) > 1:
             self._summary_steps -= count_steps(self.summaries.popleft())
 

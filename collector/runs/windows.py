@@ -150,8 +150,12 @@ class StreamWindows:
     def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
         """Steps of a window have ended."""
         numbers = numbers[numbers >= 0]
-        if index in self._open and len(numbers):
-            first, last = int(numbers.min()), int(numbers.max())
+        if len(numbers):
+            self.stepped_to(index, int(numbers.min()), int(numbers.max()))
+
+    def stepped_to(self, index: int, first: int, last: int) -> None:
+        """The steps `first` to `last` of a window have ended."""
+        if index in self._open and 0 <= first <= last:
             known = self._open_steps.get(index, (first, last))
             self._open_steps[index] = min(known[0], first), max(known[1], last)
 

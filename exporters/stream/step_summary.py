@@ -7,8 +7,9 @@ proportion to their remaining time.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ STEP_DTYPE = np.dtype(
 )
 """A step: its duration; of that, in 1/255, the time in collectives and the time in loading data; the phase that exceeds its share of
 all steps by most, and its time in 1/255."""
+STEP_BYTES = STEP_DTYPE.itemsize
 SUMS_DTYPE = np.dtype(
     [
         ("phases", "<f4", (len(Phase),)),
@@ -37,6 +39,10 @@ NO_PHASE = 255
 _COMMUNICATION = (int(Phase.COMMUNICATION), int(Phase.COMMUNICATION_ELSEWHERE))
 _DATA = int(Phase.DATA)
 _LONGEST_NS = 1 << 55
+_STEP = struct.Struct("<fBBBB")
+_SUMS = struct.Struct(f"<{SUMS_DTYPE.itemsize // 4}f")
+_CPU, _RESIDENT = (len(Phase) + len(Device) + 3 + SIGNALS.index(name) for name in ("cpu_ns", "resident_bytes"))
+"""Positions of these among the numbers of `SUMS_DTYPE`."""
 _SUMMED = ("operators", "operator_ns", "collections")
 _FAR_NS = 1 << 62
 
@@ -98,12 +104,64 @@ def _sums(facts: Facts) -> NDArray[np.void]:
     return sums  # type: ignore[no-any-return]
 
 
-def steps_in(summary: StepSummary) -> Facts:
-    """Number, window, begin and end of each step, and its time in collectives as `Phase.COMMUNICATION`. Other facts are zero.
+class StepTime(NamedTuple):
+    """A step as live views need it, in ns of the rank's clock."""
 
-    Whatever the sender says, the numbers can be computed with: steps with times that no clock shows are left out.
+    window: int
+    number: int
+    begin: int
+    end: int
+    own: int
+    """Its time without collectives."""
+
+
+def steps_in(summary: StepSummary) -> list[StepTime]:
+    """The steps of a summary, at once: a collector of thousands of ranks gets thousands of summaries a second.
+
+    Steps with times that no clock shows are left out, whatever the sender says.
     """
-    return join_facts([run for run, _ in _runs_of(summary)])
+    found: list[StepTime] = []
+    for run in summary.runs:
+        number, begin = run.first, run.begin_ns
+        if abs(begin) > _FAR_NS or not 0 <= number < _FAR_NS:
+            continue
+        whole = len(run.steps) // STEP_BYTES * STEP_BYTES
+        for duration, communication, _, _, _ in _STEP.iter_unpack(run.steps[:whole]):
+            if not 0 <= duration <= _LONGEST_NS or abs(begin) > _FAR_NS or len(found) == MAX_SUMMARY_STEPS:
+                break
+            took = round(duration)
+            found.append(StepTime(run.window, number, begin, begin + took, took - took * communication // 255))
+            number, begin = number + 1, begin + took
+    return found
+
+
+class Shares(NamedTuple):
+    """Where the time of the steps of a summary goes, as shares of it, and their memory; `None` where it is not known."""
+
+    cpu: float | None = None
+    """Processor time of the thread that steps."""
+    data: float | None = None
+    communication: float | None = None
+    resident_bytes: int | None = None
+
+
+def shares_of(summary: StepSummary, steps: Sequence[StepTime]) -> Shares:
+    """The shares of a summary with these steps."""
+    took = sum(step.end - step.begin for step in steps)
+    if not took or len(summary.sums) != SUMS_DTYPE.itemsize:
+        return Shares()
+    sums = _SUMS.unpack(summary.sums)
+    cpu, resident = sums[_CPU], sums[_RESIDENT]
+    return Shares(
+        cpu=round(cpu / took, 4) if abs(cpu) < MOST_READ else None,
+        data=_share_of(sums[_DATA], took),
+        communication=_share_of(sum(sums[each] for each in _COMMUNICATION), took),
+        resident_bytes=int(resident) if 0 <= resident < MOST_READ else None,
+    )
+
+
+def _share_of(ns: float, took: int) -> float | None:
+    return round(ns / took, 4) if 0 <= ns <= _LONGEST_NS else None
 
 
 def facts_of(summaries: Sequence[StepSummary]) -> Facts:
@@ -113,14 +171,14 @@ def facts_of(summaries: Sequence[StepSummary]) -> Facts:
 
 def count_steps(summary: StepSummary) -> int:
     """How many steps a summary has at most."""
-    return sum(len(run.steps) for run in summary.runs) // STEP_DTYPE.itemsize
+    return sum(len(run.steps) for run in summary.runs) // STEP_BYTES
 
 
 def _runs_of(summary: StepSummary) -> list[tuple[Facts, NDArray[np.void]]]:
     found: list[tuple[Facts, NDArray[np.void]]] = []
     room = MAX_SUMMARY_STEPS
     for run in summary.runs:
-        steps: Any = np.frombuffer(run.steps[: len(run.steps) // STEP_DTYPE.itemsize * STEP_DTYPE.itemsize], STEP_DTYPE)
+        steps: Any = np.frombuffer(run.steps[: len(run.steps) // STEP_BYTES * STEP_BYTES], STEP_DTYPE)
         steps = steps[:room]
         durations = steps["duration_ns"].astype(np.float64)
         if abs(run.begin_ns) > _FAR_NS or not np.isfinite(durations).all() or not 0 <= run.first < _FAR_NS:
@@ -162,6 +220,10 @@ def _facts_of(summary: StepSummary) -> Facts:
     if remaining.sum() > 0:
         scale = min(remaining.sum() / rest.sum(), 1.0) if rest.sum() > 0 else 0.0
         phases += np.outer(remaining / remaining.sum(), rest * scale)
+    total = phases.sum(axis=1)
+    phases *= (durations / np.maximum(total, np.maximum(durations, 1)))[
+        :, np.newaxis
+    ]  # shares may add up to more than all
     facts["phases"] = np.floor(phases)
     by_time = durations / max(durations.sum(), 1.0)
     facts["device"] = np.floor(np.outer(by_time, _positive(sums["device"])))

@@ -37,7 +37,7 @@ _ADVICE = {
 }
 SMALL = 64 << 10
 """Bytes of frames that are sent at once. Fewer wait for more."""
-GATHER_S = 1.0
+GATHER_S = 2.0
 """Seconds that they wait: each message costs a collector of thousands of ranks as much as many events."""
 SMALLEST = 16 << 10
 """Bytes of a message that is sent to a collector which did not confirm larger ones in time."""

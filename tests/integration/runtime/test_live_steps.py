@@ -58,7 +58,9 @@ def test_all_steps_come_once_and_are_those_of_the_recording(tmp_path: Path, acti
     recorded = sc.load(tmp_path / "run").ranks[0].steps
     found = exporter.facts
     assert before_the_end >= len(recorded) // 4, "live"
-    assert found["step"].tolist() == recorded["step"].tolist() and found["window"].tolist() == recorded["window"].tolist()
+    assert (
+        found["step"].tolist() == recorded["step"].tolist() and found["window"].tolist() == recorded["window"].tolist()
+    )
     assert found["begin"].tolist() == recorded["begin"].tolist() and found["end"].tolist() == recorded["end"].tolist()
     data = int(Phase.DATA)
     assert np.abs(found["phases"][:, data] - recorded["phases"][:, data]).max() < 1_000_000

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.exporters.stream import protocol
-from stepscope.exporters.stream.step_summary import SUMS_DTYPE, count_steps, facts_of, steps_in, summary_of
+from stepscope.exporters.stream.step_summary import SUMS_DTYPE, count_steps, facts_of, shares_of, steps_in, summary_of
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, SIGNALS, Facts, Phase
 
 BEGIN = 10**15
@@ -74,21 +74,21 @@ def test_steps_that_do_not_follow_each_other() -> None:
     parts[2]["end"] += 2 * 10**9
     facts: Any = np.concatenate(parts)
     found = steps_in(sent(summary_of(facts, events=0, lost=0)))
-    for name in ("step", "window", "begin", "end"):
-        assert found[name].tolist() == facts[name].tolist()
+    for name, field in (("step", "number"), ("window", "window"), ("begin", "begin"), ("end", "end")):
+        assert [getattr(step, field) for step in found] == facts[name].tolist()
 
 
 def test_too_many_steps_are_left_out_and_counted() -> None:
     """The newest are sent."""
     summary = summary_of(facts_with([1000] * 3000), events=0, lost=0)
     assert summary.left_out == 3000 - protocol.MAX_SUMMARY_STEPS
-    assert steps_in(summary)["step"][-1] == 7 + 2999 and count_steps(summary) == protocol.MAX_SUMMARY_STEPS
+    assert steps_in(summary)[-1].number == 7 + 2999 and count_steps(summary) == protocol.MAX_SUMMARY_STEPS
 
 
 def test_no_steps() -> None:
     """It says that the process is there."""
     summary = sent(summary_of(facts_with([]), events=5, lost=1))
-    assert (summary.events, summary.lost) == (5, 1) and not len(facts_of([summary])) and not len(steps_in(summary))
+    assert (summary.events, summary.lost) == (5, 1) and not len(facts_of([summary])) and not steps_in(summary)
 
 
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -104,7 +104,10 @@ def test_whatever_a_sender_says_can_be_computed_with(runs: list[protocol.StepRun
     summary = sent(protocol.StepSummary(0, 0, 0, runs, sums))
     with np.errstate(all="raise", under="ignore"):
         steps, facts = steps_in(summary), facts_of([summary])
-    assert len(steps) == len(facts) <= count_steps(summary)
+        shares = shares_of(summary, steps)
+    assert len(steps) <= count_steps(summary) and len(facts) <= count_steps(summary)
+    assert all(step.begin <= step.begin + step.own <= step.end < 1 << 63 for step in steps)
+    assert shares.resident_bytes is None or shares.resident_bytes >= 0
     took = facts["end"] - facts["begin"]
     assert (
         (took >= 0).all() and (facts["phases"] >= 0).all() and (facts["phases"].sum(axis=1) <= took + len(Phase)).all()
