@@ -141,7 +141,7 @@ class Streams:
         """
         stream = self.all.get(hello.stream)
         if stream is None:
-            if sum(one.remote for one in self.all.values()) >= MAX_HEARD:
+            if len(self.all) >= MAX_HEARD + 2 * self._limit:
                 self.unheard += 1
                 return
             stream = Stream(hello.stream, hello.run)
@@ -175,6 +175,8 @@ class Streams:
         return iter(sorted(self.ranks.values(), key=_order))
 
     def _forget(self) -> None:
+        if len(self.all) <= 2 * self._limit:
+            return
         own = [one for one in self.all.values() if not one.remote]
         surplus = len(own) - 2 * self._limit
         if surplus <= 0:
