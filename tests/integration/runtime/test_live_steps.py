@@ -50,8 +50,8 @@ def work(profiler: Any, steps: int) -> None:
 def test_all_steps_come_once_and_are_those_of_the_recording(tmp_path: Path, active: int) -> None:
     """Most of them while the loop runs; their numbers and phases are those that are read from the journal afterwards."""
     exporter = Following()
-    schedule = {"schedule": sc.schedule(wait=1, warmup=0, active=active)} if active else {}
-    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], **schedule) as profiler:
+    schedule = sc.schedule(wait=1, warmup=0, active=active) if active else None
+    with sc.trace(output_dir=tmp_path / "run", exporters=[exporter], schedule=schedule) as profiler:
         assert exporter.followed.wait(10)
         work(profiler, 100)
         before_the_end = len(exporter.facts)
