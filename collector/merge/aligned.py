@@ -9,7 +9,10 @@ import numpy as np
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.merge.placement import Placement, Sharing
 from stepscope.collector.merge.plan import Stretch
+from stepscope.collector.runs.evicted import beyond
 from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.journal.frame_reader import Damage
+from stepscope.runtime.journal.index import ROWS
 from stepscope.runtime.journal.reader import JournalReader
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
@@ -37,13 +40,19 @@ class AlignedEvents:
         self._model = self.member.model
         self._reader = JournalReader(self.member.recording.path, Placement(self.member, sharing))
 
+    @property
+    def damage(self) -> Damage:
+        """What could not be read, so far."""
+        return beyond(self._reader.damage, self.member.recording.gaps)
+
     def close(self) -> None:
         """Closes the file. Idempotent."""
         self._reader.close()
 
     def __iter__(self) -> Iterator[EventBatch]:
-        only = next(iter(self._stretches)) if len(self._stretches) == 1 else None
-        for item in self._reader.items(only):
+        rows = np.array([its[0][0].row for its in self._stretches.values()], ROWS)
+        every = len(rows) == len(self.member.recording.marks)
+        for item in self._reader.items() if every else self._reader.batches(rows):
             if isinstance(item, EventBatch):
                 for stretch, index in self._stretches.get(item.window, ()):
                     batch = self._aligned(item, stretch, index)

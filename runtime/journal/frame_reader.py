@@ -117,9 +117,10 @@ class FrameReader:
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
 
-    def find_last(self, kind: int) -> int:
-        """Position of the last complete frame of a type, if it is among the last `_MAX_SEARCHED` bytes; else 0."""
-        end = self.files.end
+    def find_last(self, kind: int, end: int | None = None) -> int:
+        """Position of the last complete frame of a type before a position, by default the end of the file, if it is among the last
+        `_MAX_SEARCHED` bytes there; else 0."""
+        end = self.files.end if end is None else end
         least = max(end - _MAX_SEARCHED, self.files.begin)
         while self._sync is not None and end > least:
             begin = max(end - _SCAN_BYTES, least)
