@@ -187,7 +187,9 @@ class Recording(msgspec.Struct, kw_only=True):
         with JournalReader(self.path) as reader:
             for number, closed in zip(rows["window"].tolist(), rows["closed"].tolist(), strict=True):
                 window = reader.window_at(closed) if closed else (self.unfinished or {}).get(number)
-                found[number] = _sane_window(window or _searched(self.path, number))
+                if window is None or window.index != number:
+                    window = _searched(self.path, number)
+                found[number] = _sane_window(window)
         return found
 
     def read_open(self) -> None:
