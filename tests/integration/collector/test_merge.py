@@ -23,7 +23,7 @@ from stepscope.collector.merge.aligned import align, renumber_flows
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
-from stepscope.collector.merge.plan import Selection, plan
+from stepscope.collector.merge.plan import Selection, plan, wanted
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job, chosen_job
@@ -80,7 +80,7 @@ def merged(
     directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
     """Everything that is below directories, in memory."""
-    recordings, notes = gather([directory, *others], no_room)
+    recordings, notes = gather([directory, *others], no_room, wanted(selection or Selection()))
     described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
     merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
