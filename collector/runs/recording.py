@@ -33,6 +33,10 @@ MAX_STREAMS = 65_536
 """More are not looked for below a directory."""
 MAX_SYNCS = 1 << 13
 """Round trips of one stream that are kept; of a longer run the quickest of every 2, 4, 8, ... in a row."""
+NEAR_NS = 300 * 10**9
+NEAREST = 8
+"""For some windows, round trips at so little distance are kept, and so many on each side of the first, the last, and of a change of
+the collector's clock."""
 _FAR = 1 << 61
 """ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
 MAX_UNFINISHED = 64
@@ -126,22 +130,24 @@ class Recording(msgspec.Struct, kw_only=True):
         finally:
             reader.close()
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
-        rows = _table(index)
-        some = rows[rows["events"] > 0]
-        chosen = rows if wanted is None else rows[wanted(rows) | (rows["closed"] == 0)].copy()
+        parts = _parts(index)
+        chosen = [part if wanted is None else part[wanted(part) | (part["closed"] == 0)] for part in parts]
+        chosen = [part for part in chosen if len(part)]
+        rows = chosen[0] if len(chosen) == 1 else np.concatenate([*chosen, np.zeros(0, ROWS)])
+        first_ns, last_ns = _range(parts) or (run.anchor.monotonic_ns, run.anchor.monotonic_ns)
         metadata, ledger = found
         return cls(
             id=id,
             path=path,
             run=run,
-            syncs=samples.kept(),
-            marks=_marks(rows, {} if known is None else known),
+            syncs=samples.kept() if wanted is None else _around(samples.kept(), rows[wanted(rows)]),
+            marks=_marks(parts, {} if known is None else known),
             open=rows["window"][rows["closed"] == 0].tolist(),
-            rows=chosen,
-            complete=len(chosen) == len(rows),
-            events=int(some["events"].sum()),
-            first_ns=int(some["start_ns"].min()) if len(some) else run.anchor.monotonic_ns,
-            last_ns=int(some["end_ns"].max()) if len(some) else run.anchor.monotonic_ns,
+            rows=rows,
+            complete=len(rows) == sum(map(len, parts)),
+            events=sum(int(part["events"].sum()) for part in parts),
+            first_ns=first_ns,
+            last_ns=last_ns,
             ended=index.ended,
             recovered=bool(index.builder.recovered),
             damage=beyond(damage, gaps),
@@ -235,38 +241,75 @@ def _run(frames: FrameReader) -> RunRecord | None:
     return None
 
 
-def _table(index: JournalIndex) -> Rows:
+def _parts(index: JournalIndex) -> list[Rows]:
     """The windows of a journal by number, each once: the last one of its number. Those without an end have no steps."""
-    rows = index.rows
-    numbers = rows["window"]
-    if (numbers[1:] <= numbers[:-1]).any():
-        _, last = np.unique(numbers[::-1], return_index=True)
-        rows = rows[len(rows) - 1 - last]
-    without_end = sorted(set(index.builder.open) - set(rows["window"].tolist()))[:MAX_UNFINISHED]
-    if without_end:
-        end = index.end[1]
-        more = np.zeros(len(without_end), ROWS)
-        for row, number in zip(more, without_end, strict=True):
-            window = index.builder.open[number]
-            first_ns = min(window.first_ns, window.last_ns)
-            row["window"], row["begin"], row["end"] = number, window.begin, end
-            row["start_ns"], row["end_ns"], row["events"] = first_ns, window.last_ns, window.events.total()
-        rows = np.concatenate([rows, more])
-        rows = rows[np.argsort(rows["window"], kind="stable")]
-    if len(rows) and (rows["start_ns"].min() < -_FAR or rows["end_ns"].max() > _FAR):
-        rows = rows.copy()
-        for name in ("start_ns", "end_ns"):
-            rows[name] = np.clip(rows[name], -_FAR, _FAR)
+    parts = index.parts
+    last = None
+    for part in parts:
+        numbers = part["window"]
+        if len(numbers) and (last is not None and numbers[0] <= last or (numbers[1:] <= numbers[:-1]).any()):
+            break
+        last = numbers[-1] if len(numbers) else last
+    else:
+        if not index.builder.open and not any(map(_far, parts)):
+            return parts
+    rows = np.concatenate([*parts, _without_end(index)])
+    _, last_of = np.unique(rows["window"][::-1], return_index=True)
+    rows = rows[len(rows) - 1 - last_of]
+    for name in ("start_ns", "end_ns"):
+        rows[name] = np.clip(rows[name], -_FAR, _FAR)
+    return [rows]
+
+
+def _far(rows: Rows) -> bool:
+    return bool(rows["start_ns"].min(initial=0) < -_FAR or rows["end_ns"].max(initial=0) > _FAR)
+
+
+def _without_end(index: JournalIndex) -> Rows:
+    closed = {number for part in index.parts for number in part["window"].tolist()} if index.builder.open else set()
+    numbers = sorted(index.builder.open.keys() - closed)[:MAX_UNFINISHED]
+    rows = np.zeros(len(numbers), ROWS)
+    for row, number in zip(rows, numbers, strict=True):
+        window = index.builder.open[number]
+        row["window"], row["begin"], row["end"] = number, window.begin, index.end[1]
+        row["start_ns"], row["end_ns"] = min(window.first_ns, window.last_ns), window.last_ns
+        row["events"] = window.events.total()
     return rows
 
 
-def _marks(rows: Rows, known: dict[bytes, Marks]) -> Marks:
-    marks = np.empty(len(rows), MARKS)
-    stepped = rows["steps"] > 0
-    marks["window"] = rows["window"]
-    marks["first_step"] = np.where(stepped, np.minimum(rows["first_step"], rows["last_step"]), 0)
-    marks["last_step"] = np.where(stepped, np.maximum(rows["first_step"], rows["last_step"]), -1)
+def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
+    """Where the first window with events begins, and the last one ends; `None` if there is none."""
+    some = [part if part["events"].min(initial=1) > 0 else part[part["events"] > 0] for part in parts]
+    times = [(int(part["start_ns"].min()), int(part["end_ns"].max())) for part in some if len(part)]
+    return (min(first for first, _ in times), max(last for _, last in times)) if times else None
+
+
+def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
+    marks = np.empty(sum(map(len, parts)), MARKS)
+    at = 0
+    for part in parts:
+        its = marks[at : at + len(part)]
+        steps, first, last = part["steps"] > 0, part["first_step"], part["last_step"]
+        its["window"] = part["window"]
+        its["first_step"] = np.where(steps, np.minimum(first, last), 0)
+        its["last_step"] = np.where(steps, np.maximum(first, last), -1)
+        at += len(part)
     return known.setdefault(marks.tobytes(), marks)
+
+
+def _around(syncs: list[ClockSync], rows: Rows) -> list[ClockSync]:
+    """The round trips that tell how the clock was in some windows: those near them, and some before and after each change of the
+    collector's clock. All, if there is no window, or these are as many."""
+    if not len(rows):
+        return syncs
+    sent = np.array([sync.sent for sync in syncs], np.int64).clip(-_FAR, _FAR)
+    start, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    near = (sent >= start - NEAR_NS) & (sent <= end + NEAR_NS)
+    first, last = np.searchsorted(sent, [start, end]).tolist()
+    changes = [at for at in range(1, len(syncs)) if syncs[at].clock != syncs[at - 1].clock]
+    for border in (first, last, *changes):
+        near[max(border - NEAREST, 0) : border + NEAREST] = True
+    return [syncs[at] for at in np.flatnonzero(near).tolist()]
 
 
 class _ClockSamples:
@@ -280,6 +323,9 @@ class _ClockSamples:
 
     def add(self, sync: ClockSync) -> None:
         """The next one."""
+        if self._group_size == 1 and len(self._kept) < MAX_SYNCS - 1:
+            self._kept.append(sync)
+            return
         if self._group and self._group[0].clock != sync.clock:
             self._close_group()
         self._group.append(sync)

@@ -52,6 +52,8 @@ MAX_SYNCS = 256
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
 
+_PART_BYTES = 128 << 10
+
 _MOST = np.iinfo(np.int64).max
 
 
@@ -238,7 +240,7 @@ class IndexBuilder:
             before=self.before,
             outlines=outlines,
             at_ns=now(),
-            rows=bytes(self.rows),
+            rows=memoryview(bytes(self.rows)),
             open=windows,
             metadata=self.metadata,
             ledger=self.ledger,
@@ -289,11 +291,21 @@ class JournalIndex:
         self._first = first
 
     @property
-    def rows(self) -> Rows:
-        """All closed windows of which there is something, in the order in which they were closed."""
-        parts = [*(record.rows for _, record in self.records), self.builder.rows]
-        rows = np.frombuffer(b"".join(part[: len(part) // ROW.size * ROW.size] for part in parts), ROWS)
-        if self._first <= int(rows["begin"].min(initial=self._first)):
+    def parts(self) -> list[Rows]:
+        """All closed windows of which there is something, in the order in which they were closed, in arrays of some size."""
+        stored: list[list[memoryview]] = [[]]
+        size = 0
+        for rows in (*(record.rows for _, record in self.records), memoryview(bytes(self.builder.rows))):
+            if size > _PART_BYTES:
+                stored.append([])
+                size = 0
+            stored[-1].append(rows[: len(rows) // ROW.size * ROW.size])
+            size += len(rows)
+        joined = (part[0] if len(part) == 1 else b"".join(part) for part in stored)
+        return [self._present(np.frombuffer(rows, ROWS)) for rows in joined]
+
+    def _present(self, rows: Rows) -> Rows:
+        if int(rows["begin"].min(initial=self._first)) >= self._first:
             return rows
         rows = rows[rows["end"] > self._first].copy()
         cut = rows["begin"] < self._first
@@ -302,13 +314,12 @@ class JournalIndex:
 
     def windows(self) -> Iterator[WindowRow]:
         """The same, one by one."""
-        return rows_of(self.rows)
+        return (row for part in self.parts for row in rows_of(part))
 
     def find(self, window: int) -> WindowRow | None:
         """One closed window; `None` if the journal has no such window."""
-        rows = self.rows
-        found = rows[rows["window"] == window]
-        return next(rows_of(found[-1:]), None)
+        found = [part[part["window"] == window] for part in self.parts]
+        return next(rows_of(np.concatenate(found)[-1:]), None)
 
 
 def rows_of(rows: Rows) -> Iterator[WindowRow]:
@@ -356,11 +367,11 @@ def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int,
     found: list[tuple[int, IndexRecord]] = []
     whole = isinstance(end, EndRecord) and frames.files.begin == FILE_HEADER.size
     while at >= frames.files.begin:
-        if gaps and (missing := frames.files.end_before(at)) is not None:
+        record = record_at(frames, at, FrameType.INDEX)
+        if record is None and gaps and (missing := frames.files.end_before(at)) is not None:
             at, whole = frames.find_last(FrameType.INDEX, missing), False
             before = frames.frame_at(at)
-            at = at if before is not None and before[2] == missing else 0
-        record = record_at(frames, at, FrameType.INDEX)
+            record = decode_record(before[0][0], before[0][2]) if before is not None and before[2] == missing else None
         if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
             return []
         found.append((at, record))
