@@ -220,7 +220,7 @@ def encode_frames(
 
 def decode_columns(
     columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, /
-) -> tuple[bytes, bytes, int]:
+) -> tuple[bytearray, bytes, int]:
     """Events, their arguments, and how many events lost theirs, which make no sense. Categories are places in the table.
 
     Args:
@@ -443,6 +443,20 @@ def layouts() -> dict[tuple[str, str], int]:
 
 def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
     """The categories that `survey` counts apart."""
+
+def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: float, /) -> None:
+    """Gives a writable block the times of another clock, which is linear between knots; self times are scaled with durations.
+
+    Args:
+        events: the block.
+        at: the knots, int64 ns by the clock of the events, ascending; one at least.
+        ahead: ns that the other clock is ahead there (float64), less `base`.
+        base: ns.
+        before, after: slopes before the first and after the last knot.
+
+    Raises:
+        ValueError: if an argument is none of these.
+    """
 
 def survey(events: Any, /) -> tuple[int, ...]:
     """The fields of `Survey` in runtime/events/survey.py."""

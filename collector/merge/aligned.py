@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.merge.placement import Placement, Sharing
 from stepscope.collector.merge.plan import Stretch
 from stepscope.collector.runs.evicted import beyond
@@ -15,14 +14,10 @@ from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.index import ROWS
 from stepscope.runtime.journal.reader import JournalReader
 
-_FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
-_VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
 _WHOLE_BITS = 53
 """JSON keeps numbers below 2 ** 53 whole."""
 _FLOW_BITS = 40
 """Of those, a flow's number has these at most, and fewer in a job of more than 8,190 members."""
-_LONGEST = 1 << 60
-"""ns. A longer duration is nonsense that is passed on as it is."""
 
 
 class AlignedEvents:
@@ -61,27 +56,14 @@ class AlignedEvents:
 
     def _aligned(self, batch: EventBatch, stretch: Stretch, index: int) -> EventBatch:
         events = batch.events if stretch.whole else _within(batch.events, stretch)
-        events = events.copy()
-        align(events, self._model)
+        if len(self._stretches[stretch.source]) > 1:
+            events = events.copy()
+        # What the reader has decoded nobody else has.
+        events.flags.writeable = True
+        self._model.align(events)
         renumber_flows(events, self.member.number, self._members)
         events.flags.writeable = False
         return EventBatch(batch.source, index, events, batch.args)
-
-
-def align(events: Block, model: ClockModel) -> None:
-    """Gives events the reference's times, in place. What nested before nests afterwards, to the nanosecond."""
-    lasting = (events["dur"] > 0) & (events["dur"] < _LONGEST) & (np.abs(events["ts"]) < _LONGEST)
-    starts = model.to_reference(events["ts"])
-    old = events["dur"][lasting]
-    new = model.to_reference(events["ts"][lasting] + old) - starts[lasting]
-    spans = ~np.isin(events["kind"][lasting], _VALUED)
-    own = events["self_dur"][lasting]
-    scaled = np.rint(own * (new / old)).astype(np.int64)
-    # `self_dur` and `value` are the same bytes.
-    own[spans] = np.minimum(scaled[spans], new[spans])
-    events["self_dur"][lasting] = own
-    events["dur"][lasting] = new
-    events["ts"] = starts
 
 
 def _within(events: Block, stretch: Stretch) -> Block:
@@ -103,8 +85,9 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
         member: its number.
         members: how many there are; below 2 ** 21.
     """
-    flows = np.isin(events["kind"], _FLOWS)
-    if flows.any():
+    kinds = events["kind"]
+    flows = np.flatnonzero((kinds >= int(Kind.FLOW_START)) & (kinds <= int(Kind.FLOW_END)))
+    if len(flows):
         bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
         ids = events["id"][flows]
         high = ids >> np.uint64(bits)

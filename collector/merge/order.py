@@ -72,7 +72,8 @@ class Order:
     def add(self, batch: EventBatch, member: Member) -> None:
         """Takes the collectives of a batch, whose times are aligned."""
         events = batch.events
-        where = np.flatnonzero((events["kind"] == int(Kind.SPAN)) & self._collectives(events["name"]))
+        where = np.flatnonzero(self._collectives(events["name"]))
+        where = where[events["kind"][where] == int(Kind.SPAN)]
         room = MAX_ENTRIES - self._count
         if len(where) > room:
             self._left_out += len(where) - room

@@ -175,14 +175,14 @@ def _events(
         packed, args, _ = _core.decode_columns(columns, count, args, names, track_ids)
     except (ValueError, IndexError) as error:
         raise FormatError(f"columns of events are damaged: {error}") from error
-    events: Block = np.frombuffer(bytearray(packed), EVENT_DTYPE)
+    events: Block = np.frombuffer(packed, EVENT_DTYPE)
     return events, args
 
 
 def _name_categories(events: Block, names: list[str]) -> None:
     """Replaces indexes into the table by categories of this process."""
     places: NDArray[np.uint16] = events["category"]
-    used: list[int] = np.unique(places).tolist()
+    used: list[int] = np.flatnonzero(np.bincount(places)).tolist()
     ids = np.zeros(max(used, default=-1) + 1, np.uint16)
     try:
         ids[used] = [strings.category(names[place]) for place in used]

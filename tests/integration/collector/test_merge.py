@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.collector.merge.aligned import align, renumber_flows
+from stepscope.collector.merge.aligned import renumber_flows
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
@@ -304,7 +304,7 @@ def test_what_nests_goes_on_nesting(spans: list[tuple[int, int, int]], drift: fl
         events[2 * index]["ts"], events[2 * index]["dur"] = CLOCK_START + start, before + inside
         events[2 * index + 1]["ts"], events[2 * index + 1]["dur"] = CLOCK_START + start + inner, before + inside - inner
     events["kind"], events["self_dur"] = int(Kind.SPAN), events["dur"]
-    align(events, model)
+    model.align(events)
     outer, inner_spans = events[::2], events[1::2]
     assert (outer["ts"] <= inner_spans["ts"]).all()
     assert (outer["ts"] + outer["dur"] == inner_spans["ts"] + inner_spans["dur"]).all()
