@@ -194,9 +194,9 @@ class Recording:
         Raises:
             NoWindowError: if no process has it.
         """
-        numbers = sorted({number for rank in self.ranks for number in rank.windows})
-        if window not in numbers:
-            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(numbers)}")
+        if not any(window in rank.windows for rank in self.ranks):
+            numbers = {number for rank in self.ranks for number in (*rank.windows, *(row.window for row in rank.rows))}
+            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(sorted(numbers))}")
         for rank in self.ranks:
             rank.select(window)
 
