@@ -58,10 +58,10 @@ class ClockModel:
         """The reference's ns for ns of the rank's monotonic clock."""
         return at + self._base + np.rint(self._offsets(at)).astype(np.int64)
 
-    def align(self, events: Block) -> None:
+    def align(self, events: Block) -> bool:
         """Gives events the reference's times, in place, as `to_reference` has them. What nested before nests afterwards, to the
-        nanosecond."""
-        _core.align(events, self._knots, self._values, self._base, self._before, self._after)
+        nanosecond. Returns whether any event is of a flow."""
+        return _core.align(events, self._knots, self._values, self._base, self._before, self._after)
 
     def error(self, at: Times) -> Floats:
         """The most that `to_reference` may be off, in ns; `UNKNOWN` where nothing bounds it."""

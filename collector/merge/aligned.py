@@ -14,6 +14,7 @@ from stepscope.runtime.journal.frame_reader import Damage
 from stepscope.runtime.journal.index import ROWS
 from stepscope.runtime.journal.reader import JournalReader
 
+_FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
 _WHOLE_BITS = 53
 """JSON keeps numbers below 2 ** 53 whole."""
 _FLOW_BITS = 40
@@ -60,8 +61,8 @@ class AlignedEvents:
             events = events.copy()
         # What the reader has decoded nobody else has.
         events.flags.writeable = True
-        self._model.align(events)
-        renumber_flows(events, self.member.number, self._members)
+        if self._model.align(events):
+            renumber_flows(events, self.member.number, self._members)
         events.flags.writeable = False
         return EventBatch(batch.source, index, events, batch.args)
 
@@ -85,12 +86,10 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
         member: its number.
         members: how many there are; below 2 ** 21.
     """
-    kinds = events["kind"]
-    flows = np.flatnonzero((kinds >= int(Kind.FLOW_START)) & (kinds <= int(Kind.FLOW_END)))
-    if len(flows):
-        bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
-        ids = events["id"][flows]
-        high = ids >> np.uint64(bits)
-        # Large ones, such as hashes, are folded.
-        folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
-        events["id"][flows] = folded | np.uint64((member + 1) << bits)
+    flows = np.flatnonzero(np.isin(events["kind"], _FLOWS))
+    bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
+    ids = events["id"][flows]
+    high = ids >> np.uint64(bits)
+    # Large ones, such as hashes, are folded.
+    folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
+    events["id"][flows] = folded | np.uint64((member + 1) << bits)

@@ -51,7 +51,8 @@ static int64_t convert(Clock *clock, int64_t at) {
     return (int64_t)((uint64_t)at + (uint64_t)clock->base + (uint64_t)whole(ahead));
 }
 
-/* (events, knots, ns ahead at the knots, base, slope before, slope after): changes the events. What nested before nests afterwards. */
+/* (events, knots, ns ahead at the knots, base, slope before, slope after): changes the events, and says whether any is of a flow. What
+ * nested before nests afterwards. */
 PyObject *align_py_align(PyObject *self, PyObject *args) {
     Py_buffer events, at, ahead;
     long long base;
@@ -62,6 +63,7 @@ PyObject *align_py_align(PyObject *self, PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "align() takes whole events, and as many times as differences, one at least");
     } else {
         size_t count = (size_t)events.len / sizeof(Event);
+        bool flows = false;
         clock.at = at.buf, clock.ahead = ahead.buf, clock.count = (size_t)at.len / 8, clock.base = base;
         Py_BEGIN_ALLOW_THREADS
         for (size_t i = 0; i < count; i++) {
@@ -69,6 +71,7 @@ PyObject *align_py_align(PyObject *self, PyObject *args) {
             char *place = (char *)events.buf + i * sizeof e;
             memcpy(&e, place, sizeof e);
             int64_t start = convert(&clock, e.ts);
+            flows |= e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END;
             if (e.dur > 0 && e.dur < LONGEST && e.ts > -LONGEST && e.ts < LONGEST) {
                 int64_t lasted = difference(convert(&clock, e.ts + e.dur), start);
                 if (e.kind != KIND_COUNTER && e.kind != KIND_MEMORY) {
@@ -81,7 +84,7 @@ PyObject *align_py_align(PyObject *self, PyObject *args) {
             memcpy(place, &e, sizeof e);
         }
         Py_END_ALLOW_THREADS
-        result = Py_NewRef(Py_None);
+        result = PyBool_FromLong(flows);
     }
     PyBuffer_Release(&events);
     PyBuffer_Release(&at);

@@ -251,6 +251,7 @@ static const uint8_t *input_take(Input *in, size_t len) {
 
 enum {
     COLUMNS = 14,
+    CATEGORIES = 2, /* which of them has the categories */
     PART = 512 /* events whose rows stay in the processor's first cache while all columns are put into them */
 };
 
@@ -286,16 +287,12 @@ static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
         }                                                                                                                    \
     } while (0)
 
-/* Categories stay places: few texts are one, and only those become categories of this process. */
 static void take_part(Input *in, const Column *column, size_t count, size_t first, size_t n, Event *events, Sums *sums,
-                      const FrameIds *names, const FrameIds *rows) {
+                      const FrameIds *names, const FrameIds *rows, const uint16_t *categories) {
     uint64_t values[PART];
     EACH(e->kind = (uint8_t)value);
     EACH(e->flags = (uint8_t)value);
-    EACH({
-        e->category = (uint16_t)value;
-        in->good &= value <= UINT16_MAX && value < names->count;
-    });
+    EACH(e->category = categories[value]);
     EACH(e->name = known(in, names, value));
     EACH(e->track = known(in, rows, value));
     EACH(e->step = (int32_t)(sums->step += unzigzag(value)));
@@ -314,20 +311,49 @@ static void take_part(Input *in, const Column *column, size_t count, size_t firs
     EACH(e->args_len = (uint32_t)value);
 }
 
-static void take_columns(Input *in, Event *events, size_t count, const FrameIds *names, const FrameIds *rows) {
-    Column columns[COLUMNS];
-    Sums sums = {0};
+static void find_columns(Input *in, size_t count, Column *columns) {
     for (size_t i = 0; i < COLUMNS; i++) {
         const uint8_t *width = input_take(in, 1);
-        if (!width || *width > WIDEST) {
-            in->good = false;
-            return;
-        }
-        columns[i] = (Column){input_take(in, *width * count), *width};
+        if (width && *width > WIDEST) in->good = false;
+        const uint8_t *planes = in->good ? input_take(in, *width * count) : NULL;
+        if (!in->good) return;
+        columns[i] = (Column){planes, *width};
     }
+}
+
+/* Categories by their places in the table: few texts are one, and only those become categories of this process. NULL: none can be
+ * had. */
+static uint16_t *take_categories(Input *in, const Column *column, size_t count, size_t names, PyObject *category_of) {
+    uint64_t values[PART];
+    size_t most = names <= UINT16_MAX ? names : UINT16_MAX + 1;
+    uint16_t *found = calloc(most + 1, sizeof *found);
+    if (!found) PyErr_NoMemory();
+    for (size_t first = 0; found && first < count; first += PART) {
+        size_t n = count - first < PART ? count - first : PART;
+        part_of(column, count, first, n, values);
+        for (size_t i = 0; i < n; i++) {
+            if (values[i] < most) found[values[i]] = 1;
+            else in->good = false;
+        }
+    }
+    for (size_t place = 0; found && in->good && place < most; place++) {
+        if (!found[place]) continue;
+        found[place] = (uint16_t)place;
+        if (category_of == Py_None) continue;
+        PyObject *id = PyObject_CallFunction(category_of, "n", (Py_ssize_t)place);
+        if (id) found[place] = (uint16_t)PyLong_AsUnsignedLong(id);
+        Py_XDECREF(id);
+        in->good = !PyErr_Occurred();
+    }
+    return found;
+}
+
+static void take_columns(Input *in, Event *events, size_t count, const Column *columns, const FrameIds *names,
+                         const FrameIds *rows, const uint16_t *categories) {
+    Sums sums = {0};
     for (size_t first = 0; in->good && first < count; first += PART) {
         size_t n = count - first < PART ? count - first : PART;
-        take_part(in, columns, count, first, n, events + first, &sums, names, rows);
+        take_part(in, columns, count, first, n, events + first, &sums, names, rows, categories);
     }
 }
 
@@ -530,7 +556,8 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
 PyObject *columns_py_decode(PyObject *self, PyObject *args) {
     Py_buffer columns, heap, names, rows;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "y*ny*y*y*", &columns, &count, &heap, &names, &rows)) return NULL;
+    PyObject *category_of;
+    if (!PyArg_ParseTuple(args, "y*ny*y*y*O", &columns, &count, &heap, &names, &rows, &category_of)) return NULL;
     PyObject *events = NULL, *own_heap = NULL, *result = NULL;
     bool possible = count >= 0 && count <= columns.len; /* of 14 columns at least one is not empty: kinds are not 0 */
     if (possible && (events = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(Event))) &&
@@ -539,10 +566,16 @@ PyObject *columns_py_decode(PyObject *self, PyObject *args) {
         Input in = {columns.buf, (const uint8_t *)columns.buf + columns.len, true};
         Event *to = (Event *)PyByteArray_AS_STRING(events);
         uint64_t cut = 0;
+        Column found[COLUMNS];
+        find_columns(&in, (size_t)count, found);
+        uint16_t *categories =
+            in.good ? take_categories(&in, &found[CATEGORIES], (size_t)count, known_names.count, category_of) : NULL;
+        in.good &= categories != NULL;
         Py_BEGIN_ALLOW_THREADS
-        take_columns(&in, to, (size_t)count, &known_names, &known_rows);
+        take_columns(&in, to, (size_t)count, found, &known_names, &known_rows, categories);
         cut = take_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
         Py_END_ALLOW_THREADS
+        free(categories);
         if (in.good && in.at == in.end) result = Py_BuildValue("(OOK)", events, own_heap, (unsigned long long)cut);
     }
     if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "columns are not what their header says");
