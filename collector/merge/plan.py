@@ -107,11 +107,11 @@ def _placed(job: Job) -> list[NDArray[np.int64]]:
     tables: dict[tuple[bool, int], list[Mark]] = {}
     counts = Counter[tuple[bool, int]]()
     for member in job.members:
-        marks = member.recording.marks
-        key = bool(member.start), id(marks)
+        table = member.recording.marks
+        key = bool(member.start), id(table)
         counts[key] += 1
         if key not in tables:
-            tables[key] = [(index, (first, last) if first <= last else None) for index, first, last in marks.tolist()]
+            tables[key] = [(index, (first, last) if first <= last else None) for index, first, last in table.tolist()]
     first, again = Counter[Mark](), Counter[Mark]()
     for (later, which), marks in tables.items():
         counter = again if later else first

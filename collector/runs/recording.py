@@ -266,7 +266,9 @@ def _far(rows: Rows) -> bool:
 
 
 def _without_end(index: JournalIndex) -> Rows:
-    closed = {number for part in index.parts for number in part["window"].tolist()} if index.builder.open else set()
+    closed: set[int] = set()
+    for part in index.parts if index.builder.open else ():
+        closed.update(part["window"].tolist())
     numbers = sorted(index.builder.open.keys() - closed)[:MAX_UNFINISHED]
     rows = np.zeros(len(numbers), ROWS)
     for row, number in zip(rows, numbers, strict=True):

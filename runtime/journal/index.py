@@ -338,15 +338,17 @@ def read_index(frames: FrameReader, on_sync: Callable[[ClockSync], object] | Non
         `None` if there is no index frame, as in a short journal, or if it does not have all windows.
     """
     records = index_records(frames, gaps=True)
-    for _, record in records if on_sync else ():
-        for sync in record.syncs:
+    if not records:
+        return None
+    if on_sync is not None:
+        for sync in (sync for _, record in records for sync in record.syncs):
             on_sync(sync)
-    index = scan(frames, records, on_sync=on_sync) if records else None
+    index = scan(frames, records, on_sync=on_sync)
     for at, ((position, record), (_, following)) in enumerate(pairwise(records)):
-        if index is not None and following.before != position:
+        if following.before != position:
             # The ends of windows that were open here may be in a segment that is missing.
-            later = b"".join([*(record.rows for _, record in records[at + 1 :]), bytes(index.builder.rows)])
-            closed = {values[0] for values in ROW.iter_unpack(later[: len(later) // ROW.size * ROW.size])}
+            later = [*(record.rows for _, record in records[at + 1 :]), bytes(index.builder.rows)]
+            closed = {row[0] for rows in later for row in ROW.iter_unpack(rows[: len(rows) // ROW.size * ROW.size])}
             for window in record.open:
                 if window.window not in closed:
                     index.builder.open.setdefault(window.window, _Open.of(window))
@@ -363,20 +365,25 @@ def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int,
     """
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
-    at = end.index if isinstance(end, EndRecord) else frames.find_last(FrameType.INDEX)
+    windows: int | None = None
+    """How many rows there must be, if that is known."""
+    if isinstance(end, EndRecord):
+        at = end.index
+        windows = end.windows if frames.files.begin == FILE_HEADER.size else None
+    else:
+        at = frames.find_last(FrameType.INDEX)
     found: list[tuple[int, IndexRecord]] = []
-    whole = isinstance(end, EndRecord) and frames.files.begin == FILE_HEADER.size
     while at >= frames.files.begin:
         record = record_at(frames, at, FrameType.INDEX)
         if record is None and gaps and (missing := frames.files.end_before(at)) is not None:
-            at, whole = frames.find_last(FrameType.INDEX, missing), False
-            before = frames.frame_at(at)
-            record = decode_record(before[0][0], before[0][2]) if before is not None and before[2] == missing else None
+            at, windows = frames.find_last(FrameType.INDEX, missing), None
+            frame = frames.frame_at(at)
+            record = record_at(frames, at, FrameType.INDEX) if frame is not None and frame[2] == missing else None
         if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
             return []
         found.append((at, record))
         at = record.before
-    if whole and sum(len(record.rows) // ROW.size for _, record in found) != end.windows:
+    if windows is not None and sum(len(record.rows) // ROW.size for _, record in found) != windows:
         return []
     return found[::-1]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.collector.merge.plan import Selection
-from stepscope.collector.runs.evicted import evict
+from stepscope.collector.runs.evicted import Evicted, evict
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.runs.segment_contents import SegmentContents
 from stepscope.exporters.memory import MemoryExporter
@@ -189,7 +189,7 @@ def test_segments_between_others_that_were_evicted(missing: tuple[int, ...], tmp
     path = record(tmp_path, 0)
     record(tmp_path, 1)
     whole = {number: shown(merged(tmp_path, Selection(window=number))[0]) for number in range(WINDOWS)}
-    counts = []
+    counts: list[Evicted] = []
     for file in segment_paths(path):
         counts.append(SegmentContents.of(file, file.stat().st_size, 1 << 62, counts).counts)
     assert len(counts) > 5

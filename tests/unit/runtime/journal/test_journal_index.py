@@ -244,7 +244,9 @@ def rows_at(path: Path, offset: int) -> IndexRecord:
     ]
     packed = map(msgspec.structs.astuple, moved)
     rows = b"".join(journal_index.ROW.pack(*values) for values in packed)
-    return IndexRecord(rows=rows, metadata=index.builder.metadata + offset, ledger=index.builder.ledger + offset)
+    return IndexRecord(
+        rows=memoryview(rows), metadata=index.builder.metadata + offset, ledger=index.builder.ledger + offset
+    )
 
 
 @pytest.mark.parametrize("offset", [1, -7, 1 << 40, -(1 << 40)])
@@ -260,7 +262,7 @@ def test_an_index_that_leads_elsewhere(offset: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("index", "at"),
     [
-        (IndexRecord(rows=b"x" * 50), 0),
+        (IndexRecord(rows=memoryview(b"x" * 50)), 0),
         (MetadataRecord({}), 0),
         ("text", 0),
         (IndexRecord(), 21),
