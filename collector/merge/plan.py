@@ -86,13 +86,15 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
         if selection.steps is not None:
             here &= (marks["first_step"] <= selection.steps[1]) & (marks["last_step"] >= selection.steps[0])
             here &= marks["first_step"] <= marks["last_step"]
-        rows = recording.rows_of(marks["window"][here])
+        wished = marks["window"][here]
+        places_of = dict(zip(wished.tolist(), its[here].tolist(), strict=True))
+        rows = recording.rows_of(wished)  # what was evicted meanwhile is not among them
         found = recording.windows(rows)
-        for at, place, row in zip(np.flatnonzero(here).tolist(), its[here].tolist(), rows, strict=True):
-            index = int(marks["window"][at])
+        for row in rows:
+            index = int(row["window"])
             stretch = _stretch(member, index, found[index], row, selection.steps)
             if stretch is not None:
-                chosen.setdefault(place, []).append(stretch)
+                chosen.setdefault(places_of[index], []).append(stretch)
     if not chosen:
         raise NoWindowError(_nothing(job, selection))
     return [

@@ -347,7 +347,7 @@ def read_index(frames: FrameReader, on_sync: Callable[[ClockSync], object] | Non
     for at, ((position, record), (_, following)) in enumerate(pairwise(records)):
         if following.before != position:
             # The ends of windows that were open here may be in a segment that is missing.
-            later = [*(record.rows for _, record in records[at + 1 :]), bytes(index.builder.rows)]
+            later = [*(bytes(record.rows) for _, record in records[at + 1 :]), bytes(index.builder.rows)]
             closed = {row[0] for rows in later for row in ROW.iter_unpack(rows[: len(rows) // ROW.size * ROW.size])}
             for window in record.open:
                 if window.window not in closed:
