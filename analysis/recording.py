@@ -17,13 +17,14 @@ from stepscope.analysis.run_choice import launches_in
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs import recording as runs
 from stepscope.collector.runs.recording import journals_in, stream_of
+from stepscope.runtime.accounting.ledger import sum_ledgers
 from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.errors import FormatError, NoWindowError
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, EventBatch, join_blocks
 from stepscope.runtime.events.tables import columns_of_events
 from stepscope.runtime.journal import segments
-from stepscope.runtime.journal.index import JournalIndex
+from stepscope.runtime.journal.index import WindowRow, rows_of
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.recovery.journals import Journals
 from stepscope.runtime.session.note import JOURNAL, WINDOWS, can_recover
@@ -55,30 +56,35 @@ class Rank:
     notes: tuple[str, ...] = ()
     foreign = False
     """Whether another program than stepscope recorded it."""
-    indexes: Sequence[JournalIndex | None] = ()
-    """Of each of `paths`; `None` = it has none."""
+    rows: Sequence[WindowRow] = ()
+    """What indexes say of all its windows that have an end."""
     known_steps: Facts | None = None
     """The facts of its steps, if they do not have to be computed from its events."""
     startup_ns = shutdown_ns = 0
     """Time that was recorded before the first step and after the last. It is known once the events were read."""
 
-    def __init__(self, found: runs.Recording, *others: runs.Recording) -> None:
+    def __init__(self, *recordings: runs.Recording, only: Collection[int] | None = None) -> None:
+        """Args: of one run; numbers of the windows that are read, by default all. Those without an end are read anyway."""
+        found, *others = recordings
         self.rank = found.run.rank
         self.name = found.run.name
         self.host = found.run.host
         self.pid = found.run.pid
         self.path = found.path
         self.windows: dict[int, Window] = {}
-        self.indexes = [each.index for each in (found, *others)]
+        self.rows = [row for each in (found, *others) for row in rows_of(each.rows) if row.closed]
         self.counts = Counter[int]()
         for each in (found, *others):
-            self.counts.update(each.counts)
+            self.counts.update(dict(zip(each.rows["window"].tolist(), each.rows["events"].tolist(), strict=True)))
         self.metadata = found.metadata
         self.dropped: dict[str, int] = {}
         self.paths = [each.path for each in (found, *others)]
         for each in (found, *others):
-            self.windows |= each.windows
-            for source in each.ledger.sources.values():
+            read = each.rows["closed"] == 0 if only is not None else np.ones(len(each.rows), np.bool_)
+            windows = each.windows(each.rows[read | np.isin(each.rows["window"], [*(only or ())])])
+            self.windows |= windows
+            ledger = each.ledger or sum_ledgers(window.ledger for window in windows.values())
+            for source in ledger.sources.values():
                 for reason, count in source.dropped.items():
                     self.dropped[reason] = self.dropped.get(reason, 0) + count
         self.recovered = found.recovered
@@ -190,9 +196,9 @@ class Recording:
         Raises:
             NoWindowError: if no process has it.
         """
-        numbers = sorted({number for rank in self.ranks for number in rank.windows})
-        if window not in numbers:
-            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(numbers)}")
+        if not any(window in rank.windows for rank in self.ranks):
+            numbers = {number for rank in self.ranks for number in (*rank.windows, *(row.window for row in rank.rows))}
+            raise NoWindowError(f"{self.path} has no window {window}; {which_windows(sorted(numbers))}")
         for rank in self.ranks:
             rank.select(window)
 
@@ -257,24 +263,25 @@ def load(path: str | os.PathLike[str], only: Collection[int] | None = None) -> R
         newest += by_age[:1] if len(by_age) > 1 else []
         older += by_age[1:]
     with tempfile.TemporaryDirectory(prefix="stepscope-load-") as room:
-        found, said = gather([place, *newest], lambda: Path(room), only)
-    found = [one for one in found if one.path not in (*older, *others)]
-    said = [text.removeprefix(NOT_MERGED) for text in said] + [
-        f"{path} is of an earlier run: name it to read it" for path in older
-    ]
-    if not found and place.is_dir():
-        traces, notes = traces_below(place)
-        if traces:
-            return Recording(place, list(traces), [*said, *notes])
-        said += notes
-    if not found:
-        why = f": {said[0]}" if said else ""
-        raise FormatError(f"there is no recording in {str(place)!r}{why}")
-    found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
-    processes: dict[str, list[runs.Recording]] = {}
-    for one in found:
-        processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
-    return Recording(place, [Rank(*one) for one in processes.values()], [*several, *_recoverable(found), *said])
+        found, said = gather([place, *newest], lambda: Path(room))
+        found = [one for one in found if one.path not in (*older, *others)]
+        said = [text.removeprefix(NOT_MERGED) for text in said] + [
+            f"{path} is of an earlier run: name it to read it" for path in older
+        ]
+        if not found and place.is_dir():
+            traces, notes = traces_below(place)
+            if traces:
+                return Recording(place, list(traces), [*said, *notes])
+            said += notes
+        if not found:
+            why = f": {said[0]}" if said else ""
+            raise FormatError(f"there is no recording in {str(place)!r}{why}")
+        found.sort(key=lambda one: (one.run.rank if one.run.rank is not None else 1 << 30, one.first_ns))
+        processes: dict[str, list[runs.Recording]] = {}
+        for one in found:
+            processes.setdefault(one.run.id if one.path.parent.name == WINDOWS else str(one.path), []).append(one)
+        ranks = [Rank(*one, only=only) for one in processes.values()]
+    return Recording(place, ranks, [*several, *_recoverable(found), *said])
 
 
 def _recoverable(found: list[runs.Recording]) -> list[str]:

@@ -77,5 +77,9 @@ ROWS = tuple(
         heavy=True,
         contenders=(Contender(Tool.STEPSCOPE, f"stepscope merge --out {name}", _merge(name)),),
     )
-    for key, what, name in (("chrome", "Chrome JSON", "merged.json"), ("parquet", "Parquet", "merged.parquet"))
+    for key, what, name in (
+        ("chrome", "Chrome JSON", "merged.json"),
+        ("perfetto", "Perfetto", "merged.pftrace"),
+        ("parquet", "Parquet", "merged.parquet"),
+    )
 )

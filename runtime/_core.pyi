@@ -219,12 +219,14 @@ def encode_frames(
     """
 
 def decode_columns(
-    columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, /
-) -> tuple[bytes, bytes, int]:
-    """Events, their arguments, and how many events lost theirs, which make no sense. Categories are places in the table.
+    columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, category: Callable[[int], int] | None, /
+) -> tuple[bytearray, bytes, int]:
+    """Events, their arguments, and how many events lost theirs, which make no sense.
 
     Args:
         names, tracks: ids of this process (uint32), by their places in the table.
+        category: gives the category of this process for a place in the table; it is asked once for each that is used. `None`: categories
+            stay places.
 
     Raises:
         ValueError: if the columns are not what their header says.
@@ -443,6 +445,23 @@ def layouts() -> dict[tuple[str, str], int]:
 
 def set_survey_categories(operators: int, quiet: tuple[int, ...], /) -> None:
     """The categories that `survey` counts apart."""
+
+def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: float, /) -> bool:
+    """Gives a writable block the times of another clock, which is linear between knots; self times are scaled with durations.
+
+    Args:
+        events: the block.
+        at: the knots, int64 ns by the clock of the events, ascending; one at least.
+        ahead: ns that the other clock is ahead there (float64), less `base`.
+        base: ns.
+        before, after: slopes before the first and after the last knot.
+
+    Returns:
+        Whether any event is of a flow.
+
+    Raises:
+        ValueError: if an argument is none of these.
+    """
 
 def survey(events: Any, /) -> tuple[int, ...]:
     """The fields of `Survey` in runtime/events/survey.py."""

@@ -10,7 +10,9 @@ import numpy as np
 from stepscope.collector.clocks.lines import Floats
 from stepscope.collector.clocks.piece import Piece
 from stepscope.collector.clocks.round_trips import Times
+from stepscope.runtime import _core
 from stepscope.runtime.events.clock import ClockAnchor
+from stepscope.runtime.events.record import Block
 
 UNKNOWN = float("inf")
 """The error where nothing is known of it."""
@@ -55,6 +57,11 @@ class ClockModel:
     def to_reference(self, at: Times) -> Times:
         """The reference's ns for ns of the rank's monotonic clock."""
         return at + self._base + np.rint(self._offsets(at)).astype(np.int64)
+
+    def align(self, events: Block) -> bool:
+        """Gives events the reference's times, in place, as `to_reference` has them. What nested before nests afterwards, to the
+        nanosecond. Returns whether any event is of a flow."""
+        return _core.align(events, self._knots, self._values, self._base, self._before, self._after)
 
     def error(self, at: Times) -> Floats:
         """The most that `to_reference` may be off, in ns; `UNKNOWN` where nothing bounds it."""

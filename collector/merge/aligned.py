@@ -6,20 +6,19 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.merge.placement import Placement, Sharing
 from stepscope.collector.merge.plan import Stretch
+from stepscope.collector.runs.evicted import beyond
 from stepscope.runtime.events.record import Block, EventBatch, Kind
+from stepscope.runtime.journal.frame_reader import Damage
+from stepscope.runtime.journal.index import ROWS
 from stepscope.runtime.journal.reader import JournalReader
 
 _FLOWS = (int(Kind.FLOW_START), int(Kind.FLOW_STEP), int(Kind.FLOW_END))
-_VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
 _WHOLE_BITS = 53
 """JSON keeps numbers below 2 ** 53 whole."""
 _FLOW_BITS = 40
 """Of those, a flow's number has these at most, and fewer in a job of more than 8,190 members."""
-_LONGEST = 1 << 60
-"""ns. A longer duration is nonsense that is passed on as it is."""
 
 
 class AlignedEvents:
@@ -37,13 +36,19 @@ class AlignedEvents:
         self._model = self.member.model
         self._reader = JournalReader(self.member.recording.path, Placement(self.member, sharing))
 
+    @property
+    def damage(self) -> Damage:
+        """What could not be read, so far."""
+        return beyond(self._reader.damage, self.member.recording.gaps)
+
     def close(self) -> None:
         """Closes the file. Idempotent."""
         self._reader.close()
 
     def __iter__(self) -> Iterator[EventBatch]:
-        only = next(iter(self._stretches)) if len(self._stretches) == 1 else None
-        for item in self._reader.items(only):
+        rows = np.array([its[0][0].row for its in self._stretches.values()], ROWS)
+        every = len(rows) == len(self.member.recording.marks)
+        for item in self._reader.items() if every else self._reader.batches(rows):
             if isinstance(item, EventBatch):
                 for stretch, index in self._stretches.get(item.window, ()):
                     batch = self._aligned(item, stretch, index)
@@ -52,27 +57,14 @@ class AlignedEvents:
 
     def _aligned(self, batch: EventBatch, stretch: Stretch, index: int) -> EventBatch:
         events = batch.events if stretch.whole else _within(batch.events, stretch)
-        events = events.copy()
-        align(events, self._model)
-        renumber_flows(events, self.member.number, self._members)
+        if len(self._stretches[stretch.source]) > 1:
+            events = events.copy()
+        # What the reader has decoded nobody else has.
+        events.flags.writeable = True
+        if self._model.align(events):
+            renumber_flows(events, self.member.number, self._members)
         events.flags.writeable = False
         return EventBatch(batch.source, index, events, batch.args)
-
-
-def align(events: Block, model: ClockModel) -> None:
-    """Gives events the reference's times, in place. What nested before nests afterwards, to the nanosecond."""
-    lasting = (events["dur"] > 0) & (events["dur"] < _LONGEST) & (np.abs(events["ts"]) < _LONGEST)
-    starts = model.to_reference(events["ts"])
-    old = events["dur"][lasting]
-    new = model.to_reference(events["ts"][lasting] + old) - starts[lasting]
-    spans = ~np.isin(events["kind"][lasting], _VALUED)
-    own = events["self_dur"][lasting]
-    scaled = np.rint(own * (new / old)).astype(np.int64)
-    # `self_dur` and `value` are the same bytes.
-    own[spans] = np.minimum(scaled[spans], new[spans])
-    events["self_dur"][lasting] = own
-    events["dur"][lasting] = new
-    events["ts"] = starts
 
 
 def _within(events: Block, stretch: Stretch) -> Block:
@@ -94,11 +86,10 @@ def renumber_flows(events: Block, member: int, members: int) -> None:
         member: its number.
         members: how many there are; below 2 ** 21.
     """
-    flows = np.isin(events["kind"], _FLOWS)
-    if flows.any():
-        bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
-        ids = events["id"][flows]
-        high = ids >> np.uint64(bits)
-        # Large ones, such as hashes, are folded.
-        folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
-        events["id"][flows] = folded | np.uint64((member + 1) << bits)
+    flows = np.flatnonzero(np.isin(events["kind"], _FLOWS))
+    bits = min(_FLOW_BITS, _WHOLE_BITS - members.bit_length())
+    ids = events["id"][flows]
+    high = ids >> np.uint64(bits)
+    # Large ones, such as hashes, are folded.
+    folded = (ids ^ (high * np.uint64(0x9E3779B1))) & np.uint64((1 << bits) - 1)
+    events["id"][flows] = folded | np.uint64((member + 1) << bits)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.collector.runs.recording import MAX_SYNCS, Recording
-from stepscope.runtime.accounting.ledger import sum_ledgers
+from stepscope.runtime.journal.index import Rows
 from stepscope.runtime.journal.records import ClockSync, RunRecord
 
 
@@ -51,11 +51,9 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
             else:
                 _add_syncs(other, recording)
         divided = _divided(stay)
-        unread = not any(one.windows for one in stay)  # only their indexes were read
-        final |= {
-            id(one): part for one, part in zip(stay, divided, strict=True) if part.windows or unread or len(stay) == 1
-        }
-        if sum(len(one.windows) for one in divided) < sum(len(one.windows) for one in stay):
+        some = any(len(one.marks) for one in stay)
+        final |= {id(one): part for one, part in zip(stay, divided, strict=True) if len(part.marks) or not some}
+        if sum(len(one.marks) for one in divided) < sum(len(one.marks) for one in stay):
             said.append(
                 f"{' and '.join(str(one.path) for one in stay)} have windows of one run that overlap in time: each time is read "
                 "from one of them"
@@ -69,67 +67,46 @@ def _most(recording: Recording) -> tuple[int, bool, str]:
 
 def covers(one: Recording, other: Recording) -> bool:
     """Whether all that is in `other` is in `one`, which is of the same run."""
-    if not other.windows.keys() <= one.windows.keys():
+    rows, others = one.all_rows(), other.all_rows()
+    at = np.searchsorted(rows["window"], others["window"])
+    if at.max(initial=-1) >= len(rows) or (rows["window"][at] != others["window"]).any():
         return False
-    if any(one.counts.get(window, 0) < count for window, count in other.counts.items()):
+    if (rows["events"][at] < others["events"]).any():
         return False
-    return not any(other.counts.values()) or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
-
-
-class _Row(msgspec.Struct, frozen=True):
-    """A window of one of several recordings of a run."""
-
-    start_ns: int
-    end_ns: int
-    index: int
-    whose: int
-    events: int
+    return not other.events or (one.first_ns <= other.first_ns and other.last_ns <= one.last_ns)
 
 
 def _divided(recordings: Sequence[Recording]) -> list[Recording]:
     """Recordings of one run, each event in one of them only as far as windows tell; the fullest first."""
     if len(recordings) < 2:
         return list(recordings)
-    rows = [
-        _Row(window.start_ns, window.end_ns, index, whose, recording.counts.get(index, 0))
-        for whose, recording in enumerate(recordings)
-        for index, window in recording.windows.items()
-    ]
-    parts: list[set[int]] = [set() for _ in recordings]
-    for overlapping in _overlapping(rows):
-        events = Counter[int]()
-        for row in overlapping:
-            events[row.whose] += row.events
-        fullest = max(sorted(events), key=lambda whose: events[whose])
-        parts[fullest].update(row.index for row in overlapping if row.whose == fullest)
+    tables = [recording.all_rows() for recording in recordings]
+    rows = np.concatenate(tables)
+    whose = np.repeat(np.arange(len(tables)), [len(table) for table in tables])
+    order = np.lexsort((rows["end_ns"], rows["start_ns"]))
+    rows, whose = rows[order], whose[order]
+    groups = _overlapping(rows)
+    # Events by group and recording: of those of one group the recording with most events, of several the first.
+    pairs, at = np.unique(np.stack([groups, whose], 1), axis=0, return_inverse=True)
+    events = np.zeros(len(pairs), np.int64)
+    np.add.at(events, at.reshape(-1), rows["events"])
+    order = np.lexsort((pairs[:, 1], -events, pairs[:, 0]))
+    best = pairs[order][np.diff(pairs[order, 0], prepend=-1) != 0, 1]
+    here = best[groups] == whose if len(rows) else np.zeros(0, np.bool_)
     syncs = _united(sync for recording in recordings for sync in recording.syncs)
-    made: list[Recording] = []
-    for recording, part in zip(recordings, parts, strict=True):
-        windows = {index: window for index, window in recording.windows.items() if index in part}
-        made.append(
-            msgspec.structs.replace(
-                recording,
-                windows=windows,
-                counts={index: count for index, count in recording.counts.items() if index in part},
-                ledger=sum_ledgers(window.ledger for window in windows.values()),
-                syncs=list(syncs),
-            )
-        )
-    return made
+    return [
+        recording.restricted(rows["window"][here & (whose == number)], list(syncs))
+        for number, recording in enumerate(recordings)
+    ]
 
 
-def _overlapping(rows: list[_Row]) -> Iterator[list[_Row]]:
-    """Windows in groups: those of one group overlap in time, one with the next. Two that begin at once do, however short."""
-    group: list[_Row] = []
-    end = 0
-    for row in sorted(rows, key=lambda row: (row.start_ns, row.end_ns)):
-        if group and row.start_ns >= end and row.start_ns > group[-1].start_ns:
-            yield group
-            group = []
-        end = max(end, row.end_ns) if group else row.end_ns
-        group.append(row)
-    if group:
-        yield group
+def _overlapping(rows: Rows) -> NDArray[np.int64]:
+    """A number for each window, sorted by time: those of one group overlap in time, one with the next. Two that begin at once do,
+    however short."""
+    starts, ends = rows["start_ns"], np.maximum.accumulate(rows["end_ns"])
+    begins = np.zeros(len(rows), np.bool_)
+    begins[1:] = (starts[1:] >= ends[:-1]) & (starts[1:] > starts[:-1])
+    return np.cumsum(begins, dtype=np.int64)
 
 
 def _add_syncs(recording: Recording, others: Recording) -> None:

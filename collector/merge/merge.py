@@ -19,7 +19,7 @@ from stepscope.collector.merge.placement import Sharing
 from stepscope.collector.merge.plan import MergedWindow, Stretch, repeated_steps
 from stepscope.collector.merge.report import MemberReport, MergeReport, evicted, member_report
 from stepscope.collector.runs.job import Job, Member
-from stepscope.runtime.accounting.ledger import Ledger
+from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
@@ -157,7 +157,9 @@ class Merge:
         finally:
             events.close()
         if self._events > before or member.number not in self._members:
-            self._members[member.number] = member_report(member, *self._range(member), self._events - before)
+            self._members[member.number] = member_report(
+                member, *self._range(member), self._events - before, events.damage
+            )
 
     def _present(self) -> list[Member]:
         return [member for member in self._job.members if member.number in self._parts]
@@ -207,9 +209,12 @@ class Merge:
         )
 
     def _ledger(self, members: Sequence[Member]) -> Ledger:
-        """What became of everything that was recorded, as far as their streams tell, also of what was not merged."""
-        ledgers = [(member.label, member.recording.ledger) for member in members]
+        """What became of everything that was recorded, also of what was not merged; of runs that did not end, of what was merged."""
+        ledgers = [(member.label, member.recording.ledger or self._accounts(member)) for member in members]
         return accounts.together(ledgers) if len(ledgers) > 1 else ledgers[0][1]
+
+    def _accounts(self, member: Member) -> Ledger:
+        return sum_ledgers(stretch.window.ledger for stretch, _ in self._parts.get(member.number, ()))
 
     def _window(self, window: MergedWindow, stretches: Sequence[Stretch]) -> Window:
         rows = [_aligned_window(stretch) for stretch in stretches]

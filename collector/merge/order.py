@@ -64,7 +64,10 @@ class Order:
         self._members = job.members
         self._windows = windows
         self._clocks = clock_numbers(job.members)
-        self._is_collective = np.zeros(0, np.bool_)
+        self._is_collective = np.zeros(1, np.bool_)
+        """By the id of a name."""
+        self._names = 0
+        """Up to which of this process's names that is known."""
         self._entries: list[NDArray[np.void]] = []
         self._count = 0
         self._left_out = 0
@@ -72,7 +75,12 @@ class Order:
     def add(self, batch: EventBatch, member: Member) -> None:
         """Takes the collectives of a batch, whose times are aligned."""
         events = batch.events
-        where = np.flatnonzero((events["kind"] == int(Kind.SPAN)) & self._collectives(events["name"]))
+        self._learn_names()
+        if len(self._is_collective) == 1:
+            return
+        # Names with higher ids are none.
+        where = np.flatnonzero(self._is_collective.take(events["name"], mode="clip"))
+        where = where[events["kind"][where] == int(Kind.SPAN)]
         room = MAX_ENTRIES - self._count
         if len(where) > room:
             self._left_out += len(where) - room
@@ -133,14 +141,15 @@ class Order:
             return []
         return [f"{self._left_out:,} collectives were not compared: more than {MAX_ENTRIES:,} are not held in memory"]
 
-    def _collectives(self, names: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        top = int(names.max(initial=0))
-        if top >= len(self._is_collective):
-            first = len(self._is_collective)
-            known = [COLLECTIVE.match(strings.text(name)) is not None for name in range(first, top + 1)]
-            self._is_collective = np.concatenate([self._is_collective, np.array(known, np.bool_)])
-        found: NDArray[np.bool_] = self._is_collective[names]
-        return found
+    def _learn_names(self) -> None:
+        self._names, added = strings.since(self._names)
+        found = [name for name, text in added if COLLECTIVE.match(text)]
+        if found:
+            # The last entry is that of all higher ids, and stays false.
+            longer = np.zeros(max(*found, len(self._is_collective) - 2, 0) + 2, np.bool_)
+            longer[: len(self._is_collective)] = self._is_collective
+            longer[found] = True
+            self._is_collective = longer
 
     def _latest_start(self, entries: NDArray[np.void]) -> NDArray[np.void]:
         """Where a rank did a step again after it was started again, the last time counts."""

@@ -14,7 +14,7 @@ import anyio.to_thread
 import msgspec
 
 from stepscope.collector.merge.merge import Merge, Progress
-from stepscope.collector.merge.plan import Selection, plan
+from stepscope.collector.merge.plan import Selection, plan, wanted
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import NOT_MERGED, gather
 from stepscope.collector.runs.job import Job, Member, chosen_job
@@ -88,7 +88,7 @@ def _prepare(
     progress: Progress,
     room: Callable[[], Path],
 ) -> Merge:
-    recordings, notes = gather(sources, room)
+    recordings, notes = gather(sources, room, wanted(selection))
     if notes and not recordings:
         raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
     name, chosen = chosen_job(recordings, job, sources)

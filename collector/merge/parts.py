@@ -12,6 +12,7 @@ from stepscope.collector.runs.recording import journals_in, stream_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.segments import Segment
 
 CHUNK = 1 << 20
 
@@ -30,6 +31,8 @@ class Joined(msgspec.Struct, frozen=True):
 class _Part(msgspec.Struct, frozen=True):
     path: Path
     sync: bytes
+    segment: Segment
+    """Its first one."""
     first: int
     """Number of its first frame."""
     next: int
@@ -100,7 +103,7 @@ def _part(path: Path) -> _Part | None:
         while reader.next(lambda _: True) is not None:
             pass
         number, end = reader.position
-        return _Part(path, reader.sync_word, first, number, end)
+        return _Part(path, reader.sync_word, reader.files.at(reader.files.begin), first, number, end)
     except OSError:
         return None
     finally:
@@ -109,16 +112,18 @@ def _part(path: Path) -> _Part | None:
 
 def _write(target: Path, parts: Sequence[_Part]) -> None:
     with open(target, "xb") as file:
-        file.write(fmt.encode_file_header(parts[0].sync))
-        next = 0
+        segment, next = parts[0].segment, 0
+        file.write(fmt.encode_file_header(parts[0].sync, segment.number, segment.begin))
         for part in parts:
             reader = FrameReader(part.path, follow=False)
             try:
                 at = _begins(reader, part, next)
                 while at < part.end:
+                    # Frames keep their positions, which indexes name. What is missing shows by the numbers: a segment may have been
+                    # deleted.
+                    file.seek(max(segment.offset(at), file.tell()))
                     chunk = reader.files.pread(min(CHUNK, part.end - at), at)
                     file.write(chunk)
-                    # What is missing shows by the numbers: a segment may have been deleted.
                     at = at + len(chunk) if chunk else reader.files.next_begin(at) or part.end
             finally:
                 reader.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.collector.runs.job import Job, Member
-from stepscope.collector.runs.places import Steps, places, range_of
+from stepscope.collector.runs.places import Mark, Steps, places
+from stepscope.collector.runs.recording import Wanted
 from stepscope.runtime.errors import NoWindowError
 from stepscope.runtime.windows.window import Step, Window
 
@@ -30,6 +33,8 @@ class Stretch(msgspec.Struct, frozen=True, kw_only=True):
     member: Member
     source: int
     """Index of the window in the member's stream."""
+    row: np.void
+    """Where its frames are: a row of `Rows`."""
     window: Window
     start_ns: int
     end_ns: int
@@ -48,33 +53,48 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
     """Members that have nothing of it, though they ran then as far as one can tell."""
 
 
+def wanted(selection: Selection) -> Wanted | None:
+    """The windows that are probably in a selection, so that their rows are not read twice: what windows of other members say, which is
+    not known then, may lead to others. `None`: all."""
+    if selection.steps is not None:
+        first, last = selection.steps
+        return lambda rows: (rows["steps"] > 0) & (rows["first_step"] <= last) & (rows["last_step"] >= first)
+    if selection.window is not None:
+        return lambda rows: rows["window"] == selection.window
+    return None
+
+
 def plan(job: Job, selection: Selection) -> list[MergedWindow]:
-    """The windows to be merged; `places` says which belong together.
+    """The windows to be merged; `places` says which belong together. Of other windows no frame is read.
 
     Raises:
         NoWindowError: if nothing is left.
+        OSError, FormatError: if a stream cannot be read any more.
     """
-    windows = [
-        (member, index, window, range_of(step.number for step in window.steps))
-        for member in job.members
-        for index, window in sorted(member.recording.windows.items())
-    ]
-    first, again = (
-        Counter((index, steps) for member, index, _, steps in windows if bool(member.start) == later)
-        for later in (False, True)
-    )
-    placed = places(first, again)
-    wanted = selection.window
+    if wanted(selection) is None or selection.steps or any(member.start for member in job.members):
+        for member in job.members:
+            member.recording.read_open()
+    placed = _placed(job)
+    window = selection.window
     if selection.stream:
-        wanted = _counted_by(selection, job, {(m.number, i): placed[bool(m.start), (i, s)] for m, i, _, s in windows})
+        window = _counted_by(selection, job, placed)
     chosen: dict[int, list[Stretch]] = {}
-    for member, index, window, steps in windows:
-        place = placed[bool(member.start), (index, steps)]
-        if wanted is not None and place != wanted:
-            continue
-        stretch = _stretch(member, index, window, selection.steps)
-        if stretch is not None:
-            chosen.setdefault(place, []).append(stretch)
+    for member, its in zip(job.members, placed, strict=True):
+        recording = member.recording
+        marks = recording.marks
+        here = np.ones(len(marks), np.bool_) if window is None else its == window
+        if selection.steps is not None:
+            here &= (marks["first_step"] <= selection.steps[1]) & (marks["last_step"] >= selection.steps[0])
+            here &= marks["first_step"] <= marks["last_step"]
+        wished = marks["window"][here]
+        places_of = dict(zip(wished.tolist(), its[here].tolist(), strict=True))
+        rows = recording.rows_of(wished)  # what was evicted meanwhile is not among them
+        found = recording.windows(rows)
+        for row in rows:
+            index = int(row["window"])
+            stretch = _stretch(member, index, found[index], row, selection.steps)
+            if stretch is not None:
+                chosen.setdefault(places_of[index], []).append(stretch)
     if not chosen:
         raise NoWindowError(_nothing(job, selection))
     return [
@@ -83,23 +103,45 @@ def plan(job: Job, selection: Selection) -> list[MergedWindow]:
     ]
 
 
-def _counted_by(selection: Selection, job: Job, placed: Mapping[tuple[int, int], int]) -> int:
+def _placed(job: Job) -> list[NDArray[np.int64]]:
+    """The index in the job of each member's windows, in the order of their marks."""
+    # Most members have the same windows, whose marks are one array then.
+    tables: dict[tuple[bool, int], list[Mark]] = {}
+    counts = Counter[tuple[bool, int]]()
+    for member in job.members:
+        table = member.recording.marks
+        key = bool(member.start), id(table)
+        counts[key] += 1
+        if key not in tables:
+            tables[key] = [(index, (first, last) if first <= last else None) for index, first, last in table.tolist()]
+    first, again = Counter[Mark](), Counter[Mark]()
+    for (later, which), marks in tables.items():
+        counter = again if later else first
+        for mark in marks:
+            counter[mark] += counts[later, which]
+    found = places(first, again)
+    arrays = {key: np.array([found[key[0], mark] for mark in marks], np.int64) for key, marks in tables.items()}
+    return [arrays[bool(member.start), id(member.recording.marks)] for member in job.members]
+
+
+def _counted_by(selection: Selection, job: Job, placed: Sequence[NDArray[np.int64]]) -> int:
     """The job's index of the window that has another one in a stream."""
     asked = [member for member in job.members if member.recording.stream == selection.stream]
     # Another recording of its run may have its windows.
     runs = {member.recording.process for member in asked}
     for member in (*asked, *(member for member in job.members if member.recording.process in runs)):
-        place = placed.get((member.number, selection.window if selection.window is not None else -1))
-        if place is not None:
-            return place
+        place = placed[member.number][member.recording.marks["window"] == selection.window]
+        if len(place):
+            return int(place[0])
     raise NoWindowError(f"stream {selection.stream} of the job {job.name!r} has no window {selection.window}")
 
 
-def _stretch(member: Member, index: int, window: Window, wanted: Steps | None) -> Stretch | None:
+def _stretch(member: Member, index: int, window: Window, row: np.void, wanted: Steps | None) -> Stretch | None:
     if wanted is None:
         return Stretch(
             member=member,
             source=index,
+            row=row,
             window=window,
             start_ns=window.start_ns,
             end_ns=window.end_ns,
@@ -112,6 +154,7 @@ def _stretch(member: Member, index: int, window: Window, wanted: Steps | None) -
     return Stretch(
         member=member,
         source=index,
+        row=row,
         window=window,
         start_ns=min(step.start_ns for step in steps),
         end_ns=max(step.end_ns for step in steps),
@@ -146,12 +189,12 @@ def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:
 
 
 def _nothing(job: Job, selection: Selection) -> str:
-    indices = sorted({index for member in job.members for index in member.recording.windows})
-    windows = [window for member in job.members for window in member.recording.windows.values()]
-    ranges = [steps for window in windows if (steps := range_of(step.number for step in window.steps))]
-    there = f"windows {indices[0]} to {indices[-1]}" if indices else "no windows"
-    if ranges:
-        there += f", steps {min(first for first, _ in ranges)} to {max(last for _, last in ranges)}"
-    wanted = "window" if selection.steps is None else "steps"
+    shared = {id(member.recording.marks): member.recording.marks for member in job.members}
+    marks = np.concatenate([*shared.values()])
+    there = f"windows {marks['window'].min()} to {marks['window'].max()}" if len(marks) else "no windows"
+    stepped = marks[marks["first_step"] <= marks["last_step"]]
+    if len(stepped):
+        there += f", steps {stepped['first_step'].min()} to {stepped['last_step'].max()}"
+    what = "window" if selection.steps is None else "steps"
     number = selection.window if selection.steps is None else "{}-{}".format(*selection.steps)
-    return f"the job {job.name!r} has no {wanted} {number}; it has {there}"
+    return f"the job {job.name!r} has no {what} {number}; it has {there}"

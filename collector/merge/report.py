@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.collector.merge.order import Lateness, SlowStep
 from stepscope.collector.runs.job import Member
 from stepscope.runtime.display.text_table import Column, human_count, human_time, printable, shorten, text_table
+from stepscope.runtime.journal.frame_reader import Damage
 
 _ABOUT_MEMBERS = """\
 offset: what was added to the rank's times; drift: how much faster the collector's clock goes, in parts per million; bound: how
@@ -55,7 +56,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     """What of its stream could not be read; empty: nothing."""
 
 
-def member_report(member: Member, start: int, end: int, events: int) -> MemberReport:
+def member_report(member: Member, start: int, end: int, events: int, damage: Damage | None = None) -> MemberReport:
     """Describes a member.
 
     Args:
@@ -63,11 +64,13 @@ def member_report(member: Member, start: int, end: int, events: int) -> MemberRe
         start: where what is merged of it begins, by its clock, in ns.
         end: where it ends.
         events: that were merged of it.
+        damage: that was found while they were read.
     """
     recording = member.recording
     bound = float(member.model.error(np.linspace(start, end, _LOOKS).astype(np.int64)).max())
     drift, drift_bound = member.model.drift_ppm(start)
-    damage = {name: value for name, value in msgspec.structs.asdict(recording.damage).items() if value}
+    found = [msgspec.structs.asdict(one) for one in (recording.damage, damage or Damage())]
+    harm = {name: max(one[name] for one in found) for name in Damage.__struct_fields__}
     return MemberReport(
         member=member.label,
         rank=member.rank,
@@ -83,7 +86,7 @@ def member_report(member: Member, start: int, end: int, events: int) -> MemberRe
         unsteady=member.fitted.unsteady,
         events=events,
         ended=recording.ended,
-        damage=", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in damage.items()),
+        damage=", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in harm.items() if value),
     )
 
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from stepscope.collector import clock_names
 from stepscope.collector.merge.copies import without_copies
 from stepscope.collector.merge.parts import join
-from stepscope.collector.runs.recording import Recording, recordings_in
+from stepscope.collector.runs.recording import Recording, Wanted, recordings_in
 
 NOT_MERGED = "not merged: "
 """Begins what is said of a journal that cannot be used."""
 
 
 def gather(
-    sources: Sequence[Path], room: Callable[[], Path], only: Collection[int] | None = None
+    sources: Sequence[Path], room: Callable[[], Path], wanted: Wanted | None = None
 ) -> tuple[list[Recording], list[str]]:
     """The recordings of journals and of directories, without copies, with round trips to collectors' clocks only.
 
     Args:
         sources: those.
         room: gives a directory, which must stay as long as the recordings are used, for streams of which no source has all.
-        only: numbers of the windows that are wanted, as for `Recording.of`.
+        wanted: which windows' rows stay in memory, as for `Recording.of`.
 
     Returns:
         Those, and what is to be said: which files cannot be used, and what does not count.
@@ -31,7 +31,7 @@ def gather(
         OSError: if a directory cannot be read, or what is put together not be written.
     """
     joined = join(sources, room)
-    found, said = recordings_in([*sources, *joined.journals], joined.parts, only)
+    found, said = recordings_in([*sources, *joined.journals], joined.parts, wanted)
     kept, copies = without_copies(found)
     unusable = [f"{NOT_MERGED}{why}" for why in said]
     return kept, [*joined.said, *unusable, *copies, *_with_known_clocks(kept)]

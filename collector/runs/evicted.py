@@ -117,12 +117,22 @@ def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
         reader: has read the stream to its end.
         evicted: the evicted segments of the stream.
     """
-    files, damage = reader.files, reader.damage
+    return beyond(reader.damage, gaps_of(reader, evicted))
+
+
+def gaps_of(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
+    """What the reader of a whole stream finds missing where segments were evicted."""
+    files = reader.files
     # Segments that are missing at the beginning are not reported in the first place.
     first, last = files.at(files.begin).number, files.at(files.end).number
     gaps = [one for one in evicted if first < one.segment < last]
+    return Damage(lost_frames=sum(one.frames for one in gaps), skipped_bytes=sum(one.nbytes for one in gaps))
+
+
+def beyond(damage: Damage, gaps: Damage) -> Damage:
+    """Damage without what is missing in gaps."""
     return msgspec.structs.replace(
         damage,
-        lost_frames=max(damage.lost_frames - sum(one.frames for one in gaps), 0),
-        skipped_bytes=max(damage.skipped_bytes - sum(one.nbytes for one in gaps), 0),
+        lost_frames=max(damage.lost_frames - gaps.lost_frames, 0),
+        skipped_bytes=max(damage.skipped_bytes - gaps.skipped_bytes, 0),
     )

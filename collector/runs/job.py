@@ -120,8 +120,8 @@ class Job:
         readings: dict[str, Readings] = {}
         for key, sharing in clocks.items():
             syncs = [sync for recording in sharing for sync in recording.syncs]
-            newest = max(sharing, key=lambda recording: recording.anchor.monotonic_ns)
-            readings[key] = Readings(syncs, newest.anchor)
+            newest = max(sharing, key=lambda recording: recording.run.anchor.monotonic_ns)
+            readings[key] = Readings(syncs, newest.run.anchor)
         self.timeline = Timeline(readings, limits)
         rows = [(recording, key) for key, sharing in clocks.items() for recording in sharing]
         rows.sort(key=lambda row: self._order(*row))

@@ -5,30 +5,26 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from stepscope.collector.runs.evicted import damage_without, read_evicted
+from stepscope.collector.runs.evicted import beyond, gaps_of, read_evicted
+from stepscope.collector.runs.places import MARKS, Marks
 from stepscope.exporters.stream.protocol import identity
-from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
+from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
-from stepscope.runtime.journal.index import JournalIndex, read_index
+from stepscope.runtime.journal.index import ROWS, JournalIndex, Rows, read_index, record_at, scan
 from stepscope.runtime.journal.reader import JournalReader
-from stepscope.runtime.journal.records import (
-    ClockSync,
-    MetadataRecord,
-    RunRecord,
-    WindowRecord,
-    decode_record,
-    is_known,
-)
+from stepscope.runtime.journal.records import ClockSync, MetadataRecord, RunRecord, decode_record
 from stepscope.runtime.journal.replay import UnfinishedWindow, run_of
 from stepscope.runtime.journal.segments import first_names
 from stepscope.runtime.windows.window import Step, Window
@@ -37,11 +33,18 @@ MAX_STREAMS = 65_536
 """More are not looked for below a directory."""
 MAX_SYNCS = 1 << 13
 """Round trips of one stream that are kept; of a longer run the quickest of every 2, 4, 8, ... in a row."""
+NEAR_NS = 300 * 10**9
+NEAREST = 8
+"""For some windows, round trips at so little distance are kept, and so many on each side of the first, the last, and of a change of
+the collector's clock."""
 _FAR = 1 << 61
 """ns, 73 years: no clock shows more, not even Unix time, and sums of such times fit."""
 MAX_UNFINISHED = 64
-"""Windows without an end that are looked into; a stream that was written in order has one or two."""
+"""Windows without an end that are looked into, those with the lowest numbers; a stream that was written in order has one or two."""
 _STREAM = re.compile("[0-9a-f]{32}")
+
+Wanted = Callable[[Rows], NDArray[np.bool_]]
+"""Says of each row whether it is wanted."""
 
 
 class Recording(msgspec.Struct, kw_only=True):
@@ -51,31 +54,38 @@ class Recording(msgspec.Struct, kw_only=True):
     """Of the stream, where it is known; else the path of its file below the directory, as far as it tells streams apart."""
     path: Path
     run: RunRecord
-    anchor: ClockAnchor
-    """The last reading of its wall clock."""
     syncs: list[ClockSync]
-    windows: dict[int, Window]
-    """By index. Those that have no end are incomplete, and end with their last event."""
-    counts: dict[int, int]
-    """Events by window."""
+    marks: Marks
+    """All its windows. Recordings with the same windows share the array."""
+    open: list[int]
+    """Numbers of windows without an end, `MAX_UNFINISHED` at most. Their steps are not in `marks` before `read_open`."""
+    rows: Rows
+    """The wanted windows, by number. Of one without an end, `closed` is 0."""
+    complete: bool
+    """Whether `rows` has all windows."""
+    events: int
+    """Events in all windows."""
     first_ns: int
     last_ns: int
-    """Of its events; of the anchor, if it has none."""
+    """Of its windows; of the run's anchor, if there is none."""
     ended: bool
+    """Whether it was closed in order."""
     recovered: bool
     """Whether its process was killed and `stepscope recover` completed it."""
-    """Whether it was closed in order."""
     damage: Damage
+    """After its last index frame."""
+    gaps: Damage
+    """What a reader of all of it finds missing where segments were evicted."""
     metadata: dict[str, Any]
     """What was added to the run, as it was at the end."""
-    ledger: Ledger
-    """The accounts of the run. If it could not say them before it ended, those of its windows, added up."""
+    ledger: Ledger | None
+    """The accounts of the run; `None` if it did not say them before it ended."""
     discarded: int
     """Events that a collector evicted, for want of room."""
     stream: str
     """Id of the stream, where it lies as a collector keeps it; else empty."""
-    index: JournalIndex | None
-    """Its windows, if its run was closed in order."""
+    unfinished: dict[int, Window] | None = None
+    """The windows without an end, after `read_open`."""
 
     @property
     def directory(self) -> Path:
@@ -87,69 +97,221 @@ class Recording(msgspec.Struct, kw_only=True):
         """What is the same in all recordings of its run, and in no other."""
         return identity(self.run)
 
-    @property
-    def events(self) -> int:
-        """Events in all windows."""
-        return sum(self.counts.values())
-
     @classmethod
-    def of(cls, path: Path, id: str, only: Collection[int] | None = None) -> Recording:
-        """Reads what a journal says of itself; events are passed over, but for those of windows without an end.
+    def of(
+        cls, path: Path, id: str, wanted: Wanted | None = None, known: dict[bytes, Marks] | None = None
+    ) -> Recording:
+        """Reads what a journal says of itself: its index, and the headers of the frames after that.
 
-        Memory does not depend on the file's size, but for windows and round trips.
+        Memory does not depend on the file's size, but for `marks`, the wanted windows, and `MAX_SYNCS` round trips.
 
         Args:
             path: the journal.
             id: of the recording.
-            only: numbers of the windows that are wanted; default: all. Of a journal that has an index, only that and these
-                windows are read.
+            wanted: which rows of the index stay in memory; default: all.
+            known: marks of other recordings, which are added to.
 
         Raises:
             OSError: if it cannot be opened.
             FormatError: if it is no journal, or does not say whose it is.
         """
-        scan = _Scan()
+        samples = _ClockSamples()
         reader = FrameReader(path, follow=False)
         try:
-            index = None if only is None else read_index(reader)
-            if only is not None and index is not None and scan.take_indexed(reader, index, only):
-                damage = index.damage
-            else:
-                while (frame := reader.next(scan.passes)) is not None:
-                    scan.take(frame[0], frame[2])
-                evicted = read_evicted(path) if stream_of(path) else []
-                scan.discarded = sum(one.total for one in evicted)
-                damage, index = damage_without(reader, evicted), None
+            run = _run(reader)
+            if run is None:
+                raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
+            index = read_index(reader, samples.add) or scan(reader, on_sync=samples.add)
+            found = [record_at(reader, index.builder.metadata, fmt.FrameType.METADATA)]
+            found += [record_at(reader, index.builder.ledger, fmt.FrameType.LEDGER)]
+            evicted = read_evicted(path) if stream_of(path) else []
+            gaps = gaps_of(reader, evicted)
+            damage = msgspec.structs.replace(index.damage, header=reader.damage.header)
         finally:
             reader.close()
-        run = scan.run
-        if run is None:
-            raise FormatError(f"{path} does not say whose journal it is: its beginning is missing")
-        unknown = set(scan.counts) if index is None else {one for one in index.builder.open if not only or one in only}
-        without_end = sorted(unknown - set(scan.windows))[:MAX_UNFINISHED]
-        windows = {**scan.windows, **{index: _unfinished(path, index) for index in without_end}}
         run = msgspec.structs.replace(run, anchor=_sane_anchor(run.anchor))
-        anchor = _sane_anchor(scan.anchor or run.anchor)
-        spans = scan.spans or [(anchor.monotonic_ns, anchor.monotonic_ns)]
+        parts = _parts(index)
+        chosen = [part if wanted is None else part[wanted(part) | (part["closed"] == 0)] for part in parts]
+        chosen = [part for part in chosen if len(part)]
+        rows = chosen[0] if len(chosen) == 1 else np.concatenate([*chosen, np.zeros(0, ROWS)])
+        first_ns, last_ns = _range(parts) or (run.anchor.monotonic_ns, run.anchor.monotonic_ns)
+        metadata, ledger = found
         return cls(
             id=id,
             path=path,
             run=run,
-            anchor=anchor,
-            syncs=scan.syncs,
-            windows={index: _sane_window(window) for index, window in windows.items()},
-            counts=scan.counts,
-            first_ns=_sane(min(first for first, _ in spans)),
-            last_ns=_sane(max(last for _, last in spans)),
-            ended=scan.ended,
-            recovered=scan.recovered,
-            damage=damage,
-            metadata=scan.metadata,
-            ledger=scan.ledger or sum_ledgers(window.ledger for window in windows.values()),
-            discarded=scan.discarded,
+            syncs=samples.kept() if wanted is None else _around(samples.kept(), rows[wanted(rows)]),
+            marks=_marks(parts, {} if known is None else known),
+            open=rows["window"][rows["closed"] == 0].tolist(),
+            rows=rows,
+            complete=len(rows) == sum(map(len, parts)),
+            events=sum(int(part["events"].sum()) for part in parts),
+            first_ns=first_ns,
+            last_ns=last_ns,
+            ended=index.ended,
+            recovered=bool(index.builder.recovered),
+            damage=beyond(damage, gaps),
+            gaps=gaps,
+            metadata=metadata.values if isinstance(metadata, MetadataRecord) else {},
+            ledger=ledger,
+            discarded=sum(one.total for one in evicted),
             stream=stream_of(path),
-            index=index,
         )
+
+    def rows_of(self, numbers: NDArray[np.int64]) -> Rows:
+        """The rows of some of its windows, by number. If `rows` lacks one of them, the index is read again.
+
+        Raises:
+            OSError, FormatError: if it cannot be read.
+        """
+        found = self.rows[np.isin(self.rows["window"], numbers)]
+        if len(found) < len(numbers) and not self.complete:
+            again = Recording.of(self.path, self.id, lambda rows: np.isin(rows["window"], numbers))
+            found = again.rows[np.isin(again.rows["window"], numbers)]
+        return found
+
+    def all_rows(self) -> Rows:
+        """The rows of all its windows, by number.
+
+        Raises:
+            OSError, FormatError: as for `rows_of`.
+        """
+        return self.rows if self.complete else self.rows_of(self.marks["window"])
+
+    def windows(self, rows: Rows) -> dict[int, Window]:
+        """Windows, by number: those that have an end as it says, the others as their events tell.
+
+        Args:
+            rows: of these windows.
+
+        Raises:
+            OSError, FormatError: if they cannot be read.
+        """
+        found: dict[int, Window] = {}
+        if (rows["closed"] == 0).any():
+            self.read_open()
+        with JournalReader(self.path) as reader:
+            for number, closed in zip(rows["window"].tolist(), rows["closed"].tolist(), strict=True):
+                window = reader.window_at(closed) if closed else (self.unfinished or {}).get(number)
+                if window is None or window.index != number:
+                    window = _searched(self.path, number)
+                found[number] = _sane_window(window)
+        return found
+
+    def read_open(self) -> None:
+        """Makes known the steps of the windows without an end. Idempotent.
+
+        Raises:
+            OSError, FormatError: if they cannot be read.
+        """
+        if self.unfinished is not None:
+            return
+        self.unfinished = _unfinished(self.path, self.open) if self.open else {}
+        if self.unfinished:
+            self.marks = self.marks.copy()
+            for at in np.flatnonzero(np.isin(self.marks["window"], list(self.unfinished))).tolist():
+                steps = [step.number for step in self.unfinished[int(self.marks["window"][at])].steps]
+                if steps:
+                    self.marks[at] = (self.marks["window"][at], min(steps), max(steps))
+
+    def restricted(self, numbers: NDArray[np.int64], syncs: list[ClockSync]) -> Recording:
+        """The same with some of its windows only, and with these round trips."""
+        rows = self.all_rows()
+        rows = rows[np.isin(rows["window"], numbers)]
+        return msgspec.structs.replace(
+            self,
+            rows=rows,
+            complete=True,
+            marks=self.marks[np.isin(self.marks["window"], numbers)],
+            open=[number for number in self.open if number in numbers],
+            events=int(rows["events"].sum()),
+            ledger=None,
+            syncs=syncs,
+        )
+
+
+def _run(frames: FrameReader) -> RunRecord | None:
+    """The run, which begins each segment."""
+    reader = frames.copy()
+    reader.restart()
+    while (frame := reader.next(lambda _: True)) is not None:
+        record = decode_record(frame[0], frame[2]) if frame[0] == fmt.FrameType.RUN else None
+        if isinstance(record, RunRecord):
+            return record
+    return None
+
+
+def _parts(index: JournalIndex) -> list[Rows]:
+    """The windows of a journal by number, each once: the last one of its number. Those without an end have no steps."""
+    parts = index.parts
+    last = None
+    for part in parts:
+        numbers = part["window"]
+        if len(numbers) and (last is not None and numbers[0] <= last or (numbers[1:] <= numbers[:-1]).any()):
+            break
+        last = numbers[-1] if len(numbers) else last
+    else:
+        if not index.builder.open and not any(map(_far, parts)):
+            return parts
+    rows = np.concatenate([*parts, _without_end(index)])
+    _, last_of = np.unique(rows["window"][::-1], return_index=True)
+    rows = rows[len(rows) - 1 - last_of]
+    for name in ("start_ns", "end_ns"):
+        rows[name] = np.clip(rows[name], -_FAR, _FAR)
+    return [rows]
+
+
+def _far(rows: Rows) -> bool:
+    return bool(rows["start_ns"].min(initial=0) < -_FAR or rows["end_ns"].max(initial=0) > _FAR)
+
+
+def _without_end(index: JournalIndex) -> Rows:
+    closed: set[int] = set()
+    for part in index.parts if index.builder.open else ():
+        closed.update(part["window"].tolist())
+    numbers = sorted(index.builder.open.keys() - closed)[:MAX_UNFINISHED]
+    rows = np.zeros(len(numbers), ROWS)
+    for row, number in zip(rows, numbers, strict=True):
+        window = index.builder.open[number]
+        row["window"], row["begin"], row["end"] = number, window.begin, index.end[1]
+        row["start_ns"], row["end_ns"] = min(window.first_ns, window.last_ns), window.last_ns
+        row["events"] = window.events.total()
+    return rows
+
+
+def _range(parts: Sequence[Rows]) -> tuple[int, int] | None:
+    """Where the first window with events begins, and the last one ends; `None` if there is none."""
+    some = [part if part["events"].min(initial=1) > 0 else part[part["events"] > 0] for part in parts]
+    times = [(int(part["start_ns"].min()), int(part["end_ns"].max())) for part in some if len(part)]
+    return (min(first for first, _ in times), max(last for _, last in times)) if times else None
+
+
+def _marks(parts: Sequence[Rows], known: dict[bytes, Marks]) -> Marks:
+    marks = np.empty(sum(map(len, parts)), MARKS)
+    at = 0
+    for part in parts:
+        its = marks[at : at + len(part)]
+        steps, first, last = part["steps"] > 0, part["first_step"], part["last_step"]
+        its["window"] = part["window"]
+        its["first_step"] = np.where(steps, np.minimum(first, last), 0)
+        its["last_step"] = np.where(steps, np.maximum(first, last), -1)
+        at += len(part)
+    return known.setdefault(marks.tobytes(), marks)
+
+
+def _around(syncs: list[ClockSync], rows: Rows) -> list[ClockSync]:
+    """The round trips that tell how the clock was in some windows: those near them, and some before and after each change of the
+    collector's clock. All, if there is no window, or these are as many."""
+    if not len(rows):
+        return syncs
+    sent = np.array([sync.sent for sync in syncs], np.int64).clip(-_FAR, _FAR)
+    start, end = int(rows["start_ns"].min()), int(rows["end_ns"].max())
+    near = (sent >= start - NEAR_NS) & (sent <= end + NEAR_NS)
+    first, last = np.searchsorted(sent, [start, end]).tolist()
+    changes = [at for at in range(1, len(syncs)) if syncs[at].clock != syncs[at - 1].clock]
+    for border in (first, last, *changes):
+        near[max(border - NEAREST, 0) : border + NEAREST] = True
+    return [syncs[at] for at in np.flatnonzero(near).tolist()]
 
 
 class _ClockSamples:
@@ -163,6 +325,9 @@ class _ClockSamples:
 
     def add(self, sync: ClockSync) -> None:
         """The next one."""
+        if self._group_size == 1 and len(self._kept) < MAX_SYNCS - 1:
+            self._kept.append(sync)
+            return
         if self._group and self._group[0].clock != sync.clock:
             self._close_group()
         self._group.append(sync)
@@ -219,89 +384,34 @@ def _sane_window(window: Window) -> Window:
     )
 
 
-class _Scan:
-    """Collects what frames say."""
-
-    def __init__(self) -> None:
-        self.run: RunRecord | None = None
-        self.anchor: ClockAnchor | None = None
-        self._samples = _ClockSamples()
-        self.windows: dict[int, Window] = {}
-        self.counts: dict[int, int] = {}
-        self.spans: list[tuple[int, int]] = []
-        self.ended = self.recovered = False
-        self.metadata: dict[str, Any] = {}
-        self.ledger: Ledger | None = None
-        self.discarded = 0
-
-    def passes(self, beginning: bytes) -> bool:
-        """Notes what the beginning of an events frame says."""
-        found = fmt.decode_events_header(beginning)
-        if found is not None and found[0].count:
-            header = found[0]
-            self.counts[header.window] = self.counts.get(header.window, 0) + header.count
-            span = (header.first_ns, header.last_ns)
-            known = self.spans.pop() if self.spans else span
-            self.spans.append((min(known[0], span[0]), max(known[1], span[1])))
-        return True
-
-    @property
-    def syncs(self) -> list[ClockSync]:
-        """Round trips, in the order of the file."""
-        return self._samples.kept()
-
-    def take(self, kind: int, payload: bytes) -> None:
-        """Notes what any other frame says; those of tables are of no interest here."""
-        if not is_known(kind):
-            return
-        record = decode_record(kind, payload)
-        if isinstance(record, RunRecord):
-            self.run = record
-        elif isinstance(record, ClockAnchor):
-            self.anchor = record
-        elif isinstance(record, ClockSync):
-            self._samples.add(record)
-        elif isinstance(record, WindowRecord):
-            self.windows[record.index] = record.window()
-        elif isinstance(record, MetadataRecord):
-            self.metadata = record.values
-        elif isinstance(record, Ledger):
-            self.ledger = record
-        elif kind == fmt.FrameType.END:
-            self.ended = True
-        elif kind == fmt.FrameType.RECOVERED:
-            self.recovered = True
-
-    def take_indexed(self, reader: FrameReader, index: JournalIndex, only: Collection[int]) -> bool:
-        """Notes what the index leads to: the run, its last metadata and accounts, and these windows. False, and nothing is noted:
-        the index leads elsewhere, or names no such window."""
-        rows = [index.find(window) for window in only]
-        ends = [None if row is None else reader.frame_at(row.closed) for row in rows]
-        first = reader.peek()
-        if first is None or any(end is None or end[0][0] != fmt.FrameType.WINDOW_CLOSED for end in ends):
-            return False
-        others = [reader.frame_at(at) for at in (index.builder.metadata, index.builder.ledger) if at]
-        for frame in (first, *(found[0] for found in (*others, *ends) if found is not None)):
-            self.take(frame[0], frame[2])
-        # The counts of all windows tell copies of a run from its other parts.
-        for row in index.windows():
-            if row.events:
-                self.counts[row.window] = row.events
-                self.spans.append((row.start_ns, row.end_ns))
-        for number, window in index.builder.open.items():
-            self.counts[number] = window.events.total()
-            self.spans.append((window.first_ns, window.last_ns))
-        for sync in index.syncs():
-            self._samples.add(sync)
-        self.ended, self.recovered = index.ended, bool(index.builder.recovered)
-        return True
-
-
-def _unfinished(path: Path, index: int) -> Window:
-    """A window that has no end, as its events tell it."""
+def _unfinished(path: Path, numbers: Collection[int]) -> dict[int, Window]:
+    """Windows that have no end, as outlines of indexes tell them, and the events after the last index."""
     with JournalReader(path) as reader:
-        window = UnfinishedWindow(index)
-        for item in reader.items(index):
+        index = reader.index() or reader.own_index()
+        windows = {number: UnfinishedWindow(number) for number in numbers}
+        for position, record in index.records:
+            for batch in reader.outlines(record, position):
+                if batch.window in windows:
+                    windows[batch.window].add(batch)
+        reader.continue_at(index.begin, index)
+        for item in reader.items(wanted=lambda header: header.window in windows):
+            if isinstance(item, EventBatch):
+                windows[item.window].add(item)
+        run = run_of(reader, path.parent)
+        for number, window in windows.items():
+            of = index.builder.open.get(number)
+            if of is not None and index.records and of.first_ns <= of.last_ns:
+                window.lasted(of.first_ns, of.last_ns)
+        return {number: window.close(run) for number, window in windows.items()}
+
+
+def _searched(path: Path, number: int) -> Window:
+    """A window whose end is not where the index says: it is looked for in all of the journal, or made of its events."""
+    with JournalReader(path) as reader:
+        window = UnfinishedWindow(number)
+        for item in reader.items(wanted=lambda header: header.window == number):
+            if isinstance(item, Window) and item.index == number:
+                return item
             if isinstance(item, EventBatch):
                 window.add(item)
         return window.close(run_of(reader, path.parent))
@@ -313,7 +423,7 @@ def stream_of(path: Path) -> str:
 
 
 def recordings_in(
-    sources: Sequence[Path], without: Collection[Path] = (), only: Collection[int] | None = None
+    sources: Sequence[Path], without: Collection[Path] = (), wanted: Wanted | None = None
 ) -> tuple[list[Recording], list[str]]:
     """Journals, and all those below directories such as a collector's; and why others cannot be used.
 
@@ -322,11 +432,12 @@ def recordings_in(
     Args:
         sources: journals and directories.
         without: journals that are left out.
-        only: as for `Recording.of`.
+        wanted: as for `Recording.of`.
 
     Raises:
         OSError: if a directory cannot be read.
     """
+    known: dict[bytes, Marks] = {}
     found: list[Recording] = []
     unusable: list[str] = []
     for source in sources:
@@ -336,7 +447,7 @@ def recordings_in(
             id = str(path.relative_to(source) if source.is_dir() else path)
             id = id.removesuffix("/journal").removeprefix("streams/")
             try:
-                found.append(Recording.of(path, stream_of(path) or id, only))
+                found.append(Recording.of(path, stream_of(path) or id, wanted, known))
             except OSError as error:
                 unusable.append(f"{error.strerror or error}: {error.filename or path}")
             except FormatError as error:

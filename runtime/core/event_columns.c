@@ -7,24 +7,6 @@
 #include "zstd.h"
 #include <stdlib.h>
 
-enum { /* of a frame, in this order */
-       COLUMN_KIND,
-       COLUMN_FLAGS,
-       COLUMN_CATEGORY,
-       COLUMN_NAME,
-       COLUMN_TRACK,
-       COLUMN_STEP,
-       COLUMN_GAP,
-       COLUMN_SELF,
-       COLUMN_CHILD,
-       COLUMN_ID,
-       COLUMN_PARENT,
-       COLUMN_VALUE,
-       COLUMN_KEY,
-       COLUMN_LENGTH,
-       COLUMN_SOURCE,
-       COLUMNS
-};
 #define WIDEST 8 /* bytes of a value in a column */
 
 static inline uint64_t zigzag(uint64_t difference) { return difference << 1 ^ (uint64_t)((int64_t)difference >> 63); }
@@ -257,7 +239,6 @@ static bool put_frame(const Event *events, size_t count, const char *args, size_
 /* What a frame is decoded from: only what lies in its bytes is believed. */
 typedef struct {
     const uint8_t *at, *end;
-    uint64_t *column; /* room for one */
     bool good;
 } Input;
 
@@ -268,32 +249,27 @@ static const uint8_t *input_take(Input *in, size_t len) {
     return in->at - len;
 }
 
-static void take_column(Input *in, size_t count) {
-    const uint8_t *width = input_take(in, 1);
-    if (width && *width > WIDEST) in->good = false;
-    if (!in->good) return;
-    memset(in->column, 0, count * sizeof *in->column);
-    for (uint8_t plane = 0; plane < *width; plane++) {
-        const uint8_t *from = input_take(in, count);
-        for (size_t i = 0; from && i < count; i++) in->column[i] |= (uint64_t)from[i] << (8 * plane);
+enum {
+    COLUMNS = 14,
+    CATEGORIES = 2, /* which of them has the categories */
+    PART = 512 /* events whose rows stay in the processor's first cache while all columns are put into them */
+};
+
+typedef struct {
+    const uint8_t *planes;
+    uint8_t width;
+} Column;
+
+/* Sums of differences, up to a part. */
+typedef struct { uint64_t step, end, id, parent; } Sums;
+
+static void part_of(const Column *column, size_t count, size_t first, size_t n, uint64_t *values) {
+    memset(values, 0, n * sizeof *values);
+    for (uint8_t plane = 0; plane < column->width; plane++) {
+        const uint8_t *from = column->planes + plane * count + first;
+        for (size_t i = 0; i < n; i++) values[i] |= (uint64_t)from[i] << (8 * plane);
     }
 }
-
-#define EACH(statement)                                                                                                      \
-    do {                                                                                                                     \
-        take_column(in, count);                                                                                              \
-        for (size_t i = 0; in->good && i < count; i++) {                                                                     \
-            Event *e = &events[i];                                                                                           \
-            (void)e;                                                                                                         \
-            uint64_t value = in->column[i];                                                                                  \
-            statement;                                                                                                       \
-        }                                                                                                                    \
-    } while (0)
-#define EACH_DIFFERENCE(member)                                                                                              \
-    do {                                                                                                                     \
-        uint64_t sum = 0;                                                                                                    \
-        EACH(sum += unzigzag(value); e->member = sum);                                                                       \
-    } while (0)
 
 static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
     if (place < ids->count) return ids->ids[place];
@@ -301,32 +277,84 @@ static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
     return 0;
 }
 
-/* Categories stay places: few texts are one, and only those become categories of this process. */
-static void take_columns(Input *in, Event *events, size_t count, const FrameIds *names, const FrameIds *rows) {
+#define EACH(statement)                                                                                                      \
+    do {                                                                                                                     \
+        part_of(column++, count, first, n, values);                                                                          \
+        for (size_t i = 0; i < n; i++) {                                                                                     \
+            Event *e = &events[i];                                                                                           \
+            uint64_t value = values[i];                                                                                      \
+            statement;                                                                                                       \
+        }                                                                                                                    \
+    } while (0)
+
+static void take_part(Input *in, const Column *column, size_t count, size_t first, size_t n, Event *events, Sums *sums,
+                      const FrameIds *names, const FrameIds *rows, const uint16_t *categories) {
+    uint64_t values[PART];
     EACH(e->kind = (uint8_t)value);
     EACH(e->flags = (uint8_t)value);
-    EACH({
-        e->category = (uint16_t)value;
-        in->good &= value <= UINT16_MAX && value < names->count;
-    });
+    EACH(e->category = categories[value]);
     EACH(e->name = known(in, names, value));
     EACH(e->track = known(in, rows, value));
-    EACH_DIFFERENCE(step);
+    EACH(e->step = (int32_t)(sums->step += unzigzag(value)));
     EACH(e->ts = (int64_t)unzigzag(value));
     EACH(e->self = (int64_t)unzigzag(value));
-    EACH(e->dur = (int64_t)unzigzag(value));
-    uint64_t end = 0;
-    for (size_t i = 0; in->good && i < count; i++) {
-        Event *e = &events[i];
-        end += (uint64_t)e->ts + (uint64_t)e->self;
-        e->dur = (int64_t)((uint64_t)e->dur + (uint64_t)e->self);
-        e->ts = (int64_t)(end - (uint64_t)e->dur);
-    }
-    EACH_DIFFERENCE(id);
-    EACH_DIFFERENCE(parent);
+    EACH({
+        uint64_t lasted = unzigzag(value) + (uint64_t)e->self;
+        sums->end += (uint64_t)e->ts + (uint64_t)e->self;
+        e->dur = (int64_t)lasted;
+        e->ts = (int64_t)(sums->end - lasted);
+    });
+    EACH(e->id = sums->id += unzigzag(value));
+    EACH(e->parent = sums->parent += unzigzag(value));
     EACH(if (!is_span(e)) e->self = (int64_t)value);
-    EACH(if (is_inline(e)) e->args_at = known(in, names, value - 1));
+    EACH(e->args_at = is_inline(e) ? known(in, names, value - 1) : 0);
     EACH(e->args_len = (uint32_t)value);
+}
+
+static void find_columns(Input *in, size_t count, Column *columns) {
+    for (size_t i = 0; i < COLUMNS; i++) {
+        const uint8_t *width = input_take(in, 1);
+        if (width && *width > WIDEST) in->good = false;
+        const uint8_t *planes = in->good ? input_take(in, *width * count) : NULL;
+        if (!in->good) return;
+        columns[i] = (Column){planes, *width};
+    }
+}
+
+/* Categories by their places in the table: few texts are one, and only those become categories of this process. NULL: none can be
+ * had. */
+static uint16_t *take_categories(Input *in, const Column *column, size_t count, size_t names, PyObject *category_of) {
+    uint64_t values[PART];
+    size_t most = names <= UINT16_MAX ? names : UINT16_MAX + 1;
+    uint16_t *found = calloc(most + 1, sizeof *found);
+    if (!found) PyErr_NoMemory();
+    for (size_t first = 0; found && first < count; first += PART) {
+        size_t n = count - first < PART ? count - first : PART;
+        part_of(column, count, first, n, values);
+        for (size_t i = 0; i < n; i++) {
+            if (values[i] < most) found[values[i]] = 1;
+            else in->good = false;
+        }
+    }
+    for (size_t place = 0; found && in->good && place < most; place++) {
+        if (!found[place]) continue;
+        found[place] = (uint16_t)place;
+        if (category_of == Py_None) continue;
+        PyObject *id = PyObject_CallFunction(category_of, "n", (Py_ssize_t)place);
+        if (id) found[place] = (uint16_t)PyLong_AsUnsignedLong(id);
+        Py_XDECREF(id);
+        in->good = !PyErr_Occurred();
+    }
+    return found;
+}
+
+static void take_columns(Input *in, Event *events, size_t count, const Column *columns, const FrameIds *names,
+                         const FrameIds *rows, const uint16_t *categories) {
+    Sums sums = {0};
+    for (size_t first = 0; in->good && first < count; first += PART) {
+        size_t n = count - first < PART ? count - first : PART;
+        take_part(in, columns, count, first, n, events + first, &sums, names, rows, categories);
+    }
 }
 
 /* Gives each event its arguments, in the order of the events, and the keys their ids; how many events lose theirs, which are
@@ -528,22 +556,26 @@ PyObject *columns_py_encode_frames(PyObject *self, PyObject *args) {
 PyObject *columns_py_decode(PyObject *self, PyObject *args) {
     Py_buffer columns, heap, names, rows;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(args, "y*ny*y*y*", &columns, &count, &heap, &names, &rows)) return NULL;
+    PyObject *category_of;
+    if (!PyArg_ParseTuple(args, "y*ny*y*y*O", &columns, &count, &heap, &names, &rows, &category_of)) return NULL;
     PyObject *events = NULL, *own_heap = NULL, *result = NULL;
     bool possible = count >= 0 && count <= columns.len; /* of 14 columns at least one is not empty: kinds are not 0 */
-    if (possible && (events = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(Event))) &&
+    if (possible && (events = PyByteArray_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(Event))) &&
         (own_heap = PyBytes_FromStringAndSize(heap.buf, heap.len))) {
         FrameIds known_names = {names.buf, (size_t)names.len / 4}, known_rows = {rows.buf, (size_t)rows.len / 4};
-        Input in = {columns.buf, (const uint8_t *)columns.buf + columns.len, malloc((size_t)count * 8 + 8), true};
-        Event *to = (Event *)PyBytes_AS_STRING(events);
+        Input in = {columns.buf, (const uint8_t *)columns.buf + columns.len, true};
+        Event *to = (Event *)PyByteArray_AS_STRING(events);
         uint64_t cut = 0;
+        Column found[COLUMNS];
+        find_columns(&in, (size_t)count, found);
+        uint16_t *categories =
+            in.good ? take_categories(&in, &found[CATEGORIES], (size_t)count, known_names.count, category_of) : NULL;
+        in.good &= categories != NULL;
         Py_BEGIN_ALLOW_THREADS
-        memset(to, 0, (size_t)count * sizeof *to);
-        in.good = in.column != NULL;
-        take_columns(&in, to, (size_t)count, &known_names, &known_rows);
+        take_columns(&in, to, (size_t)count, found, &known_names, &known_rows, categories);
         cut = take_arguments(&in, to, (size_t)count, PyBytes_AS_STRING(own_heap), (size_t)heap.len, &known_names);
-        free(in.column);
         Py_END_ALLOW_THREADS
+        free(categories);
         if (in.good && in.at == in.end) result = Py_BuildValue("(OOK)", events, own_heap, (unsigned long long)cut);
     }
     if (!result && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "columns are not what their header says");

@@ -6,7 +6,7 @@ Nothing here touches a file.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Protocol
 
 import msgspec
@@ -102,9 +102,9 @@ class ColumnDecoder:
         """
         columns, args, table = _parts(count, stored, compressed, MAX_CONTENT_BYTES)
         names = np.array([strings.intern(name) for name in table.names], np.uint32)
-        events, args = _events(columns, count, args, names, self._track_ids(table))
-        _name_categories(events, table.names)
-        return events, args
+        return _events(
+            columns, count, args, names, self._track_ids(table), lambda place: strings.category(table.names[place])
+        )
 
     def _track_ids(self, table: _Table) -> NDArray[np.uint32]:
         """Ids of this process for the tracks of a table, in their order."""
@@ -134,7 +134,7 @@ def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: 
     """
     columns, args, table = _parts(count, stored, compressed, max_bytes)
     names = np.arange(len(table.names), dtype=np.uint32)
-    events, _ = _events(columns, count, args, names, np.zeros(len(table.tracks), np.uint32))
+    events, _ = _events(columns, count, args, names, np.zeros(len(table.tracks), np.uint32), None)
     return events, table.names
 
 
@@ -169,23 +169,16 @@ def _array_length(data: bytes, at: int) -> int:
 
 
 def _events(
-    columns: bytes, count: int, args: bytes, names: NDArray[np.uint32], track_ids: NDArray[np.uint32]
+    columns: bytes,
+    count: int,
+    args: bytes,
+    names: NDArray[np.uint32],
+    track_ids: NDArray[np.uint32],
+    category: Callable[[int], int] | None,
 ) -> tuple[Block, bytes]:
     try:
-        packed, args, _ = _core.decode_columns(columns, count, args, names, track_ids)
+        packed, args, _ = _core.decode_columns(columns, count, args, names, track_ids, category)
     except (ValueError, IndexError) as error:
         raise FormatError(f"columns of events are damaged: {error}") from error
-    events: Block = np.frombuffer(bytearray(packed), EVENT_DTYPE)
+    events: Block = np.frombuffer(packed, EVENT_DTYPE)
     return events, args
-
-
-def _name_categories(events: Block, names: list[str]) -> None:
-    """Replaces indexes into the table by categories of this process."""
-    places: NDArray[np.uint16] = events["category"]
-    used: list[int] = np.unique(places).tolist()
-    ids = np.zeros(max(used, default=-1) + 1, np.uint16)
-    try:
-        ids[used] = [strings.category(names[place]) for place in used]
-    except IndexError as error:
-        raise FormatError("columns of events are damaged: a category is missing") from error
-    events["category"] = ids[places]

@@ -19,6 +19,8 @@ Frame = tuple[int, int, bytes]
 
 LAST_BYTES = 1024
 """Upper bound for the frame at the end of a journal."""
+_AHEAD_BYTES = 2048
+"""What is read at once of a frame: small ones are whole then. It is more than `MAX_EVENTS_HEADER`."""
 _SCAN_BYTES = 1 << 20
 _MAX_SEARCHED = 2 * fmt.MAX_PAYLOAD
 
@@ -104,8 +106,7 @@ class FrameReader:
 
     def frame_at(self, at: int) -> tuple[Frame, int, int] | None:
         """The complete frame at a position, its number and its end; `None` if there is none. Does not move."""
-        whole = self._sync is not None and self.files.begin <= at < self.files.end
-        found = self._frame_at(at) if whole else None
+        found = self._frame_at(at) if at >= self.files.begin else None
         return None if found is None or found[0] is None else (found[0], found[1], found[2])
 
     def last(self) -> Frame | None:
@@ -117,9 +118,10 @@ class FrameReader:
         found = self.frame_at(begin + at) if at >= 0 else None
         return found[0] if found is not None and found[2] == size else None
 
-    def find_last(self, kind: int) -> int:
-        """Position of the last complete frame of a type, if it is among the last `_MAX_SEARCHED` bytes; else 0."""
-        end = self.files.end
+    def find_last(self, kind: int, end: int | None = None) -> int:
+        """Position of the last complete frame of a type before a position, by default the end of the file, if it is among the last
+        `_MAX_SEARCHED` bytes there; else 0."""
+        end = self.files.end if end is None else end
         least = max(end - _MAX_SEARCHED, self.files.begin)
         while self._sync is not None and end > least:
             begin = max(end - _SCAN_BYTES, least)
@@ -281,7 +283,7 @@ class FrameReader:
         self, at: int, skipped: Callable[[bytes], bool] | None = None
     ) -> tuple[Frame | None, int, int] | None:
         """(frame, number, end) of the complete frame at a position, if any; without the frame if it is skipped."""
-        both = self.files.pread(fmt.FRAME_HEADER.size + (0 if skipped is None else fmt.MAX_EVENTS_HEADER), at)
+        both = self.files.pread(_AHEAD_BYTES, at)
         head = both[: fmt.FRAME_HEADER.size]
         if self._sync is None or len(head) < fmt.FRAME_HEADER.size:
             return None
@@ -290,13 +292,14 @@ class FrameReader:
             return None
         kind, flags, number, length, crc = found
         body = at + len(head)
-        if body + length > self.files.end:
+        small = len(head) + length <= len(both)
+        if not small and body + length > self.files.end:
             return None
         self.head = (at, number, length)
         if skipped is not None and kind == fmt.FrameType.EVENTS:
             if skipped(both[len(head) : len(head) + length]):
                 return None, number, body + length
-        payload = self.files.pread(length, body)
+        payload = both[len(head) : len(head) + length] if small else self.files.pread(length, body)
         if len(payload) != length or zlib.crc32(payload) != crc:
             return None
         return (kind, flags, payload), number, body + length

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.events.clock import now
 from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block, EventBatch, Kind, join_blocks
 from stepscope.runtime.events.survey import Survey, of_kind
-from stepscope.runtime.journal.format import EventsHeader, FrameType, decode_events_header
+from stepscope.runtime.journal.format import FILE_HEADER, EventsHeader, FrameType, decode_events_header
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.records import (
     CapRecord,
@@ -50,6 +52,8 @@ MAX_SYNCS = 256
 ROW = struct.Struct("<12q?7x")
 """A closed window, the fields of `WindowRow`."""
 
+_PART_BYTES = 128 << 10
+
 _MOST = np.iinfo(np.int64).max
 
 
@@ -74,7 +78,13 @@ class WindowRow(msgspec.Struct, frozen=True):
     complete: bool
 
 
-_END = WindowRow.__struct_fields__.index("end")
+ROWS = np.dtype(
+    [(name, "?" if name == "complete" else "<i8") for name in WindowRow.__struct_fields__] + [("padding", "V7")]
+)
+"""The same as `ROW` and `WindowRow`, for numpy."""
+
+Rows = NDArray[np.void]
+"""An array of `ROWS`."""
 
 
 class _Open:
@@ -230,7 +240,7 @@ class IndexBuilder:
             before=self.before,
             outlines=outlines,
             at_ns=now(),
-            rows=bytes(self.rows),
+            rows=memoryview(bytes(self.rows)),
             open=windows,
             metadata=self.metadata,
             ledger=self.ledger,
@@ -279,61 +289,102 @@ class JournalIndex:
         self.ended = ended
         self.damage = damage
         self._first = first
-        self._rows = b"".join([*(_whole_rows(record.rows) for _, record in records), builder.rows])
 
-    def syncs(self) -> Iterator[ClockSync]:
-        """Comparisons with other clocks, in their order."""
-        for _, record in self.records:
-            yield from record.syncs
-        yield from self.builder.syncs
+    @property
+    def parts(self) -> list[Rows]:
+        """All closed windows of which there is something, in the order in which they were closed, in arrays of some size."""
+        stored: list[list[memoryview]] = [[]]
+        size = 0
+        for rows in (*(record.rows for _, record in self.records), memoryview(bytes(self.builder.rows))):
+            if size > _PART_BYTES:
+                stored.append([])
+                size = 0
+            stored[-1].append(rows[: len(rows) // ROW.size * ROW.size])
+            size += len(rows)
+        joined = (part[0] if len(part) == 1 else b"".join(part) for part in stored)
+        return [self._present(np.frombuffer(rows, ROWS)) for rows in joined]
+
+    def _present(self, rows: Rows) -> Rows:
+        if int(rows["begin"].min(initial=self._first)) >= self._first:
+            return rows
+        rows = rows[rows["end"] > self._first].copy()
+        cut = rows["begin"] < self._first
+        rows["begin"][cut], rows["complete"][cut] = self._first, False
+        return rows
 
     def windows(self) -> Iterator[WindowRow]:
-        """All closed windows of which there is something, in the order in which they were closed."""
-        for values in ROW.iter_unpack(self._rows):
-            if values[_END] > self._first:
-                yield self._row(values)
+        """The same, one by one."""
+        return (row for part in self.parts for row in rows_of(part))
 
     def find(self, window: int) -> WindowRow | None:
         """One closed window; `None` if the journal has no such window."""
-        found = np.flatnonzero(np.frombuffer(self._rows, "<i8")[:: ROW.size // 8] == window)
-        if not len(found):
-            return None
-        values = ROW.unpack_from(self._rows, int(found[-1]) * ROW.size)
-        return self._row(values) if values[_END] > self._first else None
-
-    def _row(self, values: tuple[Any, ...]) -> WindowRow:
-        row = WindowRow(*values)
-        if row.begin >= self._first:
-            return row
-        return msgspec.structs.replace(row, begin=self._first, complete=False)
+        found = [part[part["window"] == window] for part in self.parts]
+        return next(rows_of(np.concatenate(found)[-1:]), None)
 
 
-def _whole_rows(rows: bytes) -> bytes:
-    return rows[: len(rows) // ROW.size * ROW.size]
+def rows_of(rows: Rows) -> Iterator[WindowRow]:
+    """Rows of an array, one by one."""
+    return (WindowRow(*values[:-1]) for values in rows.tolist())
 
 
-def read_index(frames: FrameReader) -> JournalIndex | None:
+def read_index(frames: FrameReader, on_sync: Callable[[ClockSync], object] | None = None) -> JournalIndex | None:
     """The index of a journal. What was written after the last index frame is scanned. Does not move the reader.
 
+    Args:
+        frames: a reader of the journal. Segments may be missing.
+        on_sync: called with each comparison with another clock, in their order; default: the index has them.
+
     Returns:
-        `None` if there is no index frame, as in a short journal, or if frames are missing before the last one.
+        `None` if there is no index frame, as in a short journal, or if it does not have all windows.
     """
-    records = index_records(frames)
-    return scan(frames, records) if records else None
+    records = index_records(frames, gaps=True)
+    if not records:
+        return None
+    if on_sync is not None:
+        for sync in (sync for _, record in records for sync in record.syncs):
+            on_sync(sync)
+    index = scan(frames, records, on_sync=on_sync)
+    for at, ((position, record), (_, following)) in enumerate(pairwise(records)):
+        if following.before != position:
+            # The ends of windows that were open here may be in a segment that is missing.
+            later = [*(bytes(record.rows) for _, record in records[at + 1 :]), bytes(index.builder.rows)]
+            closed = {row[0] for rows in later for row in ROW.iter_unpack(rows[: len(rows) // ROW.size * ROW.size])}
+            for window in record.open:
+                if window.window not in closed:
+                    index.builder.open.setdefault(window.window, _Open.of(window))
+    return index
 
 
-def index_records(frames: FrameReader) -> list[tuple[int, IndexRecord]]:
-    """The index frames of a journal, in order, with their positions; none if one of them is missing."""
+def index_records(frames: FrameReader, *, gaps: bool = False) -> list[tuple[int, IndexRecord]]:
+    """The index frames of a journal, in order, with their positions; none if one of them is missing, or if the journal was closed
+    with more windows than they have.
+
+    Args:
+        frames: a reader of the journal.
+        gaps: accept that segments are missing, with their index frames.
+    """
     last = frames.last()
     end = None if last is None or last[0] != FrameType.END else decode_record(last[0], last[2])
-    at = end.index if isinstance(end, EndRecord) else frames.find_last(FrameType.INDEX)
+    windows: int | None = None
+    """How many rows there must be, if that is known."""
+    if isinstance(end, EndRecord):
+        at = end.index
+        windows = end.windows if frames.files.begin == FILE_HEADER.size else None
+    else:
+        at = frames.find_last(FrameType.INDEX)
     found: list[tuple[int, IndexRecord]] = []
     while at >= frames.files.begin:
         record = record_at(frames, at, FrameType.INDEX)
+        if record is None and gaps and (missing := frames.files.end_before(at)) is not None:
+            at, windows = frames.find_last(FrameType.INDEX, missing), None
+            frame = frames.frame_at(at)
+            record = record_at(frames, at, FrameType.INDEX) if frame is not None and frame[2] == missing else None
         if not isinstance(record, IndexRecord) or (found and at >= found[-1][0]):
             return []
         found.append((at, record))
         at = record.before
+    if windows is not None and sum(len(record.rows) // ROW.size for _, record in found) != windows:
+        return []
     return found[::-1]
 
 
@@ -343,13 +394,20 @@ def record_at(frames: FrameReader, at: int, kind: FrameType) -> Any:
     return None if found is None or found[0][0] != kind else decode_record(kind, found[0][2])
 
 
-def scan(frames: FrameReader, records: Sequence[tuple[int, IndexRecord]], *, own: bool = False) -> JournalIndex:
+def scan(
+    frames: FrameReader,
+    records: Sequence[tuple[int, IndexRecord]] = (),
+    *,
+    own: bool = False,
+    on_sync: Callable[[ClockSync], object] | None = None,
+) -> JournalIndex:
     """Reads the rest of a journal after its index frames, without its events. Does not move the reader.
 
     Args:
         frames: a reader of the journal.
         records: its first index frames, with their positions.
         own: end with the run's own frames, before those that recovery appended.
+        on_sync: called with each comparison with another clock; default: the index has the first `MAX_SYNCS`.
     """
     builder = IndexBuilder.after(*records[-1]) if records else IndexBuilder()
     tail = frames.copy()
@@ -372,7 +430,12 @@ def scan(frames: FrameReader, records: Sequence[tuple[int, IndexRecord]], *, own
         if own and kind == FrameType.RECOVERED:
             break
         ended |= kind == FrameType.END
-        builder.add_record(kind, payload, tail.head[0], tail.position[1])
+        if kind == FrameType.CLOCK_SYNC and on_sync is not None:
+            sync = decode_record(kind, payload)
+            if isinstance(sync, ClockSync):
+                on_sync(sync)
+        else:
+            builder.add_record(kind, payload, tail.head[0], tail.position[1])
         end = tail.position
     else:
         end = tail.position

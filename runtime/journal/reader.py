@@ -16,7 +16,7 @@ from stepscope.runtime.journal import records as records
 from stepscope.runtime.journal.columns import ColumnDecoder
 from stepscope.runtime.journal.frame_reader import Damage, FrameReader
 from stepscope.runtime.journal.ids import IdMap
-from stepscope.runtime.journal.index import JournalIndex, index_records, read_index, record_at, scan
+from stepscope.runtime.journal.index import JournalIndex, Rows, index_records, read_index, record_at, scan
 from stepscope.runtime.journal.segments import Segment
 from stepscope.runtime.windows.window import Window
 
@@ -166,6 +166,47 @@ class JournalReader:
             batch = self._batch(flags, payload) if kind == fmt.FrameType.OUTLINE else None
             if batch is not None:
                 yield batch
+
+    def window_at(self, position: int) -> Window | None:
+        """The window whose end is the frame at a position, as an index names it; `None` if no such frame begins there."""
+        record = record_at(self._frames, position, fmt.FrameType.WINDOW_CLOSED)
+        return record.window() if isinstance(record, records.WindowRecord) else None
+
+    def batches(self, rows: Rows) -> Iterator[EventBatch]:
+        """The events of some windows. Frames before, between and after these windows are not read.
+
+        Args:
+            rows: of these windows, from an index. If no frame begins where one of them says, all of the journal is read.
+        """
+        windows = {*rows["window"].tolist()}
+        spans: list[tuple[int, int]] = []
+        for begin, end in sorted(zip(map(self._present, rows["begin"].tolist()), rows["end"].tolist(), strict=True)):
+            if begin >= end:
+                continue  # nothing of it is left
+            if spans and begin <= spans[-1][1]:
+                begin, end = spans[-1][0], max(spans.pop()[1], end)
+            spans.append((begin, end))
+        found = [self._frames.frame_at(begin) for begin, _ in spans]
+        numbers = [frame[1] for frame in found if frame is not None]
+        if len(numbers) < len(spans):
+            self._frames.restart()
+            spans, numbers = [(self._frames.position[1], self._frames.files.end)], [self._frames.position[0]]
+
+        def skipped(beginning: bytes) -> bool:
+            header = fmt.decode_events_header(beginning)
+            return header is not None and header[0].window not in windows
+
+        for (begin, end), number in zip(spans, numbers, strict=True):
+            self._frames.resume(number, begin)
+            while self._frames.position[1] < end and (frame := self._frames.next(skipped)) is not None:
+                batch = self._batch(frame[1], frame[2]) if frame[0] == fmt.FrameType.EVENTS else None
+                if batch is not None:
+                    yield batch
+
+    def _present(self, position: int) -> int:
+        """The first position from this one on that is not in a missing segment."""
+        files = self._frames.files
+        return position if files.end_before(position) is None else files.next_begin(position) or files.end
 
     def _go_to_window(self, window: int) -> int | None:
         """Moves to the first frame of a window. Returns the end of its last frame; `None` = the end of the journal."""

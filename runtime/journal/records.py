@@ -189,7 +189,7 @@ class IndexRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Position of the first of the outlines, which end where this frame begins."""
     at_ns: Int64 = 0
     """When it was written (CLOCK_MONOTONIC): all frames before it were written earlier."""
-    rows: bytes = b""
+    rows: memoryview = memoryview(b"")
     """Windows that were closed since the previous index, in their order: see `index.py`."""
     open: list[WindowSoFar] = []
     metadata: Int64 = 0

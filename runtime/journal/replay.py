@@ -119,6 +119,10 @@ class UnfinishedWindow:
         marks = batch.events[batch.events["kind"] == int(Kind.STEP)]
         self._starts.update(zip(marks["step"].tolist(), marks["ts"].tolist(), strict=True))
 
+    def lasted(self, first_ns: int, last_ns: int) -> None:
+        """Its events last from one time to another: not all of them were added."""
+        self._first, self._last = first_ns, last_ns
+
     def close(self, run: Run) -> Window:
         starts = sorted(self._starts.items(), key=lambda pair: pair[1])
         ends = [*(start for _, start in starts[1:]), max(self._last, starts[-1][1] if starts else 0)]

@@ -205,6 +205,12 @@ class SegmentFiles:
         at = bisect_right(self._begins, position)
         return self._begins[at] if at < len(self._begins) else None
 
+    def end_before(self, position: int) -> int | None:
+        """End of the file before a position that is in no file, as its segment is missing or cut; `None` if it is in one."""
+        segment = self.at(position + 1)
+        end = segment.begin + os.fstat(self._descriptor(segment.path)).st_size - segment.header_bytes
+        return end if position >= end else None
+
     def _read(self, segment: Segment, nbytes: int, position: int) -> bytes:
         try:
             descriptor = self._descriptor(segment.path)

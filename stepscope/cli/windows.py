@@ -95,8 +95,7 @@ def windows(arguments: argparse.Namespace) -> int:
         counts = Counter[int]() if rank.foreign else Counter(rank.counts)
         for batch in rank.batches() if rank.foreign else ():  # only the events of such a trace say when it was
             counts[batch.window] += len(batch)
-        rows = [row for index in rank.indexes if index is not None for row in index.windows()]
-        indexed = {row.window: _indexed(rank, row) for row in rows}
+        indexed = {row.window: _indexed(rank, row) for row in rank.rows}
         read = {number: _line(rank, window, counts[number]) for number, window in rank.windows.items()}
         lines += [line for _, line in sorted({**read, **indexed}.items())]
     if arguments.json:

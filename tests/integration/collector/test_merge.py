@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
-from stepscope.collector.merge.aligned import align, renumber_flows
+from stepscope.collector.merge.aligned import renumber_flows
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.merge.merge import Merge
 from stepscope.collector.merge.outputs import write_merged
-from stepscope.collector.merge.plan import Selection, plan
+from stepscope.collector.merge.plan import Selection, plan, wanted
 from stepscope.collector.merge.report import MergeReport
 from stepscope.collector.merge.sources import gather
 from stepscope.collector.runs.job import Job, chosen_job
@@ -80,7 +80,7 @@ def merged(
     directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
     """Everything that is below directories, in memory."""
-    recordings, notes = gather([directory, *others], no_room)
+    recordings, notes = gather([directory, *others], no_room, wanted(selection or Selection()))
     described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
     merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
@@ -304,7 +304,7 @@ def test_what_nests_goes_on_nesting(spans: list[tuple[int, int, int]], drift: fl
         events[2 * index]["ts"], events[2 * index]["dur"] = CLOCK_START + start, before + inside
         events[2 * index + 1]["ts"], events[2 * index + 1]["dur"] = CLOCK_START + start + inner, before + inside - inner
     events["kind"], events["self_dur"] = int(Kind.SPAN), events["dur"]
-    align(events, model)
+    model.align(events)
     outer, inner_spans = events[::2], events[1::2]
     assert (outer["ts"] <= inner_spans["ts"]).all()
     assert (outer["ts"] + outer["dur"] == inner_spans["ts"] + inner_spans["dur"]).all()

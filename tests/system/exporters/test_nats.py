@@ -265,7 +265,7 @@ def test_clocks_are_compared(server: NatsServer, collect: Start, tmp_path: Path)
     at, error = recording.last_ns, member.error(recording.last_ns)
     assert error < 1e9
     # Both read the clocks of this machine.
-    assert abs(member.reference(at) - recording.anchor.wall(at)) <= error + recording.anchor.error_ns + 20e6
+    assert abs(member.reference(at) - recording.run.anchor.wall(at)) <= error + recording.run.anchor.error_ns + 20e6
 
 
 def syncs(journal: Path) -> int:
