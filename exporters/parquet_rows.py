@@ -20,6 +20,9 @@ from stepscope.runtime.export.run import Run
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
 
+MOST_LOOKED_UP = 1 << 20
+"""Ids below this are looked up in a table."""
+
 DEEPEST = 8
 """Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
 
@@ -61,6 +64,11 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "error_ns": ("int64", "how far ts may be off the collector's clock; null: unknown, or not merged"),
 }
 """Type and meaning of each column."""
+
+DIVERSE = {"ts", "dur", "self_dur", "value", "id", "parent", "cut", "open", "error"}
+"""Columns whose values hardly repeat, or are bits: a dictionary of these costs more than it saves."""
+STATISTICS = ("rank", "window", "step", "ts", "dur", "name")
+"""Columns by which readers leave out groups of rows."""
 
 _VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
 
@@ -135,8 +143,8 @@ class ParquetRows:
             column(events["dur"].copy()),
             column(events["self_dur"].copy(), timed),
             column(events["value"].copy(), valued),
-            self._dictionary(events["kind"].astype(np.int64), _kind),
-            self._dictionary(events["category"].astype(np.int64), strings.text),
+            self._dictionary(events["kind"], _kind),
+            self._dictionary(events["category"], strings.text),
             self._names(events),
             process,
             thread,
@@ -176,6 +184,8 @@ class ParquetRows:
 
     def _names(self, events: Block) -> Any:
         numbered = events["flags"] & int(Flag.NUMBERED) != 0
+        if not numbered.any():
+            return self._dictionary(events["name"], strings.text)
         keys = events["name"].astype(np.int64)
         # The step makes another name; 0 stands for none.
         keys |= np.where(numbered, events["step"].astype(np.int64) + 1, 0) << 32
@@ -186,19 +196,17 @@ class ParquetRows:
 
         return self._dictionary(keys, text)
 
-    def _dictionary(self, keys: NDArray[np.int64], text: Callable[[int], str]) -> Any:
-        unique, indices = np.unique(keys, return_inverse=True)
-        texts = [_storable(text(key)) for key in unique.tolist()]
-        return self._arrow.DictionaryArray.from_arrays(indices.astype(np.int32), texts)
+    def _dictionary(self, keys: NDArray[Any], text: Callable[[int], str]) -> Any:
+        unique, indices = _distinct(keys)
+        return self._indexed(indices, [_storable(text(key)) for key in unique.tolist()])
 
     def _rows_of(self, used: NDArray[np.uint32], run: Run) -> tuple[Any, Any, NDArray[np.int64], NDArray[np.int64]]:
-        unique, indices = np.unique(used, return_inverse=True)
+        unique, where = _distinct(used)
         known = [tracks.get(number) for number in unique.tolist()]
         threads = ["" if track is None else _storable(track.name) for track in known]
         processes = [_storable(_process(track, run)) for track in known]
-        pids = np.array([0 if track is None else track.pid for track in known], np.int64)[indices]
-        tids = np.array([0 if track is None else track.tid for track in known], np.int64)[indices]
-        where = indices.astype(np.int32)
+        pids = np.array([0 if track is None else track.pid for track in known], np.int64)[where]
+        tids = np.array([0 if track is None else track.tid for track in known], np.int64)[where]
         return self._indexed(where, processes), self._indexed(where, threads), pids, tids
 
     def _indexed(self, indices: NDArray[np.int32], texts: list[str]) -> Any:
@@ -227,6 +235,19 @@ class ParquetRows:
         if name not in self._keys:
             self._keys[name] = json.dumps(strings.text(name), ensure_ascii=False)
         return self._keys[name]
+
+
+def _distinct(keys: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
+    """The different keys in order, and for each key which of these it is. Small keys, as ids are, need no sorting."""
+    if not len(keys) or not 0 <= int(keys.max()) < MOST_LOOKED_UP or int(keys.min()) < 0:
+        unique, indices = np.unique(keys, return_inverse=True)
+        return unique, indices.astype(np.int32)
+    found = np.zeros(int(keys.max()) + 1, np.bool_)
+    found[keys] = True
+    unique = np.flatnonzero(found)
+    place = np.zeros(len(found), np.int32)
+    place[unique] = np.arange(len(unique), dtype=np.int32)
+    return unique, place[keys]
 
 
 def _process(track: Track | None, run: Run) -> str:
