@@ -9,10 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import msgspec
 
 from stepscope.collector.files.stream_file import NewFrames, StreamFile
+from stepscope.runtime.loop_threads.loop_thread import DaemonExecutor
 from stepscope.runtime.threads.background_call import start
 
 log = logging.getLogger("stepscope.collector")
@@ -21,6 +23,8 @@ MANY = 32
 """Streams from which on what comes within `TOGETHER` is written together: the thread and the loop wake each other less."""
 TOGETHER = 0.003
 """Seconds."""
+SYNCED_AT_ONCE = 16
+"""Files for which the thread waits at the same time."""
 
 
 class _Job(msgspec.Struct):
@@ -30,6 +34,9 @@ class _Job(msgspec.Struct):
     done: asyncio.Future[None]
     error: OSError | None = None
 
+    def sync_to_disk(self) -> None:
+        self.file.sync_to_disk()
+
 
 class Writer:
     """Writes what connections give it, all that waits at once, and tells them when it is written.
@@ -38,7 +45,7 @@ class Writer:
     """
 
     def __init__(self, *, fsync: bool) -> None:
-        """Args: whether to wait for the disk, once for all that is written together."""
+        """Args: whether to wait for the disk, for all that is written together."""
         self._fsync = fsync
         self._users = 0
         self._jobs: deque[_Job] = deque()
@@ -97,6 +104,13 @@ class Writer:
         return thread
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        disk = DaemonExecutor(SYNCED_AT_ONCE)
+        try:
+            self._write_all(loop, disk)
+        finally:
+            disk.shutdown(wait=False)
+
+    def _write_all(self, loop: asyncio.AbstractEventLoop, disk: DaemonExecutor) -> None:
         while True:
             with self._wanted:
                 while not self._jobs:
@@ -112,14 +126,26 @@ class Writer:
             for job in jobs:
                 _attempt(job, lambda job: job.file.write(job.new_frames))
             if self._fsync:
-                for job in jobs:
-                    if job.error is None:
-                        _attempt(job, lambda job: job.file.sync_to_disk())
+                _sync_to_disk([job for job in jobs if job.error is None], disk)
             self._began = None
             try:
                 loop.call_soon_threadsafe(_tell, jobs)
             except RuntimeError:
                 return  # the loop has ended, and nobody waits
+
+
+def _sync_to_disk(jobs: list[_Job], disk: DaemonExecutor) -> None:
+    """Waits until the disk has these files: for several at once, which file systems put together."""
+    waiting: list[Future[None]] = []
+    for job in jobs[1:]:
+        try:
+            waiting.append(disk.submit(_attempt, job, _Job.sync_to_disk))
+        except RuntimeError:  # the system refuses a thread
+            _attempt(job, _Job.sync_to_disk)
+    for job in jobs[:1]:
+        _attempt(job, _Job.sync_to_disk)
+    for one in waiting:
+        one.result()
 
 
 def _attempt(job: _Job, work: Callable[[_Job], object]) -> None:
