@@ -193,7 +193,6 @@ class _Rank:
         from websockets.typing import Subprotocol
 
         from stepscope.exporters.stream import protocol
-        from stepscope.exporters.stream.websocket import GATHER_S
         from stepscope.runtime.events.clock import ClockAnchor
         from stepscope.runtime.journal import format as fmt
         from stepscope.runtime.journal.records import RunRecord, encode_record
@@ -208,7 +207,9 @@ class _Rank:
             ping_interval=None,
         ) as socket:  # fmt: skip
             await socket.send(protocol.encode(protocol.Hello(self.id, SYNC, 0, record, summaries=True)))
-            await socket.recv()
+            welcome, _ = protocol.decode(bytes(await socket.recv(decode=False)))
+            assert isinstance(welcome, protocol.Welcome), welcome
+            gather = max(round(welcome.gather_ms / 1e3), 1)
 
             async def send(*parts: tuple[int, int, bytes]) -> None:
                 first = self._next
@@ -242,7 +243,7 @@ class _Rank:
                 await socket.send(_summary(turn, self.sent))
                 event = (int(fmt.FrameType.EVENTS), self._flags, self._payload)
                 frames += [*[event] * FRAMES, (int(fmt.FrameType.EVENTS), *_step(turn))]
-                if (turn + self._number) % GATHER_S == 0 or self._done:  # ranks do not send at the same moment
+                if (turn + self._number) % gather == 0 or self._done:  # ranks do not send at the same moment
                     await send(*frames)
                     frames.clear()
             await listening

@@ -31,6 +31,8 @@ log = logging.getLogger("stepscope.collector")
 
 PARTING = 2.0
 """Seconds in which a refusal must have been sent."""
+MAX_GATHER_MS = 2000
+"""How long small frames wait for more at most, in milliseconds: one for each rank."""
 _MANY = 4096
 """Frames of a message from which on a thread checks them: it takes some microseconds for each."""
 TAKEN_OVER = "another connection of this stream came"
@@ -162,6 +164,7 @@ class Connection:
                             largest=self._settings.max_message,
                             checksum=file.checksum,
                             segment_bytes=self._store.segment_bytes(run),
+                            gather_ms=self._gather_ms(run),
                         )
                     )
                 while True:
@@ -169,6 +172,10 @@ class Connection:
                     if answer is not None:
                         with limit:
                             await self._send(answer)
+
+    def _gather_ms(self, run: RunRecord) -> int:
+        """Of a small job everything comes at once; of one with 1,000 ranks, a message each second."""
+        return min(max(self._streams.connected_now, run.world_size or 0), MAX_GATHER_MS)
 
     async def _next(
         self, file: StreamFile, stream: Stream, hello: protocol.Hello, limit: TimeLimit

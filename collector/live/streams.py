@@ -86,7 +86,8 @@ class Streams:
         """Through it streams take frames."""
         self.connections = 0
         """Made so far."""
-        self._connected = 0
+        self.connected_now = 0
+        """Streams that have a connection."""
         self.unheard = 0
         """Summaries of ranks that are not shown, as there are too many."""
         self._totals = Totals()
@@ -102,7 +103,7 @@ class Streams:
         stream = self.all.get(hello.stream)
         if stream is not None and stream.connection is not None:
             raise FormatError("this stream is connected already")
-        if self._connected >= self._limit:
+        if self.connected_now >= self._limit:
             raise FullError(f"{self._limit} streams are connected, which is the limit")
         if stream is None:
             stream = Stream(hello.stream, hello.run)
@@ -111,13 +112,13 @@ class Streams:
         stream.connection = connection
         stream.sends_summaries = hello.summaries
         self.connections += 1
-        self._connected += 1
+        self.connected_now += 1
         log.info("%s is connected: stream %s", _whose(stream.run), stream.id)
         try:
             yield stream
         finally:
             stream.connection = None
-            self._connected -= 1
+            self.connected_now -= 1
             log.info("%s %s", _whose(stream.run), "has ended" if stream.ended else "has lost its connection")
 
     def add(self, stream: Stream) -> None:

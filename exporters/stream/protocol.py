@@ -35,6 +35,8 @@ MAX_FRAMES = 1 << 16
 """Frames in one message."""
 MAX_SUMMARY_STEPS = 2048
 """Steps in one summary."""
+MAX_SUMMARY_RUNS = 1024
+"""Runs of steps in one summary, so that it fits a header."""
 MIN_MAX_MESSAGE = 1 << 20
 """Bytes of a message that every collector takes at least."""
 
@@ -77,6 +79,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=2, array_like=True):
     """CRC-32 in the header of the frame before `next`; `None` if the collector does not have that frame."""
     segment_bytes: Count = 0
     """Bytes that a segment should have at most, so that the collector can keep its limit of the disk; 0: no wish."""
+    gather_ms: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    """How long small frames should wait for more, as each message of many ranks costs the collector as much as many events."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=3, array_like=True):
@@ -120,7 +124,7 @@ class StepSummary(msgspec.Struct, frozen=True, tag=10, array_like=True):
     """Events that the journal does not have."""
     left_out: Count
     """Steps since the summary before that are not in `runs`, as there were too many."""
-    runs: Annotated[list[StepRun], msgspec.Meta(max_length=MAX_SUMMARY_STEPS)]
+    runs: Annotated[list[StepRun], msgspec.Meta(max_length=MAX_SUMMARY_RUNS)]
     sums: Annotated[bytes, msgspec.Meta(max_length=1024)]
     """Sums over the steps of `runs`: `step_summary.SUMS_DTYPE`; empty without steps."""
     ended: bool = False

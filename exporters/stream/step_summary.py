@@ -11,10 +11,11 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, StepRun, StepSummary
+from stepscope.exporters.stream.protocol import MAX_SUMMARY_RUNS, MAX_SUMMARY_STEPS, StepRun, StepSummary
 from stepscope.runtime.windows.step_facts import FACTS_DTYPE, MOST_READ, SIGNALS, Device, Facts, Phase, join_facts
 
 STEP_DTYPE = np.dtype(
@@ -51,7 +52,8 @@ def summary_of(facts: Facts, *, events: int, lost: int) -> StepSummary:
     """Makes the message.
 
     Args:
-        facts: of steps in the order of their times. Of more than `MAX_SUMMARY_STEPS` the newest are sent.
+        facts: of steps in the order of their times. Of more than `MAX_SUMMARY_STEPS`, or `MAX_SUMMARY_RUNS` runs of consecutive
+            steps, the newest are sent.
         events: written to the journal so far.
         lost: events that the journal does not have.
     """
@@ -61,7 +63,11 @@ def summary_of(facts: Facts, *, events: int, lost: int) -> StepSummary:
         return StepSummary(events, lost, left_out, [], b"")
     begin, end, step, window = (facts[name] for name in ("begin", "end", "step", "window"))
     follows = (begin[1:] == end[:-1]) & (step[1:] == step[:-1] + 1) & (window[1:] == window[:-1])
-    borders = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(facts)]
+    begins: list[int] = [0, *(np.flatnonzero(~follows) + 1).tolist()][-MAX_SUMMARY_RUNS:]
+    if begins[0]:
+        rest = summary_of(facts[begins[0] :], events=events, lost=lost)
+        return msgspec.structs.replace(rest, left_out=left_out + begins[0])
+    borders = [*begins, len(facts)]
     packed = _packed(facts)
     runs = [
         StepRun(int(window[first]), int(step[first]), int(begin[first]), packed[first:last].tobytes())

@@ -36,9 +36,7 @@ _ADVICE = {
     404: f"a collector takes streams at {protocol.PATH}, which is where a URL without a path leads",
 }
 SMALL = 64 << 10
-"""Bytes of frames that are sent at once. Fewer wait for more."""
-GATHER_S = 2.0
-"""Seconds that they wait: each message costs a collector of thousands of ranks as much as many events."""
+"""Bytes of frames that are sent at once. Fewer wait for more, as long as the collector asks for."""
 SMALLEST = 16 << 10
 """Bytes of a message that is sent to a collector which did not confirm larger ones in time."""
 MOST_PATIENCE = 16
@@ -93,7 +91,7 @@ class WebSocketTransport(Transport):
         self._most_bytes = self._message_bytes = settings.message_bytes
         self._largest = protocol.MAX_MESSAGE
         self._patience = 1
-        self._heard = 0.0
+        self._heard = self._gather_s = 0.0
 
     def abort(self) -> None:
         """Ends it at once. Idempotent."""
@@ -162,6 +160,7 @@ class WebSocketTransport(Transport):
             raise FormatError(f"the collector answered {type(welcome).__name__} to Hello")
         self._heard = asyncio.get_running_loop().time()
         self._largest = welcome.largest
+        self._gather_s = welcome.gather_ms / 1e3
         if welcome.segment_bytes:
             self._limit_segments(welcome.segment_bytes)
         self._most_bytes = max(min(self._settings.message_bytes, welcome.max_message), SMALLEST)
@@ -188,7 +187,7 @@ class WebSocketTransport(Transport):
             while (summary := self._take_summary()) is not None:
                 await socket.send(summary)
             has_room = self._shipper.sent_bytes < IN_FLIGHT
-            left = 0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + GATHER_S - loop.time()
+            left = 0.0 if self._hurried or self._shipper.unsent_bytes >= SMALL else sent + self._gather_s - loop.time()
             chunk = self._shipper.take(self._message_bytes) if has_room and left <= 0 else None
             if chunk is None:
                 with contextlib.suppress(TimeoutError):

@@ -85,6 +85,15 @@ def test_too_many_steps_are_left_out_and_counted() -> None:
     assert steps_in(summary)[-1].number == 7 + 2999 and count_steps(summary) == protocol.MAX_SUMMARY_STEPS
 
 
+def test_windows_of_one_step_fit_a_header() -> None:
+    """However many runs of steps there are, the collector reads the message."""
+    facts = facts_with([10**9] * 2000, first=1 << 40)
+    facts["window"] = (1 << 40) + np.arange(2000)
+    summary = sent(summary_of(facts, events=1 << 60, lost=1 << 60))
+    assert len(summary.runs) == protocol.MAX_SUMMARY_RUNS and summary.left_out == 2000 - protocol.MAX_SUMMARY_RUNS
+    assert steps_in(summary)[-1].number == (1 << 40) + 1999
+
+
 def test_no_steps() -> None:
     """It says that the process is there."""
     summary = sent(summary_of(facts_with([]), events=5, lost=1))
