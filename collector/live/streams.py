@@ -7,18 +7,23 @@ import hashlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
 from stepscope.collector.live.noting import Noting
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.totals import Totals
-from stepscope.exporters.stream.protocol import Hello
+from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
+
+if TYPE_CHECKING:
+    from stepscope.collector.orders.process import Process
 
 log = logging.getLogger("stepscope.collector")
 
@@ -122,12 +127,19 @@ class Streams:
         _mark_latest(rank)
         self._forget()
 
-    def elsewhere(self, stream: str) -> None:
-        """Another collector takes a stream and shows it; unless it is connected here it is forgotten."""
-        self.unread.pop(stream, None)
-        known = self.all.get(stream)
-        if known is not None and known.connection is None:
-            self._remove(known)
+    def heard(self, hello: Hello, summary: StepSummary, process: Process | None) -> None:
+        """A process says what its last steps were, whichever collector takes its stream.
+
+        Args:
+            hello: of its stream.
+            summary: what it says.
+            process: takes commands for it; `None`: nothing does.
+        """
+        stream = self.all.get(hello.stream)
+        if stream is None:
+            stream = Stream(hello.stream, hello.run)
+            self.add(stream)
+        stream.seen = time.monotonic()
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""

@@ -13,6 +13,7 @@ from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.source import NatsSource
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
 from tests.support.beside import running
 
@@ -22,13 +23,16 @@ LEASE_SECONDS = 3.0
 class Source:
     """Ingests streams from NATS into a directory."""
 
-    def __init__(self, directory: Path, url: str, intake: MemoryBudget | None = None) -> None:
+    def __init__(
+        self, directory: Path, url: str, intake: MemoryBudget | None = None, team: str = DEFAULT_TEAM
+    ) -> None:
         self.directory = directory
         settings = CollectorSettings(directory=directory)
         self.store = Store(settings)
         self.streams = Streams(100)
         self.nats = NatsSource(
             Servers(url),
+            Names(team),
             self.store,
             self.streams,
             intake or MemoryBudget(settings.max_intake),
@@ -52,9 +56,9 @@ class Source:
         return {stream for stream, _ in self.store.journals()}
 
     @property
-    def assigned(self) -> int:
-        """Number of streams that it ingests."""
-        return self.nats.view().streams
+    def partitions(self) -> int:
+        """Number of partitions that it takes."""
+        return self.nats.view().partitions
 
 
 @contextlib.asynccontextmanager
