@@ -55,11 +55,16 @@ MAX_LARGEST = 4
 """A request for all available messages has room for so many of the largest size."""
 IDLE_SECONDS = 5.0
 """Seconds that a request waits for a message."""
+BUSY_SECONDS = 3.0
+"""The same while messages wait to be delivered again, of any size: the request has memory then for which others may wait. Longer than
+`RETRY_SECONDS`: JetStream can lose a message that it delivers at the moment at which the request ends, for `ACK_SECONDS`."""
 RETRY_SECONDS = 1.0
 """Seconds after which a message comes again that is out of order."""
+LOOK_SECONDS = 0.1
+"""Between two looks for files to be closed."""
 STALE_SECONDS = 180.0
 """Seconds after which a message that was to be delivered again counts as deleted: the longest delay, and more."""
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
 """Time limit for closing all files."""
 FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0
 """Seconds until a partition that failed is read again, doubled each time."""
@@ -108,6 +113,8 @@ class _Intake:
         self.stream: Stream | None = None
         self.files = contextlib.AsyncExitStack()
         """Closes the file."""
+        self.next = 0
+        """All frames before this number were acknowledged."""
         self.leaves = False
         """Whether a connection wants the stream."""
         self.heard = asyncio.get_running_loop().time()
@@ -166,6 +173,8 @@ class Partition:
         """Number of the newest message of the partition, and when it was published."""
         self._reached = 0.0
         """When JetStream did not answer last."""
+        self._looks_at = 0.0
+        """When to look next which files are to be closed."""
         self._reads_again = False
         self._has_more = False
         """Whether JetStream has more messages, or larger ones, as far as is known."""
@@ -236,15 +245,19 @@ class Partition:
 
     async def _fetch(self) -> list[Msg]:
         """The next messages; none if none came for a while. No memory is needed to wait for one that is small."""
-        if self._has_more:
+        if not (self._has_more or self._unacknowledged):
+            fetched = await self._consumer.fetch_next(FREE, IDLE_SECONDS)
+        else:
             limit = self._session.budget.limit
             room = max(self._largest, min(MAX_LARGEST * self._largest, limit // 4))
             self._grant = await self._session.budget.acquire(room)
-            fetched = await self._consumer.fetch_available(FETCH_COUNT, room)
+            if self._unacknowledged:
+                # One by one: JetStream puts off a message for which a request has no room when it delivers it again.
+                fetched = await self._consumer.fetch_next(room, BUSY_SECONDS)
+            else:
+                fetched = await self._consumer.fetch_available(FETCH_COUNT, room)
             if fetched.has_larger and not fetched.messages:
                 self._largest *= 2  # the server had a larger max_payload once
-        else:
-            fetched = await self._consumer.fetch_next(FREE, IDLE_SECONDS)
         more = bool(fetched.messages) and fetched.messages[-1].metadata.num_pending > 0
         self._has_more = more or fetched.has_larger
         return fetched.messages
@@ -274,8 +287,8 @@ class Partition:
     async def _postpone(self, intake: _Intake, message: _Message, seconds: float) -> None:
         """Returns a message to JetStream, which delivers it again."""
         if len(intake.waiting) >= MAX_WAITING and message.number not in intake.waiting:
-            # The next one that is written shows that it is missing.
-            self._consumer.from_beginning = False
+            # Everything is read again as soon as it is missing in the file.
+            intake.next = max(intake.next, message.frames.first + message.frames.count)
             await self._acknowledge(message.message)
             return
         intake.waiting[message.number] = message.frames.first
@@ -291,8 +304,8 @@ class Partition:
         intake = self._intakes[key]
         if key in session.roster.ended:
             for one in messages:
-                intake.waiting.pop(one.number, None)
                 await self._acknowledge(one.message)
+            await self._close(self._intakes.pop(key))
             return
         for one in messages:
             intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
@@ -309,6 +322,12 @@ class Partition:
                     await self._write(intake, process, file, stream, left[0])
                     del left[0]
                 session.retries.succeed(intake.what)
+                if key in session.roster.ended:
+                    await self._close(self._intakes.pop(key))
+                elif file.next < min(intake.waiting.values(), default=intake.next) and file.next < intake.next:
+                    # The file has lost frames that were acknowledged, or was deleted, or could not be written.
+                    intake.next = file.next
+                    self._reads_again = True
                 return
             except (FormatError, FullError, OSError) as caught:
                 if isinstance(caught, TimeoutError):  # of JetStream
@@ -347,7 +366,7 @@ class Partition:
         """Writes a message, and acknowledges it. What the file has is only acknowledged; what is out of order is postponed."""
         session, first = self._session, one.frames.first
         intake.waiting[one.number] = first
-        if first > file.next and not await self._is_lost_before(intake, first):
+        if first > file.next and not await self._is_lost_before(intake, file, first):
             await self._postpone(intake, one, RETRY_SECONDS)
             return
         try:
@@ -363,11 +382,15 @@ class Partition:
             await session.streams.noting.caught_up(stream)
         if file.ended:
             await session.roster.end(intake.key, self._identity)
+        intake.next = max(intake.next, file.next)
         intake.waiting.pop(one.number, None)
         await self._acknowledge(one.message)
 
-    async def _is_lost_before(self, intake: _Intake, first: int) -> bool:
+    async def _is_lost_before(self, intake: _Intake, file: StreamFile, first: int) -> bool:
         """Whether the frames that are missing before this number will not come any more."""
+        if not (file.next or self._consumer.from_beginning):
+            self._reads_again = True  # the file was deleted
+            return False
         # JetStream may have deleted messages that were to be delivered again.
         limit = asyncio.get_running_loop().time() - STALE_SECONDS
         for number in [number for number, at in self._unacknowledged.items() if at < limit]:
@@ -400,25 +423,24 @@ class Partition:
         await intake.files.aclose()
 
     async def _close_silent(self) -> None:
-        """Closes files of streams that have ended, that connections want, or that are silent.
+        """Closes files of streams that connections want, or that are silent.
 
         The stream of a killed process must not count as connected for ever, nor its file as one that is being written.
         """
-        limit = asyncio.get_running_loop().time() - self._session.silent_seconds
-        for intake in list(self._intakes.values()):
-            is_over = intake.key in self._session.roster.ended
+        now = asyncio.get_running_loop().time()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + LOOK_SECONDS
+        for intake in self._intakes.values():
             if intake.leaves and intake.file is not None:
                 error = FullError("its exporter sends it to this collector by WebSocket")
                 self._session.retries.fail(intake.what, error)
-            if is_over or intake.leaves or not intake.waiting and intake.heard <= limit:
+            is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
+            if is_silent or intake.leaves:
                 await self._close(intake)
-                if is_over or not intake.waiting:
-                    del self._intakes[intake.key]
 
     async def _close_all(self) -> None:
-        for intake in self._intakes.values():
-            await self._close(intake)
-        await self._consumer.close()
+        await asyncio.gather(*map(self._close, self._intakes.values()), self._consumer.close())
 
 
 def _leave(intake: _Intake) -> None:

@@ -165,7 +165,7 @@ class Roster:
             try:
                 entry = await self._hellos.get(key)
             except KeyNotFoundError as error:
-                raise FormatError(f"its run is unknown: the bucket {self._names.hellos} has no such key") from error
+                raise FormatError(f"its run is unknown: the bucket {self._names.hellos} has no Hello of it") from error
             self.processes[key] = self._checked(key, entry.value or b"")
         return self.processes[key]
 
