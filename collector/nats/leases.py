@@ -29,14 +29,17 @@ class Others(msgspec.Struct, frozen=True):
     """Keys of the other running collectors."""
 
 
-def room(held: int, peers: int) -> int:
-    """How many partitions a collector may acquire: its share, rounded up, without those that it has.
+def room(held: int, others: Sequence[int]) -> int:
+    """How many partitions a collector may acquire: up to its share, and one of the remainder if no other has fewer.
 
     Args:
         held: number of partitions that it has.
-        peers: number of other collectors.
+        others: the same of the others.
     """
-    return max(-(-PARTITIONS // (1 + peers)) - held, 0)
+    share, remainder = divmod(PARTITIONS, 1 + len(others))
+    if held == share and remainder:
+        return int(held <= min(others))
+    return max(share - held, 0)
 
 
 def surplus(held: int, others: Sequence[int]) -> int:

@@ -192,7 +192,8 @@ class NatsSource:
         now = asyncio.get_running_loop().time()
         free = others.free - self._tasks.keys()
         self._free_since = {number: self._free_since.get(number, now) for number in free}
-        wanted = room(len(self._held), len(others.peers))
+        loads = await leases.loads(others.peers)
+        wanted = room(len(self._held), loads)
         for number in random.sample(sorted(free), len(free)):
             is_overdue = now - self._free_since[number] > PATIENCE
             is_ours = wanted > 0 and now - self._released.get(number, -PATIENCE) >= PATIENCE
@@ -200,12 +201,11 @@ class NatsSource:
                 wanted -= 1
                 self._partitions[number] = Partition(session, number)
                 self._tasks[number] = asyncio.create_task(self._take(leases, number), name="stepscope NATS partition")
-        if len(self._held) > room(0, len(others.peers)) - 1:
-            many = surplus(len(self._held), await leases.loads(others.peers))
-            for number in random.sample(sorted(self._held), many):
-                log.info("partition %d is left to another collector", number)
-                self._leaving.add(number)
-                self._released[number] = now
+        released = random.sample(sorted(self._held), surplus(len(self._held), loads))
+        if released:
+            log.info("%d partitions are left to other collectors", len(released))
+            self._leaving.update(released)
+            self._released.update(dict.fromkeys(released, now))
             self._end_leaving()
         await leases.announce(len(self._held))
 

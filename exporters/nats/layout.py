@@ -112,7 +112,7 @@ async def stored_before(context: JetStreamContext, names: Names, subject: str) -
         subject: of the stream's frames.
 
     Raises:
-        nats.errors.NoRespondersError: if the team has no stream in JetStream.
+        TimeoutError: if JetStream does not answer, or the team has no stream there.
         FormatError: if the message does not say it.
     """
     try:

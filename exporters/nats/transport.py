@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import ConnectionClosedError, MaxPayloadError, NoRespondersError
+from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
@@ -121,7 +121,7 @@ class NatsTransport(Transport):
             jetstream = layout.jetstream(client, self._settings.timeout)
             try:
                 await self._greet(jetstream, names)
-            except (NoRespondersError, NoStreamResponseError):  # the team has no stream yet, or no bucket
+            except (NoStreamResponseError, TimeoutError):  # the team has no bucket yet, or no stream
                 await layout.create(jetstream, self._names, self._limits)
                 await self._greet(jetstream, names)
             self._max_bytes = client.max_payload - layout.OVERHEAD
@@ -141,10 +141,10 @@ class NatsTransport(Transport):
             await client.close()
 
     async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
-        """Continues where JetStream's last message of the stream ends, and says whose stream it is."""
+        """Says whose stream it is, and continues where JetStream's last message of it ends."""
+        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
         stored = await layout.stored_before(jetstream, self._names, names.frames)
         self._shipper.resume(max(stored, self._shipper.confirmed.number))
-        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
 
     async def _ask(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""

@@ -23,9 +23,7 @@ LEASE_SECONDS = 3.0
 class Source:
     """Ingests streams from NATS into a directory."""
 
-    def __init__(
-        self, directory: Path, url: str, intake: MemoryBudget | None = None, team: str = DEFAULT_TEAM
-    ) -> None:
+    def __init__(self, directory: Path, url: str, intake: MemoryBudget | None = None, team: str = DEFAULT_TEAM) -> None:
         self.directory = directory
         settings = CollectorSettings(directory=directory)
         self.store = Store(settings)
@@ -50,6 +48,10 @@ class Source:
         """Number of the first frame of a stream that was not written."""
         found = self.streams.all.get(stream)
         return 0 if found is None else found.next
+
+    def ahead(self, number: int) -> set[str]:
+        """The streams of which frames from a number on were written."""
+        return {id for id, stream in self.streams.all.items() if stream.next > number}
 
     def stored(self) -> set[str]:
         """The streams in the directory."""
