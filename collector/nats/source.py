@@ -184,9 +184,10 @@ class NatsSource:
             await client.close()
 
     async def _poll(self, session: Session, leases: Leases) -> None:
-        for number in await leases.renew() & self._held:
-            log.warning("partition %d is taken by another collector now", number)
-            self._leaving.add(number)
+        lost = await leases.renew() & self._held
+        if lost:
+            log.warning("%d partitions are taken by other collectors now", len(lost))
+            self._leaving |= lost
         self._end_leaving()
         others = await leases.others()
         now = asyncio.get_running_loop().time()
