@@ -15,6 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
+AVAILABLE_SECONDS = 0.1
+"""Time limit of a request for all available messages."""
 _GRACE = 2.0
 """Seconds that the last reply to a request may be late."""
 
@@ -84,13 +86,14 @@ class Consumer:
             self._subscription = None
 
     async def fetch_available(self, count: int, max_bytes: int) -> Fetched:
-        """Fetches messages that JetStream has already.
+        """Fetches messages that JetStream has already, or gets soon.
 
         Args:
             count: number of messages at most.
             max_bytes: bytes of all messages at most.
         """
-        return await self._fetch({"batch": count, "max_bytes": max_bytes, "no_wait": True}, count, 0.0)
+        # JetStream does not always say where messages end that are there at once (`no_wait`), so the request has a time limit.
+        return await self._fetch(count, max_bytes, AVAILABLE_SECONDS)
 
     async def fetch_next(self, max_bytes: int, seconds: float) -> Fetched:
         """Fetches one message, or waits for it.
@@ -99,9 +102,9 @@ class Consumer:
             max_bytes: its bytes at most.
             seconds: time to wait.
         """
-        return await self._fetch({"batch": 1, "max_bytes": max_bytes, "expires": int(seconds * 1e9)}, 1, seconds)
+        return await self._fetch(1, max_bytes, seconds)
 
-    async def _fetch(self, request: dict[str, object], count: int, seconds: float) -> Fetched:
+    async def _fetch(self, count: int, max_bytes: int, seconds: float) -> Fetched:
         if self._subscription is None:
             self._inbox = self._client.new_inbox()
             self._subscription = await self._client.subscribe(f"{self._inbox}.*")
@@ -109,9 +112,8 @@ class Consumer:
         subscription = self._subscription
         self._requests += 1
         inbox = f"{self._inbox}.{self._requests}"
-        await self._client.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", msgspec.json.encode(request), inbox
-        )
+        request = msgspec.json.encode({"batch": count, "max_bytes": max_bytes, "expires": int(seconds * 1e9)})
+        await self._client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{self._name}", request, inbox)
         messages: list[Msg] = []
         has_larger = False
         with contextlib.suppress(TimeoutError):  # no reply, or the one that ends the request was lost

@@ -22,7 +22,7 @@ from stepscope.runtime.errors import FormatError
 
 _WAIT = 5.0
 """Seconds that a request waits for a change."""
-_COUNT, _BYTES = 256, 1 << 20
+_COUNT, _BYTES = 4096, 4 << 20
 """Values in one request at most, and their bytes."""
 _INACTIVE = 60.0
 """Seconds after which JetStream deletes the consumer of a collector that is gone."""
@@ -61,6 +61,8 @@ class Follower:
         self._retries, self._what = retries, f"bucket {bucket}"
         self._put: dict[str, float] = {}
         """When the value of each key was put, in Unix time; the oldest first."""
+        self._delivered = 0
+        """Number of the message that the consumer delivered last."""
         self.complete = asyncio.Event()
         """Set when all values that the bucket had at first are known."""
 
@@ -74,6 +76,7 @@ class Follower:
             while True:
                 try:
                     await self._consumer.start(again=True)
+                    self._delivered = 0
                     await self._follow()
                 except NotFoundError:
                     raise
@@ -84,14 +87,15 @@ class Follower:
             await self._consumer.close()
 
     async def _follow(self) -> None:
-        """Follows it until the consumer has vanished."""
-        while True:
+        """Follows it until the consumer has vanished, or a message got lost."""
+        is_complete = True
+        while is_complete:
             fetched = await self._consumer.fetch_available(_COUNT, _BYTES)
-            while fetched.messages:
-                self._note(fetched)
+            while is_complete and fetched.messages:
+                is_complete = self._note(fetched)
                 fetched = await self._consumer.fetch_available(_COUNT, _BYTES)
             if fetched.has_larger:  # no value of ours is so large; it is passed over
-                self._note(await self._consumer.fetch_next(1 << 30, _WAIT))
+                is_complete = self._note(await self._consumer.fetch_next(1 << 30, _WAIT))
                 continue
             try:
                 # If the consumer has vanished, no reply says so.
@@ -100,10 +104,14 @@ class Follower:
                 return
             self.complete.set()
             self._retries.succeed(self._what)
-            self._note(await self._consumer.fetch_next(_BYTES, _WAIT))
+            is_complete = self._note(await self._consumer.fetch_next(_BYTES, _WAIT))
 
-    def _note(self, fetched: Fetched) -> None:
+    def _note(self, fetched: Fetched) -> bool:
+        """Notes values. Returns whether none is missing before them."""
         for message in fetched.messages:
+            if message.metadata.sequence.consumer != self._delivered + 1:
+                return False
+            self._delivered += 1
             key = message.subject.removeprefix(self._prefix)
             self._put.pop(key, None)
             if message.headers and "KV-Operation" in message.headers:  # it was deleted by hand
@@ -114,6 +122,7 @@ class Follower:
             while self._seconds and self._put[oldest := next(iter(self._put))] < now - self._seconds:
                 del self._put[oldest]
                 self._changed(oldest, None)
+        return True
 
 
 class Roster:
