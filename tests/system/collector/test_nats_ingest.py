@@ -77,9 +77,8 @@ class Collecting:
         """Takes the partition meanwhile."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
-            publisher.budget, self.retries, lambda _, reason: self.refused.append(reason),
-            **{"gap_seconds": NEVER, **seconds},
-        )  # fmt: skip
+            publisher.budget, self.retries, lambda _, reason: self.refused.append(reason), gap_seconds=NEVER,
+        )._replace(**seconds)  # fmt: skip
         return running(Partition(session, PARTITION).run())
 
     async def take(self, *publishers: Publishing, **seconds: float) -> None:
@@ -94,7 +93,8 @@ class Collecting:
 
     async def info(self, publisher: Publishing) -> ConsumerInfo:
         """State of the consumer."""
-        return await publisher.jetstream.consumer_info(publisher.team.stream, self.consumer)
+        found: ConsumerInfo = await publisher.jetstream.consumer_info(publisher.team.stream, self.consumer)
+        return found
 
     def numbers(self, publisher: Publisher) -> list[int]:
         """Numbers of the frames in the files."""

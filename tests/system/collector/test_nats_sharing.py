@@ -186,7 +186,8 @@ def sockets() -> int:
 @given(st.lists(st.integers(0, PARTITIONS), min_size=1, max_size=8))
 def test_loads_become_even(wanted: list[int]) -> None:
     """Whatever each has at first, in the end all partitions are taken, no two collectors differ by more than one, and nothing moves."""
-    loads, left = [], PARTITIONS
+    loads: list[int] = []
+    left = PARTITIONS
     for load in wanted:
         loads.append(min(load, left))
         left -= loads[-1]

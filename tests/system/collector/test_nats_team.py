@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from benchmarks.nats_ranks import Rank
@@ -126,6 +127,10 @@ async def test_a_team_has_nothing_of_another(server: NatsServer, tmp_path: Path)
             assert source.stored() == set(source.streams.all) == {rank.stream}
 
 
+async def ignore(message: Msg) -> None:
+    """Nobody wants it."""
+
+
 @asynccontextmanager
 async def logged_in(server: NatsServer, access: NatsAccess, inbox: str) -> AsyncGenerator[tuple[Client, list[str]]]:
     """A connection of a user, and what it was not allowed to do."""
@@ -176,7 +181,7 @@ async def test_permissions_keep_jobs_apart(server: NatsServer, tmp_path: Path) -
                 await poll(lambda: len(denied) == number)  # noqa: B023
                 assert "permissions violation for publish" in denied[-1].lower()
             for subject in ("stepscope.vision.bert.orders.>", "_INBOX.>", "stepscope.vision.>"):
-                await client.subscribe(subject)
+                await layout.answer(client, subject, ignore)
                 await client.flush()
             await poll(lambda: len(denied) == len(subjects) + 3)
             # Values of other jobs cannot be removed in a roundabout way.
