@@ -125,9 +125,6 @@ class _Intake:
         """Forgets what was delivered, for a consumer that begins again."""
         self.waiting: dict[int, int] = {}
         """First frames of the messages that were delivered and not acknowledged, by their numbers in JetStream."""
-        self.newest = 0
-        self.published = 0.0
-        """Number of the newest message, and when it was published, in Unix time."""
         self.stored_before = 0
         """All frames before this number were stored, or are nowhere, according to the messages so far."""
 
@@ -168,10 +165,7 @@ class Partition:
         self._consumer = Consumer(session.client, session.jetstream, session.names.stream, config)
         self._unacknowledged: dict[int, float] = {}
         """When messages were delivered that are not acknowledged, by their numbers in JetStream."""
-        self._newest = 0
-        self._published = 0.0
-        """Number of the newest message of the partition, and when it was published."""
-        self._reached = 0.0
+        self._lost_contact = 0.0
         """When JetStream did not answer last."""
         self._looks_at = 0.0
         """When to look next which files are to be closed."""
@@ -199,7 +193,7 @@ class Partition:
                         retries.succeed(what)
                         backoff.reset()
                 except (NatsError, TimeoutError) as error:
-                    self._reached = asyncio.get_running_loop().time()
+                    self._lost_contact = asyncio.get_running_loop().time()
                     retries.fail(what, error)
                 finally:
                     self._release()
@@ -211,7 +205,6 @@ class Partition:
     async def _begin(self, *, again: bool) -> None:
         self._reads_again = False
         self._unacknowledged.clear()
-        self._newest, self._published = 0, 0.0
         for intake in self._intakes.values():
             intake.reset()
         await self._consumer.start(again=again)
@@ -225,7 +218,7 @@ class Partition:
             await self._consumer.info()
         by_stream: dict[str, list[_Message]] = {}
         for message in messages:
-            self._note(message)
+            self._unacknowledged[message.metadata.sequence.stream] = asyncio.get_running_loop().time()
             try:
                 key = key_of(message.subject)
                 header, payload = protocol.decode(message.data)
@@ -267,13 +260,6 @@ class Partition:
             self._grant.release()
             self._grant = None
 
-    def _note(self, message: Msg) -> None:
-        now, about = asyncio.get_running_loop().time(), message.metadata
-        self._unacknowledged.pop(about.sequence.stream, None)
-        self._unacknowledged[about.sequence.stream] = now
-        if about.sequence.stream > self._newest:
-            self._newest, self._published = about.sequence.stream, about.timestamp.timestamp()
-
     async def _acknowledge(self, message: Msg) -> None:
         self._unacknowledged.pop(message.metadata.sequence.stream, None)
         await message.ack()
@@ -309,8 +295,7 @@ class Partition:
             return
         for one in messages:
             intake.stored_before = max(intake.stored_before, layout.oldest(one.message.headers))
-            if one.number > intake.newest:
-                intake.newest, intake.published = one.number, one.message.metadata.timestamp.timestamp()
+            if one.message.metadata.num_delivered == 1:
                 intake.heard = asyncio.get_running_loop().time()
         left = list(messages)
         error: Exception | None = None
@@ -403,11 +388,8 @@ class Partition:
             return False  # messages that were delivered and got lost are delivered again
         if intake.stored_before < first:
             # No message says that they were stored: they may follow, or may not be published yet.
-            if info.num_pending:
-                silent = self._published - intake.published
-            else:
-                silent = asyncio.get_running_loop().time() - max(intake.heard, self._reached)
-            if silent < self._session.gap_seconds:
+            silent = asyncio.get_running_loop().time() - max(intake.heard, self._lost_contact)
+            if info.num_pending or silent < self._session.gap_seconds:
                 return False
         # After a loss of power the file may have less than was acknowledged: everything is read again.
         self._reads_again = not self._consumer.from_beginning

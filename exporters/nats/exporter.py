@@ -42,7 +42,6 @@ class NatsExporter(CollectorExporter):
     """
 
     name = "nats"
-    takes_commands = True
 
     def __init__(
         self,

@@ -73,11 +73,14 @@ class Collecting:
         self.retries = Retries("NATS")
         self.refused: list[str] = []
 
-    def taking(self, publisher: Publishing, **seconds: float) -> contextlib.AbstractAsyncContextManager[object]:
+    def refuse(self, subject: str, reason: str) -> None:
+        self.refused.append(reason)
+
+    def taking(self, publisher: Publishing, **seconds: Any) -> contextlib.AbstractAsyncContextManager[object]:
         """Takes the partition meanwhile."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
-            publisher.budget, self.retries, lambda _, reason: self.refused.append(reason), gap_seconds=NEVER,
+            publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,
         )._replace(**seconds)  # fmt: skip
         return running(Partition(session, PARTITION).run())
 
