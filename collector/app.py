@@ -47,6 +47,7 @@ from stepscope.collector.web.server import Server, hosts_of
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Token, Tokens
 from stepscope.exporters import formats as formats  # declares the formats that `known` returns
+from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.errors import FormatError
@@ -213,7 +214,14 @@ class Collector:
         except ImportError as error:
             raise ImportError(f"NATS needs packages: pip install 'stepscope[nats]' ({error})") from error
         return NatsSource(
-            servers, self.store, self.streams, self.budget, self.clock, self.audit, limits=self.settings.nats_limits
+            servers,
+            Names(self.settings.nats_team),
+            self.store,
+            self.streams,
+            self.budget,
+            self.clock,
+            self.audit,
+            limits=self.settings.nats_limits,
         )
 
     async def run(self, listening: Callable[[str], object]) -> None:

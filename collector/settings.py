@@ -11,6 +11,7 @@ import msgspec
 from stepscope.collector.errors import ExposureError
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import DEFAULT_TEAM, Team
 from stepscope.exporters.stream.address import UNFIT_TOKEN, fits_header
 from stepscope.exporters.stream.protocol import MAX_MESSAGE, MIN_MAX_MESSAGE
 from stepscope.runtime.options import PositiveFloat
@@ -88,6 +89,8 @@ class CollectorSettings(Checked, frozen=True, kw_only=True, forbid_unknown_field
     """Between two looks for closed segments."""
     nats: tuple[str, ...] = ()
     """Servers of NATS from which streams are taken as well; others than this machine want TLS."""
+    nats_team: Team = DEFAULT_TEAM
+    """Team whose streams are taken from there; those of other teams are not."""
     nats_access: NatsAccess = NatsAccess()
     """How to get in there."""
     nats_limits: NatsLimits = NatsLimits()

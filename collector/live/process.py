@@ -11,8 +11,10 @@ from stepscope.runtime.requests.command import Answer, Command
 class Process(Protocol):
     """The way to a process that sends a stream."""
 
-    control: int
-    """Version of the commands that it obeys; 0: none."""
+    @property
+    def control(self) -> int:
+        """Version of the commands that it obeys; 0: none."""
+        ...
 
     async def order(self, command: Command, seconds: float) -> Answer:
         """Sends a command, and returns the answer.

@@ -7,8 +7,10 @@ import hashlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
@@ -20,6 +22,8 @@ from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
+
+if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.collector")
 
@@ -151,13 +155,6 @@ class Streams:
         stream.sends_summaries = True
         stream.process = process
         stream.summarized(summary)
-
-    def elsewhere(self, stream: str) -> None:
-        """Another collector takes a stream and shows it; unless it is connected here it is forgotten."""
-        self.unread.pop(stream, None)
-        known = self.all.get(stream)
-        if known is not None and known.connection is None:
-            self._remove(known)
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""

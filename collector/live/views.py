@@ -152,10 +152,15 @@ class NatsView(msgspec.Struct, frozen=True, kw_only=True):
 
     servers: list[str]
     connected: bool
+    team: str
+    partitions: int
+    """That this collector takes now, of 32."""
     streams: int
-    """That this collector takes now."""
+    """That it writes now."""
     malformed_messages: int
     """That could not be read and were given up, since the collector was started."""
+    unknown_summaries: int
+    """Of steps, of processes that were not known yet: they are not shown."""
     problem: str
     """Why not everything can be taken now; it is tried again. Empty if it can."""
 

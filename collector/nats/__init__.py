@@ -1,1 +1,1 @@
-"""Streams that come through NATS JetStream: which of them this collector ingests, and how it writes their messages."""
+"""Streams that come through NATS: which partitions of them this collector takes, and how it writes their messages."""

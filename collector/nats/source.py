@@ -1,61 +1,65 @@
-"""Ingests streams from NATS JetStream. Several collectors share the streams: each ingests a part of them, with a lease on each."""
+"""Takes the streams of a team from NATS. Several collectors share them: each takes a part of the partitions, with a lease on each,
+and hears what all processes of the team say of their steps."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import re
-from collections.abc import Callable
+import random
+from functools import partial
 
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import StreamInfo
-from nats.js.errors import KeyNotFoundError, NotFoundError
+from nats.js.errors import NotFoundError
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import NatsView
 from stepscope.collector.memory_budget import MemoryBudget
-from stepscope.collector.nats.assignment import Assignment
-from stepscope.collector.nats.coordination import Session
-from stepscope.collector.nats.ingest import GAP_SECONDS, Ingest
-from stepscope.collector.nats.scheduling import FairShare, RetryState, UnassignedStreams, is_complete_in_jetstream
+from stepscope.collector.nats.leases import Leases, room, surplus
+from stepscope.collector.nats.partition import GAP_SECONDS, Partition, Session
+from stepscope.collector.nats.retries import Retries
+from stepscope.collector.nats.roster import Roster
 from stepscope.collector.server_clock import ServerClock
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import Names, key_of, partition_of
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
+from stepscope.exporters.stream.protocol import job_of
+from stepscope.runtime.errors import FormatError
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks, finish
 
 log = logging.getLogger("stepscope.collector")
 
 POLL_SECONDS = 1.0
-"""Time between two looks for unassigned streams."""
+"""Time between two looks for free partitions."""
+PATIENCE = 10.0
+"""Seconds after which a free partition is acquired by any collector, whatever its share. A collector does not acquire a partition
+again that it released in these seconds."""
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0
 """Seconds until the connection is made again after a failure, doubled each time."""
 CLOSE_SECONDS = 15.0
-"""Time limit for the end of all assignments, and for leaving the peers."""
-MAX_CHECKED = 64
-"""Streams for which JetStream is asked at once whether it has them completely."""
-
-_STREAM = re.compile("[0-9a-f]{32}")
+"""Time limit for the end of all partitions, and for leaving the peers."""
+RELEASE_SECONDS = 2.0
+"""Time limit for the release of a lease."""
 
 
 class NatsSource:
-    """Finds unassigned streams, acquires this collector's share of them, and ingests them into its files.
+    """Acquires this collector's share of the partitions, and takes their streams.
 
-    A collector with more than its share releases some streams each second, the smallest first, but only those that another
-    collector can still read from the beginning. Every failure is shown and tried again. A stream is released when it has ended and
-    all of it is written, or when JetStream has nothing of it any more.
+    Every failure is shown and tried again.
 
     Args:
         servers: the servers, and credentials.
+        names: of the team.
         store: where streams are written.
-        streams: notes what was written.
+        streams: notes what was written, and what is heard of processes.
         bound: bounds the bytes of messages in memory.
         clock: the collector's clock.
         audit: log of streams and of refused messages.
@@ -67,6 +71,7 @@ class NatsSource:
     def __init__(
         self,
         servers: Servers,
+        names: Names,
         store: Store,
         streams: Streams,
         bound: MemoryBudget,
@@ -77,21 +82,22 @@ class NatsSource:
         lease_seconds: float = layout.LEASE_SECONDS,
         gap_seconds: float = GAP_SECONDS,
     ) -> None:
-        self._servers, self._store, self._streams, self._audit = servers, store, streams, audit
+        self._servers, self._names, self._store, self._streams, self._audit = servers, names, store, streams, audit
         self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
         self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
-        self._assignments: dict[str, Assignment] = {}
-        self._finished: set[str] = set()
-        """Streams in JetStream that have ended, or have an invalid id."""
-        self._unassigned = UnassignedStreams()
-        self._pinned: set[str] = set()
-        """Streams that are not released, as no other collector could read them from the beginning."""
-        self._retries = RetryState(f"NATS at {servers}")
-        self._malformed = 0
+        self._retries = Retries(f"NATS at {servers}")
         self._client: Client | None = None
+        self._partitions: dict[int, Partition] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Those of partitions that have not ended."""
+        self._leaving: set[int] = set()
+        """Partitions that are left to other collectors."""
+        self._free_since: dict[int, float] = {}
+        self._released: dict[int, float] = {}
+        self._malformed = self._unknown_summaries = 0
 
     async def run(self) -> None:
-        """Ingests streams until it is cancelled. A lost connection is made again."""
+        """Takes streams until it is cancelled. A lost connection is made again."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(FIRST_DELAY, LONGEST_DELAY)
         while True:
@@ -110,24 +116,52 @@ class NatsSource:
         return NatsView(
             servers=self._servers.urls,
             connected=self._client is not None and self._client.is_connected,
-            streams=self._assigned_count,
+            team=self._names.team,
+            partitions=len(self._held),
+            streams=sum(self._partitions[number].streams for number in self._held),
             malformed_messages=self._malformed,
+            unknown_summaries=self._unknown_summaries,
             problem=self._retries.problem,
         )
 
     @property
-    def _assigned_count(self) -> int:
-        return sum(not assignment.is_released for assignment in self._assignments.values())
+    def _held(self) -> set[int]:
+        return self._tasks.keys() - self._leaving
 
     async def _connection(self) -> None:
-        self._client = client = await connect(self._servers, max_reconnect_attempts=-1, error_cb=self._note_error)
-        session: Session | None = None
+        self._client = client = await connect(
+            self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
+        )
+        followers: list[asyncio.Task[None]] = []
+        leases: Leases | None = None
         try:
-            session = await Session.open(client, self._bound, self._limits, self._lease_seconds, self._note_error)
-            await session.peers.announce(0)
+            names, jetstream = self._names, layout.jetstream(client)
+            max_age = await layout.create(jetstream, names, self._limits)
+            hellos = await layout.bucket(jetstream, names.hellos)
+            # Whether a stream has ended matters as long as JetStream has messages of it.
+            ended = await layout.bucket(jetstream, names.ended, max_age or None)
+            bucket = await layout.bucket(jetstream, names.leases, self._lease_seconds, direct=False)
+            leases = Leases(jetstream, bucket, names.leases, (await bucket.status()).ttl or self._lease_seconds)
+            roster = Roster(client, jetstream, names, hellos, ended, self._retries)
+            following = await roster.followers()
+            followers = [asyncio.create_task(one.run(), name="stepscope NATS bucket") for one in following]
+            for one, follower in zip(following, followers, strict=True):
+                complete = asyncio.create_task(one.complete.wait())
+                await asyncio.wait({complete, follower}, return_when=asyncio.FIRST_COMPLETED)
+                await end_tasks(complete)
+            await layout.answer(client, names.clocks, self._answer_clock)
+            await layout.answer(client, names.live, partial(self._hear, roster))
+            session = Session(
+                client, jetstream, names, roster, self._store, self._streams, self._bound, self._retries, self._refuse,
+                self._note_stream, self._gap_seconds,
+            )  # fmt: skip
             while not client.is_closed:
+                for follower in followers:
+                    if follower.done():
+                        follower.result()
                 try:
-                    await self._poll(session)
+                    await jetstream.stream_info(names.stream)
+                    await self._poll(session, leases)
                     self._retries.succeed("")
                 except NotFoundError:
                     raise  # somebody has deleted the stream, or a bucket
@@ -135,121 +169,106 @@ class NatsSource:
                     self._retries.fail("", error)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await finish(self._close(client, session), CLOSE_SECONDS)
+            await finish(self._close(client, leases, followers), CLOSE_SECONDS)
 
-    async def _close(self, client: Client, session: Session | None) -> None:
+    async def _close(self, client: Client, leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
         try:
-            ending = end_tasks(*(assignment.task for assignment in self._assignments.values()))
-            await asyncio.gather(ending, self._leave(session))
+            await end_tasks(*self._tasks.values(), *followers)
+            if leases is not None and client.is_connected:
+                with contextlib.suppress(NatsError, TimeoutError):  # the value expires
+                    await leases.leave()
         finally:
-            self._assignments.clear()
+            self._tasks.clear()
+            self._partitions.clear()
+            self._leaving.clear()
             await client.close()
 
-    async def _leave(self, session: Session | None) -> None:
-        if session is not None and session.client.is_connected:
-            with contextlib.suppress(NatsError, TimeoutError):  # the value expires
-                await session.peers.leave()
+    async def _poll(self, session: Session, leases: Leases) -> None:
+        lost = await leases.renew() & self._held
+        if lost:
+            log.warning("%d partitions are taken by other collectors now", len(lost))
+            self._leaving |= lost
+        self._end_leaving()
+        others = await leases.others()
+        now = asyncio.get_running_loop().time()
+        free = others.free - self._tasks.keys()
+        self._free_since = {number: self._free_since.get(number, now) for number in free}
+        loads = await leases.loads(others.peers)
+        wanted = room(len(self._held), loads)
+        for number in random.sample(sorted(free), len(free)):
+            is_overdue = now - self._free_since[number] > PATIENCE
+            is_ours = wanted > 0 and now - self._released.get(number, -PATIENCE) >= PATIENCE
+            if (is_ours or is_overdue) and await leases.acquire(number):
+                wanted -= 1
+                self._partitions[number] = Partition(session, number)
+                self._tasks[number] = asyncio.create_task(self._take(leases, number), name="stepscope NATS partition")
+        released = random.sample(sorted(self._held), surplus(len(self._held), loads))
+        if released:
+            log.info("%d partitions are left to other collectors", len(released))
+            self._leaving.update(released)
+            self._released.update(dict.fromkeys(released, now))
+            self._end_leaving()
+        await leases.announce(len(self._held))
 
-    async def _poll(self, session: Session) -> None:
-        self._remove_ended()
-        info = await session.jetstream.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.*")
-        streams = {subject.rpartition(".")[2] for subject in info.state.subjects or {}}
-        self._finished &= streams
-        self._pinned &= streams
-        self._retries.retain(streams)
-        keys = await session.leases.keys()
-        for stream in keys & streams - self._assignments.keys():
-            self._streams.elsewhere(stream)
-        await self._find_unassigned(session, streams - self._finished - self._assignments.keys() - keys)
-        waiting = set(filter(self._retries.is_waiting, streams - self._finished - self._assignments.keys()))
-        loads = await session.peers.loads(keys)
-        share = FairShare(self._assigned_count, len(streams - self._finished - waiting), loads)
-        await self._acquire(session, share.room, waiting)
-        await self._release(session, share.surplus, info)
-        for stream in self._assignments.keys() - streams:
-            if self._assignments[stream].is_idle:
-                self._assignments[stream].task.cancel()
-        await session.peers.announce(self._assigned_count + len(waiting))
+    async def _take(self, leases: Leases, number: int) -> None:
+        try:
+            await self._partitions[number].run()
+        finally:
+            with contextlib.suppress(TimeoutError):  # the lease expires
+                await finish(leases.release(number), RELEASE_SECONDS)
 
-    async def _find_unassigned(self, session: Session, streams: set[str]) -> None:
-        """Finds out which of the streams without a lease have not ended."""
-        for stream in self._unassigned.retain(streams):
-            if not _STREAM.fullmatch(stream):
-                self._finished.add(stream)
-                self._refuse(stream, "the id of a stream is 32 hexadecimal digits")
-                continue
-            try:
-                ended = await session.ended.get(stream)
-            except KeyNotFoundError:
-                self._unassigned.add(stream)
-                continue
-            self._finished.add(stream)
-            if ended.value != self._store.identity().encode():
-                self._streams.elsewhere(stream)
+    def _end_leaving(self) -> None:
+        """Ends the tasks of partitions that are left to others; again until they have ended, as libraries may swallow a cancellation."""
+        for number, task in list(self._tasks.items()):
+            if task.done():
+                del self._tasks[number], self._partitions[number]
+                self._leaving.discard(number)
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    self._retries.fail(f"partition {number}", error)
+            elif number in self._leaving:
+                task.cancel()
 
-    async def _acquire(self, session: Session, room: int, waiting: set[str]) -> None:
-        for stream, is_overdue in self._unassigned.candidates(room):
-            if stream in waiting or not (room > 0 or is_overdue):
-                continue
-            if await session.leases.acquire(stream):
-                room -= 1
-                self._assignments[stream] = Assignment(
-                    session, stream, self._store.identity(), self._clock, self._make_ingest(session)
-                )
-
-    async def _release(self, session: Session, surplus: int, info: StreamInfo) -> None:
-        if not surplus:
-            return
-        candidates = [
-            stream
-            for stream, assignment in self._assignments.items()
-            if not assignment.is_released and stream not in self._pinned
-        ]
-        for stream in sorted(candidates, key=lambda stream: self._assignments[stream].size)[:MAX_CHECKED]:
-            if not await is_complete_in_jetstream(session.jetstream, stream, info):
-                self._pinned.add(stream)
-                continue
-            log.info("stream %s is released for another collector", stream)
-            self._unassigned.note_release(stream)
-            self._assignments[stream].release()
-            surplus -= 1
-            if not surplus:
+    async def _hear(self, roster: Roster, message: Msg) -> None:
+        """Notes what a process says of its steps."""
+        try:
+            key = key_of(message.subject)
+            summary, _ = protocol.decode(message.data)
+            if not isinstance(summary, protocol.StepSummary):
+                raise FormatError(f"{type(summary).__name__} is no summary of steps")
+            process = roster.processes.get(key)
+            if process is None:
+                self._unknown_summaries += 1  # its Hello is on the way, or is none
                 return
+            known = self._streams.all.get(process.hello.stream)
+            if known is not None and known.job != job_of(process.hello.run):
+                raise FormatError(f"it is a stream of the job {known.job[:100]!r}")
+        except FormatError as error:
+            self._refuse(message.subject, str(error))
+            return
+        self._streams.heard(process.hello, summary, process)
 
-    def _remove_ended(self) -> None:
-        """Removes assignments whose task has ended. Streams that failed are tried again later."""
-        for stream, assignment in list(self._assignments.items()):
-            if assignment.has_fetched:
-                self._retries.succeed(stream)
-            if assignment.task.done():
-                del self._assignments[stream]
-                if assignment.has_ended:
-                    self._finished.add(stream)
-                if not assignment.task.cancelled() and (error := assignment.task.exception()) is not None:
-                    self._retries.fail(stream, error)
-            elif assignment.is_released:
-                assignment.release()
+    async def _answer_clock(self, message: Msg) -> None:
+        """Answers a clock request of an exporter whose stream this collector takes."""
+        arrived = self._clock.now()
+        try:
+            if partition_of(key_of(message.subject).rpartition(".")[2]) not in self._held:
+                return
+            header, _ = protocol.decode(message.data)
+            if isinstance(header, protocol.Ping):
+                pong = protocol.Pong(header.sent, arrived, self._clock.now(), self._clock.id)
+                await message.respond(protocol.encode(pong))
+        except (FormatError, NatsError) as error:
+            log.debug("a clock request was not answered: %s", error)
 
-    def _make_ingest(self, session: Session) -> Callable[[protocol.Hello], Ingest]:
-        def make(hello: protocol.Hello) -> Ingest:
-            run = hello.run
-            self._audit.line("stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank))
-            return Ingest(
-                session,
-                self._store,
-                self._streams,
-                hello,
-                lambda reason: self._refuse(hello.stream, reason),
-                gap_seconds=self._gap_seconds,
-            )
+    def _note_stream(self, hello: protocol.Hello) -> None:
+        run = hello.run
+        self._audit.line("stream", "NATS", stream=hello.stream, name=run.name, rank=str(run.rank))
 
-        return make
-
-    def _refuse(self, stream: str, reason: str) -> None:
-        """Counts a message that cannot be read, and logs the first one of each stream."""
+    def _refuse(self, subject: str, reason: str) -> None:
+        """Counts a message that cannot be read, and logs the first one of each subject."""
         self._malformed += 1
-        self._retries.warn_once(stream, f"a message cannot be read, and is left out: {reason}")
-        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", f"{layout.SUBJECTS}.{stream}", said_so=True)
+        self._retries.warn_once(subject, f"a message cannot be read, and is left out: {reason}")
+        self._audit.refuse(ascii(reason[:300])[1:-1], "NATS", subject, said_so=True)
 
     async def _note_error(self, error: Exception) -> None:
         self._retries.fail("", error)

@@ -13,7 +13,7 @@ from stepscope.collector.clocks.limits import ClockLimits
 from stepscope.collector.clocks.model import ClockModel
 from stepscope.collector.clocks.timeline import Fitted, Readings, Timeline
 from stepscope.collector.runs.recording import Recording
-from stepscope.exporters.stream.protocol import MAX_NAME
+from stepscope.exporters.stream.protocol import job_of as job_of
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.events.clock import ClockAnchor
 from stepscope.runtime.journal.records import RunRecord
@@ -24,15 +24,6 @@ SAME_CLOCK_NS = 50_000_000
 copied while it ran has the name of the other."""
 WITNESSES = 3
 """Of those who read a clock, so many are compared with each that says it does, too."""
-
-
-def job_of(run: RunRecord) -> str:
-    """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
-    if run.job:
-        return run.job
-    # What an exporter says of itself before its stream has names cut to this.
-    name = run.name[:MAX_NAME]
-    return name if run.world_size is None else f"{name} x{run.world_size}"
 
 
 def jobs_of(recordings: Sequence[Recording]) -> dict[str, list[Recording]]:

@@ -60,9 +60,15 @@ class _Views(Collector):
             )
         if job.nats is not None:
             yield GaugeMetricFamily("stepscope_nats_up", "Whether NATS is connected", int(job.nats.connected))
+            yield GaugeMetricFamily("stepscope_nats_partitions", "Partitions taken from NATS", job.nats.partitions)
             yield GaugeMetricFamily("stepscope_nats_streams", "Streams taken from NATS", job.nats.streams)
             yield CounterMetricFamily(
                 "stepscope_nats_malformed_messages", "Messages given up as unreadable", job.nats.malformed_messages
+            )
+            yield CounterMetricFamily(
+                "stepscope_nats_unknown_summaries",
+                "Summaries of steps of processes that were not known yet",
+                job.nats.unknown_summaries,
             )
         yield CounterMetricFamily("stepscope_refused_requests", "Requests refused", self._refused)
         yield CounterMetricFamily(

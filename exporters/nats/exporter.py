@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.exporter import CollectorExporter
@@ -27,29 +28,32 @@ class NatsExporter(CollectorExporter):
 
     Args:
         servers: one or more, such as `nats://host:4222` or `tls://host`. Others than this machine want TLS.
+        team: whose collectors take the stream: those with the same `stepscope collect --nats-team`. Lower-case letters, digits,
+            `_` and `-`, at most 32.
         access: credentials and certificates, in files.
         limits: of what JetStream keeps, if this exporter is the first to use it.
         settings: times and sizes. Messages are no larger than the server takes (1 MB unless it is told otherwise).
 
     Raises:
-        ValueError: for a URL that is none of NATS or holds a secret, for one that leads to another machine without TLS, and
-            for a file that should hold a secret and is empty.
+        ValueError: for a URL that is none of NATS or holds a secret, for one that leads to another machine without TLS, for
+            a name that no team can have, and for a file that should hold a secret and is empty.
         ImportError: if the packages that it needs are not installed; says how to get them.
         OSError: if a file of the access cannot be read.
     """
 
     name = "nats"
-    takes_commands = False
 
     def __init__(
         self,
         servers: str | Sequence[str],
         *,
+        team: str = DEFAULT_TEAM,
         access: NatsAccess | None = None,
         limits: NatsLimits | None = None,
         settings: LinkSettings | None = None,
     ) -> None:
         self._servers = Servers(servers, access)
+        self._names = Names(team)
         self._limits = checked.settings("limits", limits, NatsLimits)
         try:
             self._nats = import_module("stepscope.exporters.nats.transport")
@@ -64,9 +68,17 @@ class NatsExporter(CollectorExporter):
 
     def _make_transport(self, shipper: Shipper, hello: Callable[[], protocol.Hello]) -> NatsTransport:
         made: NatsTransport = self._nats.NatsTransport(
-            self._servers, self._limits, self._settings, shipper, hello, synced=self._synced
+            self._servers,
+            self._names,
+            self._limits,
+            self._settings,
+            shipper,
+            hello,
+            synced=self._synced,
+            obey=None if self._run is None or self._run.control is None else self._obey,
         )
         return made
 
     def _delivery(self) -> list[str]:
-        return ["--url", self._servers.urls[0], *self._servers.access.options()]
+        team = [] if self._names.team == DEFAULT_TEAM else ["--nats-team", self._names.team]
+        return ["--url", self._servers.urls[0], *team, *self._servers.access.options()]

@@ -1,9 +1,9 @@
-"""What exporters and collectors share in JetStream: names of the stream and of its key-value buckets.
+"""What exporters and collectors share in JetStream.
 
 Messages are those of `exporters/stream/protocol.py`: `Frames` with their payload, on a subject for each stream. The
-`Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes a stream is a
+`Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes which partition is a
 lease in another bucket: a value that vanishes if it is not renewed. There collectors say as well that they are there. A third
-bucket says which streams have ended, and are written; it has their `Hello`s then.
+bucket says which streams have ended, and are written. `exporters/nats/names.py` has the names.
 """
 
 from __future__ import annotations
@@ -16,29 +16,18 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DiscardPolicy, KeyValueConfig, StorageType, StreamConfig
-from nats.js.errors import APIError, BadRequestError, BucketNotFoundError, NotFoundError, ServiceUnavailableError
+from nats.js.api import DiscardPolicy, StorageType, StreamConfig, StreamInfo
+from nats.js.errors import APIError, BadRequestError, NotFoundError, ServiceUnavailableError
 from nats.js.kv import KeyValue
 
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import Names
 from stepscope.runtime.errors import FormatError
 
-STREAM = "STEPSCOPE"
-SUBJECTS = "stepscope.frames"
-"""A stream's subject is this, a dot, and its id."""
-CLOCKS = "stepscope.clock"
-"""On this, a dot and a stream's id, the collector that takes the stream answers `Ping` with `Pong`; nothing is stored."""
-HELLOS = "stepscope-hellos"
-"""Of streams that have not ended."""
 HELLO_SPARE = 86_400.0
 """Seconds that a `Hello` is kept longer than JetStream keeps messages. An exporter says it again twice in that time, so it is
 there as long as any message of its stream."""
-LEASES = "stepscope-leases"
 LEASE_SECONDS = 15.0
-ENDED = "stepscope-ended"
-"""Streams of which a collector has everything up to the end: which one, by the identity of its directory. With `OF_HELLO` behind
-the stream: its `Hello`, for who takes it once more."""
-OF_HELLO = ".hello"
 OLDEST = "Stepscope-Oldest"
 """Header of a message: frames before this number were stored when it was composed, or are nowhere."""
 IN_FLIGHT = 64
@@ -69,52 +58,66 @@ async def answer(client: Client, subject: str, reply: Callable[[Msg], Awaitable[
     return subscription
 
 
-async def stream(context: JetStreamContext, limits: NatsLimits) -> float:
-    """Makes the stream in JetStream, unless there is one: whoever made it decides its limits.
+async def create(context: JetStreamContext, names: Names, limits: NatsLimits) -> float:
+    """Creates the stream in JetStream and the bucket of `Hello`s, as far as they do not exist.
 
     Args:
         context: JetStream.
-        limits: to make it with.
+        names: of the team.
+        limits: of the stream, if it is created.
 
     Returns:
-        Seconds for which it keeps what is published; 0: for ever.
+        Seconds for which JetStream keeps what is published; 0: for ever.
 
     Raises:
-        nats.errors.Error: if it is not there and cannot be made.
+        nats.errors.Error: if something does not exist and cannot be created.
+        TimeoutError: if the server does not answer.
     """
-    untyped: Any = context
+    config = StreamConfig(
+        name=names.stream,
+        subjects=[names.frames],
+        storage=StorageType.FILE,
+        max_bytes=limits.max_bytes or -1,
+        max_age=limits.max_age,
+        discard=DiscardPolicy(limits.discard),
+        duplicate_window=min(DUPLICATES_SECONDS, limits.max_age or DUPLICATES_SECONDS),
+        allow_direct=True,
+    )
     try:
-        info = await context.stream_info(STREAM)
+        info = await _existing(context, config)
     except ServiceUnavailableError as error:
         raise NatsError("nats: the server has no JetStream, or it is not ready") from error
-    except NotFoundError:
-        config = StreamConfig(
-            name=STREAM,
-            subjects=[f"{SUBJECTS}.*"],
-            storage=StorageType.FILE,
-            max_bytes=limits.max_bytes or -1,
-            max_age=limits.max_age,
-            discard=DiscardPolicy(limits.discard),
-            duplicate_window=min(DUPLICATES_SECONDS, limits.max_age or DUPLICATES_SECONDS),
+    except APIError as error:
+        if error.err_code != _NO_ROOM:
+            raise
+        raise NatsError(
+            f"nats: the server cannot set {limits.max_bytes:,} bytes aside for the stream {names.stream}; give a smaller "
+            "limit (max_bytes, --nats-max-bytes), or the server more room"
+        ) from error
+    if not info.config.allow_direct:
+        raise NatsError(
+            f"nats: the stream {names.stream} does not allow direct access: nats stream edit --allow-direct"
         )
-        try:
-            info = await untyped.add_stream(config)
-        except BadRequestError:  # another one was quicker
-            info = await context.stream_info(STREAM)
-        except APIError as error:
-            if error.err_code != _NO_ROOM:
-                raise
-            raise NatsError(
-                f"nats: the server cannot set {limits.max_bytes:,} bytes aside for the stream {STREAM}; give a smaller "
-                "limit (max_bytes, --nats-max-bytes), or the server more room"
-            ) from error
-    return info.config.max_age or 0.0
+    max_age = info.config.max_age or 0.0
+    await bucket(context, names.hellos, max_age + HELLO_SPARE if max_age else None)
+    return max_age
 
 
-async def stored_before(context: JetStreamContext, stream: str) -> int:
-    """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message."""
+async def stored_before(context: JetStreamContext, names: Names, subject: str) -> int:
+    """Frames of a stream before this number were stored once: its last message says so. 0 if there is no message.
+
+    Args:
+        context: JetStream.
+        names: of the team.
+        subject: of the stream's frames.
+
+    Raises:
+        TimeoutError: if JetStream does not answer, or the team has no stream there.
+        FormatError: if the message does not say it.
+    """
     try:
-        last: Any = await context.get_last_msg(STREAM, f"{SUBJECTS}.{stream}")
+        # Its subject is part of the request's, so that a user can be limited to it.
+        last: Any = await context.get_last_msg(names.stream, subject, direct=True)
     except NotFoundError:
         return 0
     return oldest(last.headers)
@@ -132,28 +135,53 @@ def oldest(headers: Mapping[str, str] | None) -> int:
     return int(number)
 
 
-async def consumer(context: JetStreamContext, config: ConsumerConfig) -> None:
-    """Makes a consumer of the stream."""
+async def put(context: JetStreamContext, bucket: str, key: str, value: bytes) -> None:
+    """Puts a value into a bucket, with no request but this.
+
+    Raises:
+        nats.js.errors.NoStreamResponseError: if there is no such bucket.
+    """
+    await context.publish(f"$KV.{bucket}.{key}", value)
+
+
+async def bucket(context: JetStreamContext, name: str, ttl: float | None = None, *, direct: bool = True) -> KeyValue:
+    """A key-value bucket, which is created if it does not exist. One that exists is left as it is.
+
+    Args:
+        context: JetStream.
+        name: of the bucket.
+        ttl: seconds after which a value vanishes.
+        direct: whether any server of a cluster may answer, which may be behind.
+    """
+    config = StreamConfig(
+        name=f"KV_{name}",
+        subjects=[f"$KV.{name}.>"],
+        storage=StorageType.FILE,
+        max_msgs_per_subject=1,
+        max_age=ttl,
+        duplicate_window=min(ttl or 120.0, 120.0),
+        discard=DiscardPolicy.NEW,
+        deny_delete=True,
+        allow_direct=direct,
+        # With rollups, which buckets usually have, a user of one job could remove the values of all others.
+        allow_rollup_hdrs=False,
+    )
+    await _existing(context, config)
+    return await context.key_value(name)
+
+
+async def _existing(context: JetStreamContext, config: StreamConfig) -> StreamInfo:
+    """A stream of JetStream, which is created if it does not exist."""
     untyped: Any = context
-    await untyped.add_consumer(STREAM, config)
-
-
-async def hellos(context: JetStreamContext, max_age: float) -> KeyValue:
-    """The bucket of `Hello`s; values vanish some time after what JetStream keeps for so many seconds (0: for ever)."""
-    return await bucket(context, HELLOS, max_age + HELLO_SPARE if max_age else None)
-
-
-async def bucket(context: JetStreamContext, name: str, ttl: float | None = None) -> KeyValue:
-    """A key-value bucket, made if need be: values vanish after `ttl` seconds then. One that is there is left as it is."""
-    untyped: Any = context
+    name = config.name or ""
     try:
-        return await context.key_value(name)
-    except BucketNotFoundError:
+        found: StreamInfo = await context.stream_info(name)
+    except NotFoundError:
         try:
-            made: KeyValue = await untyped.create_key_value(KeyValueConfig(bucket=name, ttl=ttl))
-            return made
-        except BadRequestError:
-            return await context.key_value(name)
+            found = await untyped.add_stream(config)
+        except BadRequestError:  # another one was quicker
+            found = await context.stream_info(name)
+    return found
 
 
 async def keys(context: JetStreamContext, name: str) -> set[str]:

@@ -6,20 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.errors import ConnectionClosedError, MaxPayloadError
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.errors import NoStreamResponseError
-from nats.js.kv import KeyValue
 
 from stepscope.exporters.backoff import Backoff
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import Names, StreamNames
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
@@ -30,6 +31,9 @@ from stepscope.runtime.events.clock import ClockSync
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 
 log = logging.getLogger("stepscope")
+
+MOST_ORDERS = 16
+"""Commands that are carried out at once."""
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -50,26 +54,37 @@ class NatsTransport(Transport):
     def __init__(
         self,
         servers: Servers,
+        names: Names,
         limits: NatsLimits,
         settings: LinkSettings,
         shipper: Shipper,
         hello: Callable[[], protocol.Hello],
         *,
         synced: Callable[[ClockSync], object] = lambda _: None,
+        obey: Callable[[bytes], Awaitable[bytes]] | None = None,
     ) -> None:
         """
         Args:
             servers: whom to connect to, and how to get in.
+            names: of the team.
             limits: of what JetStream keeps, if nobody has made the stream.
             settings: times and sizes.
             shipper: what to send.
             hello: makes the message that says which stream this is.
             synced: called with each comparison with the clock of the collector that takes the stream.
+            obey: carries out a command of a collector's operator, and answers; `None`: commands are ignored.
         """
         super().__init__(f"NATS at {servers}", settings, shipper, hello, synced=synced)
-        self._servers, self._limits = servers, limits
+        self._servers, self._names, self._limits, self._obey = servers, names, limits, obey
         self._max_bytes = 0
         """Bytes of a message that the server takes."""
+        self._summarized = asyncio.Event()
+        self._orders: set[asyncio.Task[None]] = set()
+
+    def summarize(self, summary: protocol.StepSummary) -> None:
+        """Publishes facts of steps as soon as there is a connection, beside frames that wait."""
+        super().summarize(summary)
+        self._summarized.set()
 
     def _reason(self, failure: Exception) -> tuple[str, bool]:
         if isinstance(failure, NatsError):
@@ -86,8 +101,11 @@ class NatsTransport(Transport):
 
     async def _back(self) -> None:
         self._established()
+        self._summarized.set()
 
     async def _connection(self) -> None:
+        hello = self._hello()
+        names = self._names.of(hello.run, hello.stream)
         client = await connect(
             self._servers,
             connect_timeout=self._settings.timeout,
@@ -96,47 +114,89 @@ class NatsTransport(Transport):
             error_cb=self._note_error,
             disconnected_cb=self._lost,
             reconnected_cb=self._back,
+            inbox_prefix=names.inbox,
         )
         await self._back()
         try:
             jetstream = layout.jetstream(client, self._settings.timeout)
-            hellos = await layout.hellos(jetstream, await layout.stream(jetstream, self._limits))
-            stored = await layout.stored_before(jetstream, self._hello().stream)
-            self._shipper.resume(max(stored, self._shipper.confirmed.number))
-            hello = self._hello()
-            await hellos.put(hello.stream, protocol.encode(hello))
-            self._max_bytes = client.max_payload - layout.OVERHEAD
-            comparing = asyncio.create_task(self._compare_clocks(lambda ping: self._ask(client, hello.stream, ping)))
-            repeating = asyncio.create_task(self._say_again(hellos))
             try:
-                await self._publish_all(jetstream, hello.stream)
+                await self._greet(jetstream, names)
+            except (NoStreamResponseError, TimeoutError):  # the team has no bucket yet, or no stream
+                await layout.create(jetstream, self._names, self._limits)
+                await self._greet(jetstream, names)
+            self._max_bytes = client.max_payload - layout.OVERHEAD
+            if self._obey is not None:
+                await layout.answer(client, names.orders, self._ordered)
+            beside = (
+                self._compare_clocks(lambda ping: self._ask(client, names.clock, ping)),
+                self._say_again(jetstream, names.key),
+                self._publish_summaries(client, names.live),
+            )
+            tasks = [asyncio.ensure_future(work) for work in beside]
+            try:
+                await self._publish_all(jetstream, names.frames, hello.stream)
             finally:
-                await end_tasks(comparing, repeating)
+                await end_tasks(*tasks, *self._orders)
         finally:
             await client.close()
 
-    async def _ask(self, client: Client, stream: str, ping: bytes) -> None:
+    async def _greet(self, jetstream: JetStreamContext, names: StreamNames) -> None:
+        """Says whose stream it is, and continues where JetStream's last message of it ends."""
+        await layout.put(jetstream, self._names.hellos, names.key, protocol.encode(self._hello()))
+        stored = await layout.stored_before(jetstream, self._names, names.frames)
+        self._shipper.resume(max(stored, self._shipper.confirmed.number))
+
+    async def _ask(self, client: Client, subject: str, ping: bytes) -> None:
         """Asks whichever collector takes the stream for its clock; perhaps none does now."""
         with contextlib.suppress(NatsError, TimeoutError, FormatError):
-            reply = await client.request(f"{layout.CLOCKS}.{stream}", ping, timeout=self._settings.timeout)
+            reply = await client.request(subject, ping, timeout=self._settings.timeout)
             header, _ = protocol.decode(reply.data)
             if isinstance(header, protocol.Pong):
                 self._compared(header)
 
-    async def _say_again(self, hellos: KeyValue) -> None:
+    async def _say_again(self, jetstream: JetStreamContext, key: str) -> None:
         """Says whose the stream is before that vanishes: who comes later needs it as long as there is anything of the stream."""
         delay = layout.HELLO_SPARE / 2
         while True:
             await asyncio.sleep(delay)
-            hello = self._hello()
             try:
-                await hellos.put(hello.stream, protocol.encode(hello))
+                await layout.put(jetstream, self._names.hellos, key, protocol.encode(self._hello()))
                 delay = layout.HELLO_SPARE / 2
             except (NatsError, TimeoutError) as error:
                 await self._note_error(error)
                 delay = self._settings.longest_delay
 
-    async def _publish_all(self, jetstream: JetStreamContext, stream: str) -> None:
+    async def _publish_summaries(self, client: Client, subject: str) -> None:
+        """Publishes summaries as they come. While the connection is lost they wait, and the oldest are dropped."""
+        while True:
+            self._summarized.clear()
+            while client.is_connected and (summary := self._take_summary()) is not None:
+                try:
+                    await client.publish(subject, summary)
+                except NatsError as error:
+                    await self._note_error(error)
+            await self._summarized.wait()
+
+    async def _ordered(self, message: Msg) -> None:
+        """Has a command carried out."""
+        try:
+            order, _ = protocol.decode(message.data)
+        except FormatError as error:
+            log.warning("%s: a command cannot be read, and is ignored: %s", self.where, error)
+            return
+        if not isinstance(order, protocol.Order) or self._obey is None or len(self._orders) >= MOST_ORDERS:
+            log.warning("%s: a command was ignored", self.where)
+            return
+        task = asyncio.create_task(self._carry_out(message, order, self._obey), name="stepscope order")
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    async def _carry_out(self, message: Msg, order: protocol.Order, obey: Callable[[bytes], Awaitable[bytes]]) -> None:
+        answer = await obey(order.command)
+        with contextlib.suppress(NatsError):  # the connection has ended: nobody waits for the answer any more
+            await message.respond(protocol.encode(protocol.Obeyed(order.number, answer)))
+
+    async def _publish_all(self, jetstream: JetStreamContext, subject: str, stream: str) -> None:
         waiting: deque[tuple[_Message, asyncio.Task[bool]]] = deque()
         try:
             while True:
@@ -145,7 +205,7 @@ class NatsTransport(Transport):
                     message = self._compose(stream, all_stored=not waiting)
                     if message is None:
                         break
-                    waiting.append((message, asyncio.create_task(self._publish(jetstream, stream, message))))
+                    waiting.append((message, asyncio.create_task(self._publish(jetstream, subject, message))))
                 if not waiting:
                     await self._news.wait()
                     continue
@@ -183,16 +243,16 @@ class NatsTransport(Transport):
         data = protocol.encode(protocol.Frames(first, chunk.count, chunk.segment, chunk.begin.at), chunk.data)
         return _Message(next, f"{stream}:{first}:{next}", data, first if all_stored else oldest)
 
-    async def _publish(self, jetstream: JetStreamContext, stream: str, message: _Message) -> bool:
+    async def _publish(self, jetstream: JetStreamContext, subject: str, message: _Message) -> bool:
         """Publishes until JetStream says that it is stored; a repetition is known by its id, and stored once."""
         backoff = Backoff(self._settings.first_delay, self._settings.longest_delay)
         while message.data:
             try:
                 await jetstream.publish(
-                    f"{layout.SUBJECTS}.{stream}",
+                    subject,
                     message.data,
                     timeout=self._settings.timeout,
-                    stream=layout.STREAM,
+                    stream=self._names.stream,
                     headers={"Nats-Msg-Id": message.id, layout.OLDEST: str(message.oldest)},
                 )
                 return True

@@ -212,3 +212,12 @@ def short(run: RunRecord) -> RunRecord:
 def identity(run: RunRecord) -> RunRecord:
     """What identifies a run: the same in each of its journals and streams, and in those of no other."""
     return msgspec.structs.replace(short(run), created_ns=0)
+
+
+def job_of(run: RunRecord) -> str:
+    """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
+    if run.job:
+        return run.job
+    # What an exporter says of itself before its stream has names cut to this.
+    name = run.name[:MAX_NAME]
+    return name if run.world_size is None else f"{name} x{run.world_size}"

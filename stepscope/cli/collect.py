@@ -188,6 +188,7 @@ def collect(given: argparse.Namespace) -> int:
         allowed_hosts=tuple(given.allowed_hosts),
         insecure=given.insecure,
         nats=tuple(given.nats),
+        nats_team=given.nats_team,
         nats_access=nats_options.access(given),
         nats_limits=nats_options.limits(given),
         disk_bytes=given.disk,

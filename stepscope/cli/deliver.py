@@ -122,6 +122,7 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
 
 
 def _into_nats(given: argparse.Namespace) -> MakeTransport:
+    from stepscope.exporters.nats.names import Names
     from stepscope.exporters.nats.servers import Servers
     from stepscope.exporters.stream.settings import LinkSettings
 
@@ -133,10 +134,10 @@ def _into_nats(given: argparse.Namespace) -> MakeTransport:
     try:
         from stepscope.exporters.nats.transport import NatsTransport
 
-        servers = Servers(given.url, nats_options.access(given))
+        servers, names = Servers(given.url, nats_options.access(given)), Names(given.nats_team)
     except ImportError as error:
         raise StepscopeError(f"{error}; pip install 'stepscope[nats]'") from error
     except ValueError as error:
         raise StepscopeError(str(error)) from error
     limits = nats_options.limits(given)
-    return lambda shipper, hello: NatsTransport(servers, limits, LinkSettings(), shipper, hello)
+    return lambda shipper, hello: NatsTransport(servers, names, limits, LinkSettings(), shipper, hello)

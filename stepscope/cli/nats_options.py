@@ -10,11 +10,18 @@ from typing import NoReturn
 from stepscope.cli.sizes import size
 from stepscope.exporters.nats.access import NatsAccess
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import DEFAULT_TEAM
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the options, in a group of their own."""
-    group = parser.add_argument_group("NATS", "how to log in, and what JetStream keeps")
+    group = parser.add_argument_group("NATS", "the team, how to log in, and what JetStream keeps")
+    group.add_argument(
+        "--nats-team",
+        default=DEFAULT_TEAM,
+        metavar="NAME",
+        help=f"team whose streams these are: collectors take those of their team only (default: {DEFAULT_TEAM})",
+    )
     for name, what in (
         ("credentials", "file with a user's JWT and seed, as nsc writes it"),
         ("token-file", "file with a token"),

@@ -13,31 +13,36 @@ from nats.js import JetStreamContext
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.connection import connect
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import Names
 from stepscope.exporters.nats.servers import Servers
 from stepscope.exporters.stream import protocol
 from stepscope.runtime.journal import format as fmt
-from tests.support.streams import SYNC, frames, frames_header, hello
+from tests.support.streams import RUN, SYNC, frames, frames_header, hello
 
 LIMITS = NatsLimits(max_bytes=1 << 30)
 
 
+NAMES = Names()
+
+
 class Publisher:
-    """An exporter, as far as JetStream sees it."""
+    """An exporter, as far as JetStream sees it.
 
-    def __init__(self, jetstream: JetStreamContext) -> None:
-        self.jetstream = jetstream
-        self.stream = uuid.uuid4().hex
+    Args:
+        jetstream: where it publishes.
+        names: of its team.
+        stream: id of its stream; by default one of its own.
+    """
 
-    @property
-    def subject(self) -> str:
-        """Where its messages go."""
-        return f"{layout.SUBJECTS}.{self.stream}"
+    def __init__(self, jetstream: JetStreamContext, names: Names = NAMES, stream: str | None = None) -> None:
+        self.jetstream, self.team = jetstream, names
+        self.stream = stream or uuid.uuid4().hex
+        self.names = names.of(RUN, self.stream)
 
     async def begin(self, oldest: int = 0) -> protocol.Hello:
         """Says which stream this is."""
-        hellos = await layout.hellos(self.jetstream, LIMITS.max_age)
         said = hello(oldest, self.stream)
-        await hellos.put(self.stream, said)
+        await layout.put(self.jetstream, self.team.hellos, self.names.key, said)
         header, _ = protocol.decode(said)
         assert isinstance(header, protocol.Hello)
         return header
@@ -54,7 +59,7 @@ class Publisher:
 
     async def send(self, message: bytes, oldest: int = 0) -> int:
         """Publishes anything."""
-        sent = await self.jetstream.publish(self.subject, message, headers={layout.OLDEST: str(oldest)})
+        sent = await self.jetstream.publish(self.names.frames, message, headers={layout.OLDEST: str(oldest)})
         return sent.seq
 
 
@@ -80,5 +85,5 @@ async def jetstream(url: str, **options: Any) -> AsyncGenerator[JetStreamContext
     """JetStream of a server, with the stream that exporters use."""
     async with connected(url, **options) as client:
         context = layout.jetstream(client)
-        await layout.stream(context, LIMITS)
+        await layout.create(context, NAMES, LIMITS)
         yield context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from typing import Any
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.files.store import Store
@@ -13,6 +14,8 @@ from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.nats.source import NatsSource
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
+from stepscope.exporters.nats.access import NatsAccess
+from stepscope.exporters.nats.names import DEFAULT_TEAM, Names
 from stepscope.exporters.nats.servers import Servers
 from tests.support.beside import running
 
@@ -22,13 +25,21 @@ LEASE_SECONDS = 3.0
 class Source:
     """Ingests streams from NATS into a directory."""
 
-    def __init__(self, directory: Path, url: str, intake: MemoryBudget | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        url: str,
+        intake: MemoryBudget | None = None,
+        team: str = DEFAULT_TEAM,
+        access: NatsAccess | None = None,
+    ) -> None:
         self.directory = directory
         settings = CollectorSettings(directory=directory)
         self.store = Store(settings)
         self.streams = Streams(100)
         self.nats = NatsSource(
-            Servers(url),
+            Servers(url, access),
+            Names(team),
             self.store,
             self.streams,
             intake or MemoryBudget(settings.max_intake),
@@ -47,19 +58,23 @@ class Source:
         found = self.streams.all.get(stream)
         return 0 if found is None else found.next
 
+    def ahead(self, number: int) -> set[str]:
+        """The streams of which frames from a number on were written."""
+        return {id for id, stream in self.streams.all.items() if stream.next > number}
+
     def stored(self) -> set[str]:
         """The streams in the directory."""
         return {stream for stream, _ in self.store.journals()}
 
     @property
-    def assigned(self) -> int:
-        """Number of streams that it ingests."""
-        return self.nats.view().streams
+    def partitions(self) -> int:
+        """Number of partitions that it takes."""
+        return self.nats.view().partitions
 
 
 @contextlib.asynccontextmanager
-async def ingesting(directory: Path, url: str, intake: MemoryBudget | None = None) -> AsyncGenerator[Source]:
-    """One that runs on the loop of the test."""
-    source = Source(directory, url, intake)
+async def ingesting(directory: Path, url: str, **options: Any) -> AsyncGenerator[Source]:
+    """One that runs on the loop of the test; options are those of `Source`."""
+    source = Source(directory, url, **options)
     async with running(source.nats.run()):
         yield source

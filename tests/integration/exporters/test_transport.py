@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from stepscope.exporters.journal import JournalExporter
-from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.specimens import run_in
 from stepscope.exporters.stream.protocol import Hello
 from stepscope.exporters.stream.settings import LinkSettings
 from stepscope.exporters.stream.shipper import Shipper
 from stepscope.exporters.stream.transport import Transport
-from stepscope.runtime.errors import OutputError
-from stepscope.runtime.requests.command import Answer, Command
-from tests.support.basics import poll, require
-from tests.support.collectors import free_port
+from tests.support.basics import poll
 
 
 class Stubborn(Transport):
@@ -67,24 +57,3 @@ async def test_a_transport_that_swallows_its_cancellation(tmp_path: Path) -> Non
     assert aborted.swallowed and closed.swallowed
     shipper.close()
     await journal.aclose()
-
-
-async def test_a_stream_by_nats_promises_no_commands(tmp_path: Path) -> None:
-    """Orders do not go that way: `stepscope arm` must not count on the process."""
-    require("nats")
-    said: list[Hello] = []
-
-    class Noting(NatsExporter):
-        def _make_transport(self, shipper: Shipper, hello: Callable[[], Hello]) -> Any:
-            said.append(hello())
-            return super()._make_transport(shipper, hello)
-
-    def control(command: Command) -> Future[Answer]:
-        raise AssertionError("nobody asks")
-
-    exporter = Noting(f"nats://127.0.0.1:{free_port()}", settings=LinkSettings(timeout=0.1))
-    await exporter.open(msgspec.structs.replace(run_in(tmp_path), control=control))
-    with contextlib.suppress(TimeoutError, OutputError):
-        async with asyncio.timeout(0.1):
-            await exporter.aclose()
-    assert [hello.control for hello in said] == [0]

@@ -87,13 +87,13 @@ def feed(streams: Streams, number: int, rank: int, count: int) -> Stream:
 @example([(1, 1), (2, 1), (2, 6), (1, 2), (2, 1)])
 @given(st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6)), max_size=30))
 def test_no_sum_falls(moves: list[tuple[int, int]]) -> None:
-    """Streams that come back, are forgotten, are taken by another collector, and all of that in any order."""
+    """Streams that come back, are forgotten, are deleted, and all of that in any order."""
     watched = Watched(streams := Streams(2))
     for number, count in moves:
         stream = feed(streams, number, number // 3, count)
         watched.look()
         if stream.ended and number % 3 == 2:
-            streams.elsewhere(f"{number - 1:032x}")
+            streams.deleted(f"{number - 1:032x}")
         watched.look()
 
 

@@ -1,40 +1,49 @@
-"""How a collector ingests a stream from JetStream: each frame once and in order; frames count as lost only if they are nowhere."""
+"""How a collector takes a partition from JetStream: each frame once and in order; frames count as lost only if they are nowhere."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import tracemalloc
+import uuid
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo
 from nats.js.errors import NotFoundError
 
-from stepscope.collector import memory_budget
 from stepscope.collector.files import lasting
 from stepscope.collector.files.store import Store
 from stepscope.collector.live.stream import DIED_AFTER, State
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.nats import fetching
-from stepscope.collector.nats.consumer import Consumer
-from stepscope.collector.nats.coordination import Session
-from stepscope.collector.nats.ingest import Ingest
+from stepscope.collector.memory_budget import FREE, MemoryBudget
+from stepscope.collector.nats import partition
+from stepscope.collector.nats.partition import Partition, Session
+from stepscope.collector.nats.retries import Retries
+from stepscope.collector.nats.roster import Roster
 from stepscope.collector.runs.recording import Recording
 from stepscope.collector.settings import CollectorSettings
 from stepscope.exporters.nats import layout
+from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import Names
 from stepscope.exporters.stream import protocol
+from stepscope.runtime.journal import format as fmt
+from stepscope.runtime.journal.records import encode_record
 from tests.integration.collector.test_collector_lasting import HangingCall
 from tests.support.basics import poll
 from tests.support.beside import running
-from tests.support.jetstreams import LIMITS, Publisher, connected
+from tests.support.jetstreams import Publisher, connected
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
-from tests.support.streams import frames, frames_header
+from tests.support.streams import RUN, SYNC, frames, frames_header, hello
 
 NEVER = 1e9
 """Seconds."""
+PARTITION = 5
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +53,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
 
 
 class Publishing(Publisher):
-    """An exporter, and the session of a collector."""
+    """An exporter whose stream is in the partition, in a team of its own; and what a collector needs to take it."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session.jetstream)
-        self.session = session
+    def __init__(self, client: Client, names: Names, roster: Roster, budget: MemoryBudget) -> None:
+        super().__init__(layout.jetstream(client), names, f"{PARTITION:08x}{uuid.uuid4().hex[8:]}")
+        self.client, self.roster, self.budget = client, roster, budget
+
+    def another(self) -> Publishing:
+        """Another one of the team."""
+        return Publishing(self.client, self.team, self.roster, self.budget)
 
 
 class Collecting:
@@ -57,18 +70,43 @@ class Collecting:
     def __init__(self, directory: Path) -> None:
         self.store = Store(CollectorSettings(directory=directory))
         self.streams = Streams(100)
+        self.retries = Retries("NATS")
         self.refused: list[str] = []
 
-    def ingest(self, publisher: Publishing, hello: protocol.Hello, **seconds: float) -> Ingest:
-        times = {"gap_seconds": NEVER, **seconds}
-        return Ingest(publisher.session, self.store, self.streams, hello, self.refused.append, **times)
+    def refuse(self, subject: str, reason: str) -> None:
+        self.refused.append(reason)
 
-    def consumer(self, publisher: Publishing) -> str:
-        return Consumer(publisher.session.client, publisher.jetstream, self.store.identity(), publisher.stream).name
+    def taking(self, publisher: Publishing, **seconds: Any) -> contextlib.AbstractAsyncContextManager[object]:
+        """Takes the partition meanwhile."""
+        session = Session(
+            publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
+            publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,
+        )._replace(**seconds)  # fmt: skip
+        return running(Partition(session, PARTITION).run())
+
+    async def take(self, *publishers: Publishing, **seconds: float) -> None:
+        """Takes the partition until these streams have ended."""
+        async with self.taking(publishers[0], **seconds):
+            await poll(lambda: all(map(self.ended, publishers)))
+
+    @property
+    def consumer(self) -> str:
+        """Name of the consumer."""
+        return f"collect-{self.store.identity()}-{PARTITION}"
+
+    async def info(self, publisher: Publishing) -> ConsumerInfo:
+        """State of the consumer."""
+        found: ConsumerInfo = await publisher.jetstream.consumer_info(publisher.team.stream, self.consumer)
+        return found
 
     def numbers(self, publisher: Publisher) -> list[int]:
         """Numbers of the frames in the files."""
         return frame_numbers(self.store.path(publisher.stream))
+
+    def ended(self, publisher: Publisher) -> bool:
+        """Whether a stream is written up to its end, and closed."""
+        stream = self.streams.all.get(publisher.stream)
+        return stream is not None and stream.ended and stream.connection is None
 
     def next(self, publisher: Publisher) -> int:
         """Number of the first frame that is not written yet."""
@@ -81,35 +119,110 @@ class Collecting:
 
 @contextlib.asynccontextmanager
 async def publishing(server: NatsServer, bound: int = 256 << 20) -> AsyncGenerator[Publishing]:
-    async def fail(error: Exception) -> None:
-        raise error
-
     async with connected(server.url) as client:
-        yield Publishing(await Session.open(client, memory_budget.MemoryBudget(bound), LIMITS, 15.0, fail))
+        names, jetstream = Names(uuid.uuid4().hex), layout.jetstream(client)
+        await layout.create(jetstream, names, NatsLimits(max_bytes=0))
+        hellos, ended = await layout.bucket(jetstream, names.hellos), await layout.bucket(jetstream, names.ended)
+        roster = Roster(client, jetstream, names, hellos, ended, Retries("NATS"))
+        yield Publishing(client, names, roster, MemoryBudget(bound))
 
 
 async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> None:
-    """However messages overlap and in whatever order they come. The consumer is deleted then."""
+    """However messages overlap and in whatever order they come. Others hear that this directory has it."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         for first, count in ((0, 10), (5, 10), (20, 5), (15, 5), (20, 5)):
             await publisher.publish(first, count)
         await publisher.end(25)
-        await collecting.ingest(publisher, hello).run()
+        await collecting.take(publisher)
         assert collecting.numbers(publisher) == list(range(26))
         assert collecting.missing(publisher) == 0
-        with pytest.raises(NotFoundError):
-            await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
-        await collecting.ingest(publisher, hello).run()
-        assert collecting.numbers(publisher) == list(range(26))
+        ended = await publisher.jetstream.key_value(publisher.team.ended)
+        assert (await ended.get(publisher.names.key)).value == collecting.store.identity().encode()
+        # What comes of it once more is acknowledged, and so it is by others.
+        await publisher.publish(5, 10)
+        other = Collecting(tmp_path / "other")
+        for one in (collecting, other):
+            async with one.taking(publisher):
+                await until_taken(one, publisher)
+    assert collecting.numbers(publisher) == list(range(26))
+    assert not other.streams.all and not list(other.store.journals())
+
+
+async def until_taken(collecting: Collecting, publisher: Publishing) -> ConsumerInfo:
+    """Waits until nothing is left to take."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(NotFoundError):
+                info = await collecting.info(publisher)
+                if not info.num_pending and not info.num_ack_pending:
+                    return info
+            await asyncio.sleep(0.01)
+
+
+async def test_a_stream_that_cannot_be_written_keeps_no_other_from_it(server: NatsServer, tmp_path: Path) -> None:
+    """It has no Hello, or that of another job. When it has one, all of it is written."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        unknown, foreign = publisher.another(), publisher.another()
+        await layout.put(publisher.jetstream, publisher.team.hellos, foreign.names.key, hello(0, unknown.stream))
+        for one in (unknown, foreign):
+            await one.publish(0, 5)
+        await publisher.begin()
+        await publisher.publish(0, 5)
+        await publisher.end(5)
+        async with collecting.taking(publisher):
+            await poll(lambda: collecting.ended(publisher))
+            assert "stream" in collecting.retries.problem and "Hello" in collecting.retries.problem
+            for one in (unknown, foreign):
+                await one.begin()
+                await one.end(5)
+            await poll(lambda: collecting.ended(unknown) and collecting.ended(foreign))
+            assert not collecting.retries.problem
+    assert collecting.numbers(unknown) == collecting.numbers(foreign) == list(range(6))
+
+
+async def test_many_messages_of_a_stream_that_cannot_be_written(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JetStream keeps few of them as unacknowledged: the others are read again when the stream can be written."""
+    monkeypatch.setattr(partition, "MAX_WAITING", 4)
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        for number in range(20):
+            await publisher.publish(number, 1)
+        async with collecting.taking(publisher):
+            await poll(lambda: "Hello" in collecting.retries.problem)
+            async with asyncio.timeout(30):
+                while (await collecting.info(publisher)).num_ack_pending != 4:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            await publisher.begin()
+            await publisher.end(20)
+            await poll(lambda: collecting.ended(publisher))
+    assert collecting.numbers(publisher) == list(range(21))
+
+
+async def test_a_run_of_another_job_is_refused(server: NatsServer, tmp_path: Path) -> None:
+    """In a frame, whatever the Hello says: whoever may send the streams of one job only sends none of another."""
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        await publisher.begin()
+        await publisher.publish(0, 5)
+        record = encode_record(msgspec.structs.replace(RUN, job="other"))
+        frame = b"".join(map(bytes, fmt.encode_frame(SYNC, fmt.FrameType.RUN, 5, [record])))
+        await publisher.send(protocol.encode(frames_header(5, 1), frame))
+        async with collecting.taking(publisher):
+            await poll(lambda: collecting.refused)
+    assert collecting.refused == ["its run is of the job 'other'"]
+    assert collecting.numbers(publisher) == list(range(5))
 
 
 async def test_the_file_of_a_silent_stream_is_closed(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A killed process counts as dead, and its file can be deleted; later messages are written all the same."""
-    monkeypatch.setattr(fetching, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(partition, "IDLE_SECONDS", 0.2)
     collecting = Collecting(tmp_path)
 
     def is_closed() -> bool:
@@ -117,9 +230,9 @@ async def test_the_file_of_a_silent_stream_is_closed(
         return stream.connection is None and not collecting.store.connected(stream.id)
 
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
-        async with running(collecting.ingest(publisher, hello, silent_seconds=0.1).run()) as task:
+        async with collecting.taking(publisher, silent_seconds=0.1):
             await poll(lambda: collecting.next(publisher) == 5 and is_closed())
             stream = collecting.streams.all[publisher.stream]
             assert stream.state(stream.seen + DIED_AFTER) is State.DIED
@@ -131,26 +244,47 @@ async def test_the_file_of_a_silent_stream_is_closed(
             await publisher.publish(10, 5)
             await poll(lambda: publisher.stream in collecting.streams.all and collecting.next(publisher) == 15)
             await publisher.end(15)
-            await task
+            await poll(lambda: collecting.ended(publisher))
     assert collecting.numbers(publisher) == list(range(16)) and collecting.missing(publisher) == 0
+
+
+async def test_a_connection_gets_the_stream(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a journal is delivered by WebSocket of which JetStream has the beginning; the rest of the partition goes on."""
+    monkeypatch.setattr(partition, "IDLE_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        other = publisher.another()
+        said = [await one.begin() for one in (publisher, other)]
+        await publisher.publish(0, 5)
+        async with collecting.taking(publisher):
+            await poll(lambda: collecting.next(publisher) == 5)
+            async with collecting.store.stream(said[0], lambda: None) as file:
+                assert file.next == 5
+                await other.publish(0, 5)
+                await other.end(5)
+                await poll(lambda: collecting.ended(other))
+                assert "WebSocket" in collecting.retries.problem
 
 
 async def test_unacknowledged_messages_of_a_killed_collector_come_at_once(server: NatsServer, tmp_path: Path) -> None:
     """JetStream would deliver them again after an hour."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         for number in range(20):
             await publisher.publish(number, 1)
         await publisher.end(20)
-        name = collecting.consumer(publisher)
+        untyped: Any = publisher.jetstream
+        name, subjects = collecting.consumer, publisher.team.partition(PARTITION)
         config = ConsumerConfig(
-            name=name, durable_name=name, ack_policy=AckPolicy.EXPLICIT, ack_wait=3600, filter_subject=publisher.subject
+            durable_name=name, ack_policy=AckPolicy.EXPLICIT, ack_wait=3600, filter_subject=subjects
         )
-        await layout.consumer(publisher.jetstream, config)
-        killed = await publisher.jetstream.pull_subscribe_bind(name, layout.STREAM)
+        await untyped.add_consumer(publisher.team.stream, config)
+        killed = await untyped.pull_subscribe_bind(name, publisher.team.stream)
         assert len(await killed.fetch(7, timeout=10)) == 7
-        await collecting.ingest(publisher, hello).run()
+        await collecting.take(publisher)
     assert collecting.numbers(publisher) == list(range(21))
     assert collecting.missing(publisher) == 0
 
@@ -159,13 +293,13 @@ async def test_frames_that_jetstream_has_deleted_count_as_lost(server: NatsServe
     """A later message says that they were stored once, so the collector does not wait for them."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
         lost = await publisher.publish(5, 5)
         await publisher.publish(10, 5, oldest=5)
         await publisher.end(15, oldest=10)
-        await publisher.jetstream.delete_msg(layout.STREAM, lost)
-        await collecting.ingest(publisher, hello).run()
+        await publisher.jetstream.delete_msg(publisher.team.stream, lost)
+        await collecting.take(publisher)
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
 
@@ -174,34 +308,32 @@ async def test_a_stream_whose_beginning_was_deleted_has_its_run(server: NatsServ
     """From its Hello: else it could not be merged."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        said = await publisher.begin()
         lost = await publisher.publish(0, 5)
         await publisher.publish(5, 5, oldest=5)
         await publisher.end(10, oldest=5)
-        await publisher.jetstream.delete_msg(layout.STREAM, lost)
-        await collecting.ingest(publisher, hello).run()
+        await publisher.jetstream.delete_msg(publisher.team.stream, lost)
+        await collecting.take(publisher)
     assert collecting.numbers(publisher) == list(range(4, 11))
     assert collecting.missing(publisher) == 4
     recording = Recording.of(collecting.store.path(publisher.stream), publisher.stream)
-    assert recording.run == hello.run and recording.ended and recording.damage.lost_frames == 4
+    assert recording.run == said.run and recording.ended and recording.damage.lost_frames == 4
 
 
 async def test_missing_frames_are_awaited(server: NatsServer, tmp_path: Path) -> None:
     """JetStream does not have them, but the exporter has: it publishes them long after those behind them."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
         await publisher.publish(10, 5)
         await publisher.end(15)
-        ingest = collecting.ingest(publisher, hello)
-        async with running(ingest.run()) as task:
-            await poll(lambda: ingest.has_fetched)
-            await asyncio.wait([task], timeout=2.0)  # it checks each second whether they are lost
-            assert not task.done()
+        async with collecting.taking(publisher):
+            await poll(lambda: collecting.next(publisher) == 5)
+            await asyncio.sleep(2.0)  # it looks each second whether they are lost
+            assert collecting.next(publisher) == 5
             await publisher.publish(5, 5)
-            await asyncio.wait([task])
-            task.result()
+            await poll(lambda: collecting.ended(publisher))
     assert collecting.numbers(publisher) == list(range(16))
     assert collecting.missing(publisher) == 0
 
@@ -210,11 +342,11 @@ async def test_missing_frames_of_a_killed_exporter_count_as_lost(server: NatsSer
     """They were never stored, and the exporter publishes nothing more; what JetStream delivers again is no sign of it."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
         await publisher.publish(10, 5)
         await publisher.end(15)
-        await collecting.ingest(publisher, hello, gap_seconds=2.5, ack_seconds=0.3).run()
+        await collecting.take(publisher, gap_seconds=2.5, ack_seconds=0.3)
     assert collecting.numbers(publisher) == [*range(5), *range(10, 16)]
     assert collecting.missing(publisher) == 5
 
@@ -223,36 +355,22 @@ async def test_a_file_that_lost_acknowledged_frames_is_completed(server: NatsSer
     """As after a loss of power: the consumer is ahead of the file, and JetStream has the messages between."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
-        async with running(collecting.ingest(publisher, hello).run()):
+        async with collecting.taking(publisher):
             await poll(lambda: collecting.next(publisher) == 5)
         place = collecting.store.path(publisher.stream).parent
         before = {path: path.read_bytes() for path in place.iterdir()}
         await publisher.publish(5, 5, oldest=5)
-        async with running(collecting.ingest(publisher, hello).run()):
+        async with collecting.taking(publisher):
             await poll(lambda: collecting.next(publisher) == 10)
         for path, content in before.items():
             path.write_bytes(content)
         await publisher.publish(10, 5, oldest=10)
         await publisher.end(15, oldest=15)
-        await collecting.ingest(publisher, hello).run()
+        await collecting.take(publisher)
     assert collecting.numbers(publisher) == list(range(16))
     assert collecting.missing(publisher) == 0
-
-
-async def test_unacknowledged_messages_are_returned_at_the_end(server: NatsServer, tmp_path: Path) -> None:
-    """Other collectors get them at once, long before JetStream would deliver them again."""
-    collecting = Collecting(tmp_path)
-    async with publishing(server) as publisher:
-        hello = await publisher.begin()
-        await publisher.publish(5, 5)
-        ingest = collecting.ingest(publisher, hello)
-        async with running(ingest.run()):
-            await poll(lambda: ingest.has_fetched)
-        subscription = await publisher.jetstream.pull_subscribe_bind(collecting.consumer(publisher), layout.STREAM)
-        (message,) = await subscription.fetch(1, timeout=5)
-        assert message.metadata.sequence.consumer == 2, "it was delivered once before"
 
 
 async def test_frames_written_after_a_cancellation_count(
@@ -264,9 +382,9 @@ async def test_frames_written_after_a_cancellation_count(
     hanging = HangingCall(monkeypatch, "write")
     try:
         async with publishing(server) as publisher:
-            hello = await publisher.begin()
+            await publisher.begin()
             await publisher.publish(0, 5)
-            async with running(collecting.ingest(publisher, hello).run()):
+            async with collecting.taking(publisher):
                 await poll(hanging.begun.is_set)
             assert collecting.next(publisher) == 0
             hanging.go.set()
@@ -281,21 +399,20 @@ async def test_malformed_messages_are_terminated(server: NatsServer, tmp_path: P
     """They are reported, JetStream does not deliver them again, and the rest of the stream is written."""
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
-        hello = await publisher.begin()
+        await publisher.begin()
         await publisher.publish(0, 5)
         await publisher.send(b"")
         await publisher.send(b"\xff" * 100)
         await publisher.send(protocol.encode(protocol.Ack(3)))
         await publisher.send(protocol.encode(frames_header(5, 1), frames(5, 1)[:-1] + b"\xff"))
         await publisher.send(protocol.encode(frames_header(3, 99), frames(3, 4)))
-        ingest = collecting.ingest(publisher, hello)
-        async with running(ingest.run()):
-            await poll(lambda: len(collecting.refused) == 5 and ingest.is_idle)
-            info = await publisher.jetstream.consumer_info(layout.STREAM, collecting.consumer(publisher))
-            assert (info.num_ack_pending, info.num_pending, info.num_redelivered) == (0, 0, 0)
+        async with collecting.taking(publisher):
+            await poll(lambda: len(collecting.refused) == 5)
+            info = await until_taken(collecting, publisher)
+            assert info.num_redelivered == 0
             await publisher.publish(5, 5)
             await publisher.end(10)
-            await poll(lambda: collecting.streams.all[publisher.stream].ended)
+            await poll(lambda: collecting.ended(publisher))
     assert collecting.numbers(publisher) == list(range(11))
     assert len(collecting.refused) == 5
 
@@ -304,21 +421,20 @@ async def test_memory_is_bounded(server: NatsServer, tmp_path: Path) -> None:
     """For all streams together, however many messages there are: here 38 MB in four streams."""
     collecting, limit = Collecting(tmp_path), 8 << 20
     async with publishing(server, limit) as first:
-        publishers = [first, *(Publishing(first.session) for _ in range(3))]
-        hellos = [await publisher.begin() for publisher in publishers]
+        publishers = [first, *(first.another() for _ in range(3))]
         for publisher in publishers:
+            await publisher.begin()
             for number in range(12):
                 await publisher.publish(number, 1, size=800_000)
             await publisher.end(12)
-        bound = first.session.budget
-        pairs = zip(publishers, hellos, strict=True)
+        bound = first.budget
         tracemalloc.start()
         try:
-            await asyncio.gather(*(collecting.ingest(publisher, hello).run() for publisher, hello in pairs))
+            await collecting.take(*publishers)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert memory_budget.FREE < bound.peak <= limit and bound.used == bound.waiting == 0
+        assert FREE < bound.peak <= limit and bound.used == bound.waiting == 0
         assert peak < 2 * limit, "what is read from the connection, and what is being written, comes on top"
     assert all(collecting.numbers(publisher) == list(range(13)) for publisher in publishers)
 
@@ -327,15 +443,14 @@ async def test_streams_out_of_order_do_not_wait_for_each_other(server: NatsServe
     """Two streams whose first message comes last, after more messages than there is memory for."""
     collecting = Collecting(tmp_path)
     async with publishing(server, 1 << 20) as first:
-        publishers = [first, Publishing(first.session)]
-        hellos = [await publisher.begin() for publisher in publishers]
+        publishers = [first, first.another()]
         for publisher in publishers:
+            await publisher.begin()
             for number in (*range(1, 8), 0):
                 await publisher.publish(number, 1, size=400_000)
             await publisher.end(8)
-        bound = first.session.budget
-        pairs = zip(publishers, hellos, strict=True)
-        await asyncio.gather(*(collecting.ingest(publisher, hello).run() for publisher, hello in pairs))
+        bound = first.budget
+        await collecting.take(*publishers)
         assert bound.used == bound.waiting == 0
     assert all(collecting.numbers(publisher) == list(range(9)) for publisher in publishers)
     assert all(collecting.missing(publisher) == 0 for publisher in publishers)

@@ -1,30 +1,28 @@
-"""Collectors that ingest from NATS share the streams, also when one joins or leaves: each event is in the result once."""
+"""Collectors of a team share the partitions, also when one joins or leaves: each event is in the result once."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nats.js import JetStreamContext
 
 from stepscope.collector.merge.sources import gather
-from stepscope.collector.nats import scheduling
-from stepscope.collector.nats.coordination import Peers
-from stepscope.collector.nats.scheduling import MAX_RELEASED, FairShare, is_complete_in_jetstream
+from stepscope.collector.nats import source as nats_source
+from stepscope.collector.nats.leases import Leases, room, surplus
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
+from stepscope.exporters.nats.names import PARTITIONS, partition_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
 from stepscope.exporters.stream.settings import LinkSettings
 from tests.support.basics import poll
 from tests.support.beside import running
-from tests.support.jetstreams import Publisher, jetstream
+from tests.support.jetstreams import NAMES, Publisher, jetstream
 from tests.support.journals import frame_numbers
 from tests.support.nats import NatsServer
 from tests.support.nats_sources import LEASE_SECONDS, Source, ingesting
@@ -39,12 +37,12 @@ def server(tmp_path: Path) -> Generator[NatsServer]:
         yield started
 
 
-def assigned(*sources: Source) -> list[int]:
-    """Number of streams of each, the largest first."""
-    return sorted((source.assigned for source in sources), reverse=True)
+def partitions(*sources: Source) -> list[int]:
+    """Number of partitions of each, the largest first."""
+    return sorted((source.partitions for source in sources), reverse=True)
 
 
-async def test_streams_are_shared(server: NatsServer, tmp_path: Path) -> None:
+async def test_partitions_are_shared(server: NatsServer, tmp_path: Path) -> None:
     """Two collectors have half of them each. A third gets its share while they stream, and releases it when it leaves."""
     names = ("one", "other", "third")
     async with jetstream(server.url) as context:
@@ -63,14 +61,12 @@ async def test_streams_are_shared(server: NatsServer, tmp_path: Path) -> None:
 
         async with ingesting(tmp_path / "one", server.url) as one, ingesting(tmp_path / "other", server.url) as other:
             async with running(publish()):
-                await poll(lambda: assigned(one, other) == [10, 10])
+                await poll(lambda: partitions(one, other) == [16, 16])
                 async with ingesting(tmp_path / "third", server.url) as third:
-                    await poll(lambda: assigned(one, other, third) == [7, 7, 6])
+                    await poll(lambda: partitions(one, other, third) == [11, 11, 10])
                     now = published
-                    await poll(lambda: sum(third.next(publisher.stream) > now for publisher in publishers) >= 6)
-                    # A collector does not show a stream that it released.
-                    await poll(lambda: sum(len(source.streams.all) for source in (one, other, third)) == 20)
-                await poll(lambda: assigned(one, other) == [10, 10])
+                    await poll(lambda: sum(map(len, (one.ahead(now), other.ahead(now), third.ahead(now)))) == 20)
+                await poll(lambda: partitions(one, other) == [16, 16])
             for publisher in publishers:
                 await publisher.publish(published, 1)
                 await publisher.end(published + 1)
@@ -92,12 +88,12 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
     async with ingesting(directories[0], server.url) as one:
         await poll(lambda: sum(one.next(exporter.stream) > 2 for exporter in exporters) == 4)
         async with ingesting(directories[1], server.url) as other:
-            await poll(lambda: assigned(one, other) == [2, 2])
+            await poll(lambda: partitions(one, other) == [16, 16])
             for exporter in exporters:
                 await exporter.export(batch_of(spans(["after", "it"])))
                 await exporter.aclose()
             await poll(lambda: all(one.ended(each.stream) or other.ended(each.stream) for each in exporters))
-    assert len([*directories[0].glob("streams/*")]) == 4 and len([*directories[1].glob("streams/*")]) == 2
+    assert len([*directories[0].glob("streams/*")]) == 4
     for sources in (directories, directories[::-1]):
         recordings, notes = gather(sources, no_room)
         assert not notes
@@ -105,68 +101,81 @@ async def test_a_merge_has_each_event_once(server: NatsServer, tmp_path: Path) -
         assert [(one.events, one.ended) for one in recordings] == [(3, True)] * 4
 
 
-async def test_an_incomplete_stream_does_not_move(server: NatsServer, tmp_path: Path) -> None:
-    """Another collector could not read all of it; one that joins gets the streams that begin later."""
+async def test_what_jetstream_has_no_more_is_in_the_directory_before(server: NatsServer, tmp_path: Path) -> None:
+    """Who takes a partition over has the rest, and goes on."""
+    directories = [tmp_path / "one", tmp_path / "other"]
     async with jetstream(server.url) as context:
-        publishers = [Publisher(context) for _ in range(4)]
-        async with ingesting(tmp_path / "one", server.url) as one:
-            await begun(publishers)
-            await poll(lambda: sum(one.next(publisher.stream) == 5 for publisher in publishers) == 4)
-            for number in range(1, 5):
-                await context.delete_msg(layout.STREAM, number)
-            for publisher in publishers:
-                await publisher.publish(5, 1, oldest=5)
-            async with ingesting(tmp_path / "other", server.url) as other:
-                later = [Publisher(context) for _ in range(4)]
-                await begun(later)
-                await poll(lambda: (one.assigned, other.assigned) == (4, 4))
-                await poll(lambda: other.stored() == {publisher.stream for publisher in later})
+        publisher = Publisher(context)
+        async with ingesting(directories[0], server.url) as one:
+            await publisher.begin()
+            first = await publisher.publish(0, 5)
+            await poll(lambda: one.next(publisher.stream) == 5)
+        await context.delete_msg(NAMES.stream, first)
+        async with ingesting(directories[1], server.url) as other:
+            await publisher.publish(5, 5, oldest=5)
+            await publisher.end(10, oldest=5)
+            await poll(lambda: other.ended(publisher.stream))
+    journals = [directory / "streams" / publisher.stream / "journal" for directory in directories]
+    assert frame_numbers(journals[0]) == list(range(5))
+    assert frame_numbers(journals[1]) == list(range(4, 11))  # the first one says whose it is
 
 
-async def begun(publishers: Sequence[Publisher]) -> None:
-    """Publishes the beginning of each."""
-    for publisher in publishers:
-        await publisher.begin()
-        await publisher.publish(0, 5)
-
-
-async def test_a_stream_is_acquired_beyond_the_share(
+async def test_a_partition_is_acquired_beyond_the_share(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a while, if a collector that announces itself acquires nothing."""
-    monkeypatch.setattr(scheduling, "PATIENCE", 0.5)
+    monkeypatch.setattr(nats_source, "PATIENCE", 0.5)
     async with jetstream(server.url) as context:
-        bucket = await layout.bucket(context, layout.LEASES, LEASE_SECONDS)
-        idle = Peers(context, bucket, LEASE_SECONDS)
+        bucket = await layout.bucket(context, NAMES.leases, LEASE_SECONDS, direct=False)
+        idle = Leases(context, bucket, NAMES.leases, LEASE_SECONDS)
 
         async def announce() -> None:
             while True:
-                await idle.announce(0)
+                await idle.announce(PARTITIONS - 1)
                 await asyncio.sleep(LEASE_SECONDS / 6)
 
-        publishers = [Publisher(context) for _ in range(4)]
-        await begun(publishers)
         async with running(announce()), ingesting(tmp_path / "one", server.url) as one:
-            await poll(lambda: len(one.stored()) == 4)
+            await poll(lambda: one.partitions == PARTITIONS)
+
+
+async def test_a_lease_that_another_collector_has(server: NatsServer, tmp_path: Path) -> None:
+    """As after a pause: the partition is left to the other one, and the rest is taken as before."""
+    async with jetstream(server.url) as context, ingesting(tmp_path / "one", server.url) as one:
+        await poll(lambda: one.partitions == PARTITIONS)
+        leases = await context.key_value(NAMES.leases)
+        await leases.put("partition.7", b"another")
+        publishers = [Publisher(context, stream=f"{number:08x}{'0' * 24}") for number in (7, 8)]
+        for publisher in publishers:
+            await publisher.begin()
+        await poll(lambda: one.partitions == PARTITIONS - 1)
+        for publisher in publishers:
+            await publisher.publish(0, 1)
+            await publisher.end(1)
+        await poll(lambda: one.ended(publishers[1].stream))
+        assert not one.ended(publishers[0].stream)
+        # Nobody renews it, so it is free after a while.
+        await poll(lambda: one.ended(publishers[0].stream))
 
 
 async def test_repeated_cancellation_leaves_nothing(server: NatsServer, tmp_path: Path) -> None:
     """No socket, no lease, and no value of its own, though it is cancelled again in each iteration of the loop while it ends."""
     async with jetstream(server.url) as context:
         publishers = [Publisher(context) for _ in range(4)]
-        await begun(publishers)
-        await layout.bucket(context, layout.LEASES, 3600)
+        for publisher in publishers:
+            await publisher.begin()
+            await publisher.publish(0, 5)
+        await layout.bucket(context, NAMES.leases, 3600, direct=False)
         before = sockets()
         source = Source(tmp_path / "one", server.url)
         task = asyncio.create_task(source.nats.run())
         await poll(lambda: sum(source.next(publisher.stream) == 5 for publisher in publishers) == 4)
-        assert len(await layout.keys(context, layout.LEASES)) == 5
+        await poll(lambda: source.partitions == PARTITIONS)
         assert sockets() == before + 1
         while not task.done():
             task.cancel()
             await asyncio.sleep(0)
         await poll(lambda: sockets() == before)
-        assert await layout.keys(context, layout.LEASES) == set()
+        assert await layout.keys(context, NAMES.leases) == set()
 
 
 def sockets() -> int:
@@ -174,57 +183,30 @@ def sockets() -> int:
     return sum(os.readlink(file).startswith("socket:") for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
 
 
-async def test_completeness_in_jetstream(server: NatsServer) -> None:
-    """A stream is complete if JetStream has its beginning, and does not delete it soon."""
-    async with jetstream(server.url) as context:
-        old, new, none = Publisher(context), Publisher(context), Publisher(context)
-        await begun([old])
-        assert await is_complete(context, old) and not await is_complete(context, none)
-        await limit(context, max_bytes=1 << 20)
-        for number in range(9):
-            await old.publish(5 + number, 1, size=100_000)
-        await begun([new])
-        assert not await is_complete(context, old), "its beginning is deleted soon"
-        assert await is_complete(context, new), "all others are deleted first"
-        await limit(context, max_bytes=1 << 20, discard="new")
-        assert await is_complete(context, old), "nothing is deleted to make room"
-        await limit(context, max_bytes=-1)
-        assert await is_complete(context, old)
-        await limit(context, max_bytes=-1, max_age=1e6)
-        assert await is_complete(context, old)
-        await context.delete_msg(layout.STREAM, 1)
-        assert not await is_complete(context, old)
-
-
-async def is_complete(context: JetStreamContext, publisher: Publisher) -> bool:
-    return await is_complete_in_jetstream(context, publisher.stream, await context.stream_info(layout.STREAM))
-
-
-async def limit(context: JetStreamContext, **limits: object) -> None:
-    """Changes the limits of the stream in JetStream."""
-    untyped: Any = context
-    config: Any = (await context.stream_info(layout.STREAM)).config
-    await untyped.update_stream(config.evolve(**limits))
-
-
-@given(st.lists(st.integers(0, 200), min_size=1, max_size=8), st.integers(0, 300))
-def test_loads_become_even(loads: list[int], unassigned: int) -> None:
-    """Whatever each has at first, none releases more than allowed, and in the end no two differ by more than one."""
-    streams = sum(loads) + unassigned
-    for _ in range(400):
-        before = list(loads), unassigned
+@given(st.lists(st.integers(0, PARTITIONS), min_size=1, max_size=8))
+def test_loads_become_even(wanted: list[int]) -> None:
+    """Whatever each has at first, in the end all partitions are taken, no two collectors differ by more than one, and nothing moves."""
+    loads: list[int] = []
+    left = PARTITIONS
+    for load in wanted:
+        loads.append(min(load, left))
+        left -= loads[-1]
+    for _ in range(100):
+        before = list(loads)
         for index in range(len(loads)):
-            share = FairShare(loads[index], streams, loads[:index] + loads[index + 1 :])
-            assert not (share.room and share.surplus) and share.surplus <= MAX_RELEASED
-            acquired = min(share.room, unassigned)
-            loads[index] += acquired - share.surplus
-            unassigned += share.surplus - acquired
-        if (loads, unassigned) == before:
+            others = loads[:index] + loads[index + 1 :]
+            acquired = min(room(loads[index], others), left)
+            loads[index] += acquired
+            left -= acquired
+        for index in range(len(loads)):
+            released = surplus(loads[index], loads[:index] + loads[index + 1 :])
+            loads[index] -= released
+            left += released
+        if loads == before:
             break
-    assert unassigned == 0 and sum(loads) == streams
+    assert left == 0
     assert max(loads) - min(loads) <= 1
 
 
-def test_a_single_collector_acquires_everything() -> None:
-    share = FairShare(assigned=3, streams=10, others=[])
-    assert (share.room, share.surplus) == (7, 0)
+def test_a_stream_belongs_to_one_partition() -> None:
+    assert [partition_of(f"{number:08x}{'f' * 24}") for number in (0, 31, 32, 0xFFFFFFFF)] == [0, 31, 0, 31]

@@ -1,4 +1,4 @@
-"""A collector that ingests from NATS: it shows failures and tries again, and releases streams that have ended."""
+"""A collector that takes streams from NATS: it shows failures and tries again, and nobody takes again what has ended."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nats.js.errors import KeyNotFoundError
 
 from stepscope.exporters.nats import layout
 from stepscope.exporters.nats.exporter import NatsExporter
 from stepscope.exporters.nats.limits import NatsLimits
+from stepscope.exporters.nats.names import PARTITIONS, partition_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.exporters.stream import protocol
 from stepscope.exporters.stream.settings import LinkSettings
 from tests.support.basics import poll
 from tests.support.collecting import ask, collecting, until
-from tests.support.jetstreams import Publisher, jetstream, whole
+from tests.support.jetstreams import NAMES, Publisher, connected, jetstream, whole
 from tests.support.nats import NatsServer
 from tests.support.nats_sources import ingesting
-from tests.support.streams import hello
 
 QUICK = LinkSettings(timeout=2.0, first_delay=0.01, longest_delay=0.1)
 
@@ -77,34 +77,44 @@ async def test_a_stream_that_somebody_deletes(server: NatsServer, tmp_path: Path
     async with ingesting(tmp_path / "collected", server.url) as source:
         await poll(lambda: (found := source.streams.all.get(exporter.stream)) and found.next)
         async with jetstream(server.url) as context:
-            await context.delete_stream(layout.STREAM)
+            await context.delete_stream(NAMES.stream)
             await exporter.export(batch_of(spans(["x"])))
             await exporter.aclose()
         await poll(lambda: source.ended(exporter.stream))
 
 
-async def test_a_stream_that_has_ended_is_released(server: NatsServer, tmp_path: Path) -> None:
-    """It has no lease and no consumer, and other collectors do not ingest it again."""
+async def test_buckets_that_somebody_deletes(server: NatsServer, tmp_path: Path) -> None:
+    """Exporters and collectors create them again, and streams that begin then are taken."""
+    server.start()
+    async with ingesting(tmp_path / "collected", server.url) as source, jetstream(server.url) as context:
+        await poll(lambda: source.partitions == PARTITIONS)
+        for name in (NAMES.hellos, NAMES.leases, NAMES.ended):
+            await context.delete_stream(f"KV_{name}")
+        exporter = NatsExporter(server.url, settings=QUICK)
+        await exporter.open(run_in(tmp_path))
+        await exporter.aclose()
+        await poll(lambda: source.ended(exporter.stream))
+        await poll(lambda: not source.nats.view().problem)
+
+
+async def test_nobody_takes_again_what_has_ended(server: NatsServer, tmp_path: Path) -> None:
+    """Though JetStream still has it; after the loss of the directory it can be taken again."""
     server.start()
     async with jetstream(server.url) as context:
         first, second = Publisher(context), Publisher(context)
         async with ingesting(tmp_path / "one", server.url) as one:
             await whole(first)
-            await poll(lambda: one.ended(first.stream) and not one.assigned)
-            leases = await layout.bucket(context, layout.LEASES)
-            with pytest.raises(KeyNotFoundError):
-                await leases.get(first.stream)
-            info = await context.stream_info(layout.STREAM)
-            assert info.state.consumer_count == 0 and info.state.messages == 2
+            await poll(lambda: one.ended(first.stream) and not one.nats.view().streams)
+        assert await layout.keys(context, NAMES.leases) == set()
+        assert (await context.stream_info(NAMES.stream)).state.messages == 2
         async with ingesting(tmp_path / "other", server.url) as other:
             await whole(second)
-            await poll(lambda: other.ended(second.stream) and not other.assigned)
+            await poll(lambda: other.ended(second.stream) and not other.nats.view().streams)
             assert other.stored() == {second.stream}
-            # Its Hello does not stay for ever. After the loss of that directory it can be ingested again all the same.
-            assert not {first.stream, second.stream} & await layout.keys(context, layout.HELLOS)
-            await (await layout.bucket(context, layout.ENDED)).delete(first.stream)
+        await (await context.key_value(NAMES.ended)).delete(first.names.key)
         async with ingesting(tmp_path / "third", server.url) as third:
             await poll(lambda: third.ended(first.stream))
+            assert third.stored() == {first.stream}
 
 
 async def test_hellos_expire(server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,63 +124,42 @@ async def test_hellos_expire(server: NatsServer, tmp_path: Path, monkeypatch: py
     await exporter.open(run_in(tmp_path))
     await poll(lambda: (found := exporter.statistics()) and found.confirmed)
     async with jetstream(server.url) as context:
-        hellos = await layout.bucket(context, layout.HELLOS)
+        hellos = await context.key_value(NAMES.hellos)
         assert (await hellos.status()).ttl == 300.0 + layout.HELLO_SPARE
-        await context.delete_stream(f"KV_{layout.HELLOS}")
-        await layout.bucket(context, layout.HELLOS)
+        await context.delete_stream(f"KV_{NAMES.hellos}")
+        await layout.bucket(context, NAMES.hellos)
     await exporter.aclose()
     monkeypatch.setattr(layout, "HELLO_SPARE", 0.2)
     exporter = NatsExporter(server.url, settings=QUICK)
     await exporter.open(run_in(tmp_path / "second"))
     async with jetstream(server.url) as context:
         await poll(lambda: (found := exporter.statistics()) and found.confirmed)
-        assert exporter.stream in await layout.keys(context, layout.HELLOS)
-        await layout.forget(context, layout.HELLOS, exporter.stream)
+        (key,) = {key for key in await layout.keys(context, NAMES.hellos) if key.endswith(exporter.stream)}
+        await layout.forget(context, NAMES.hellos, key)
         async with asyncio.timeout(30):
-            while exporter.stream not in await layout.keys(context, layout.HELLOS):  # noqa: ASYNC110
+            while key not in await layout.keys(context, NAMES.hellos):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        async with ingesting(tmp_path / "collected", server.url) as source:
-            await exporter.aclose()
-            await poll(lambda: source.ended(exporter.stream) and not source.assigned)
-            assert exporter.stream not in await layout.keys(context, layout.HELLOS)
+    await exporter.aclose()
 
 
-async def test_a_stream_without_messages_is_released(server: NatsServer, tmp_path: Path) -> None:
-    """Its exporter never ended it, and JetStream has deleted all of it."""
+async def test_messages_that_name_no_stream(server: NatsServer, tmp_path: Path) -> None:
+    """An id that is none, a stream of another partition, a summary of a stream that nobody knows: the others are taken."""
     server.start()
     async with jetstream(server.url) as context, ingesting(tmp_path / "collected", server.url) as source:
-        publisher = Publisher(context)
-        await publisher.begin()
-        await publisher.publish(0, 5)
-        await poll(lambda: (found := source.streams.all.get(publisher.stream)) and found.next == 5)
-        await context.purge_stream(layout.STREAM)
-        await poll(lambda: not source.assigned)
-        await publisher.publish(5, 5)
-        await publisher.end(10)
-        await poll(lambda: source.ended(publisher.stream))
-        assert source.streams.all[publisher.stream].missing == 0
-
-
-async def test_messages_of_unknown_streams(server: NatsServer, tmp_path: Path) -> None:
-    """An invalid subject, a Hello of another stream, and no Hello at all: the other streams are ingested."""
-    server.start()
-    async with jetstream(server.url) as context, ingesting(tmp_path / "collected", server.url) as source:
-        invalid, wrong, unknown, good = (Publisher(context) for _ in range(4))
-        invalid.stream = "nobody"
-        hellos = await layout.bucket(context, layout.HELLOS)
-        await hellos.put(wrong.stream, hello(0, good.stream))
-        for publisher in (invalid, wrong, unknown):
-            await publisher.publish(0, 5)
+        good = Publisher(context)
+        for subject in ("frames.3.nobody", f"frames.{(partition_of(good.stream) + 1) % PARTITIONS}.{good.stream}"):
+            await context.publish(f"stepscope.default.job.{subject}", b"")
         await whole(good)
         await poll(lambda: source.ended(good.stream))
-        await poll(lambda: source.nats.view().malformed_messages == 1)
-        await poll(lambda: "stream " in source.nats.view().problem)
+        await poll(lambda: source.nats.view().malformed_messages == 2)
+        async with connected(server.url) as client:
+            summary = protocol.encode(protocol.StepSummary(1, 0, 0, [], b""))
+            await client.publish(f"stepscope.default.job.live.{good.stream}", summary)
+            await poll(lambda: source.nats.view().unknown_summaries == 1)
+            for message in (b"", protocol.encode(protocol.Ack(1))):
+                await client.publish(good.names.live, message)
+            await poll(lambda: source.nats.view().malformed_messages == 4)
         assert source.stored() == {good.stream}
-        # With a Hello they are ingested.
-        for publisher in (wrong, unknown):
-            await publisher.begin()
-            await publisher.end(5)
-        await poll(lambda: source.ended(wrong.stream) and source.ended(unknown.stream))
 
 
 def test_malformed_messages_are_shown(server: NatsServer, tmp_path: Path) -> None:
@@ -207,7 +196,7 @@ async def test_limits_of_what_jetstream_keeps(server: NatsServer, tmp_path: Path
         await exporter.open(run_in(tmp_path))
         await exporter.aclose()
     async with jetstream(server.url) as context:
-        found = (await context.stream_info(layout.STREAM)).config
+        found = (await context.stream_info(NAMES.stream)).config
         assert (found.max_bytes, found.max_age, found.discard) == (1 << 28, 300.0, "new")
         assert found.duplicate_window == 300.0
 
@@ -227,13 +216,13 @@ async def test_a_full_stream_that_takes_nothing_more(server: NatsServer, tmp_pat
     """Exporters publish the rest when there is room."""
     server.start()
     async with jetstream(server.url) as context:
-        await context.delete_stream(layout.STREAM)
+        await context.delete_stream(NAMES.stream)
         exporter = NatsExporter(server.url, limits=NatsLimits(max_bytes=1 << 12, discard="new"), settings=QUICK)
         await exporter.open(run_in(tmp_path))
         await exporter.export(batch_of(spans([os.urandom(8).hex() for _ in range(2000)])))
         await poll(lambda: (found := exporter.statistics()) and "maximum bytes" in found.last_error)
         untyped: Any = context
-        config: Any = (await context.stream_info(layout.STREAM)).config
+        config: Any = (await context.stream_info(NAMES.stream)).config
         await untyped.update_stream(config.evolve(max_bytes=1 << 30))
         await exporter.aclose()
         async with ingesting(tmp_path / "collected", server.url) as source:

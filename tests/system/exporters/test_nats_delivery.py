@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from stepscope.exporters.nats import layout
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal.reader import JournalReader
 from stepscope.runtime.journal.segments import segment_paths
 from tests.support.collecting import CollectorProcess, collecting, until
 from tests.support.collectors import COMMAND, free_port, journals, spans
-from tests.support.jetstreams import jetstream
+from tests.support.jetstreams import NAMES, jetstream
 from tests.support.launch import run_to_end
 from tests.support.nats import NatsServer
 
@@ -185,9 +184,9 @@ def message_ids(url: str) -> list[str]:
 
     async def read() -> list[str]:
         async with jetstream(url) as context:
-            info = await context.stream_info(layout.STREAM)
+            info = await context.stream_info(NAMES.stream)
             messages: list[Any] = [
-                await context.get_msg(layout.STREAM, number) for number in range(1, info.state.messages + 1)
+                await context.get_msg(NAMES.stream, number) for number in range(1, info.state.messages + 1)
             ]
             return [message.headers["Nats-Msg-Id"] for message in messages]
 

@@ -24,12 +24,13 @@ from stepscope.exporters.specimens import spans as named
 from stepscope.exporters.stream import delivery, protocol
 from stepscope.exporters.stream.exporter import BUFFER
 from stepscope.exporters.stream.settings import LinkSettings
+from stepscope.exporters.stream.shipper import Head
 from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.loop_threads.ending_tasks import end_tasks
 from tests.support.basics import poll
 from tests.support.collectors import spans
-from tests.support.jetstreams import jetstream
+from tests.support.jetstreams import NAMES, jetstream
 from tests.support.nats import NatsServer
 
 QUICK = LinkSettings(timeout=5.0, first_delay=0.01, longest_delay=0.05)
@@ -44,12 +45,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[NatsServer]:
 async def stored(url: str, stream: str) -> tuple[bytes, dict[int, bytes]]:
     """The sync word of a stream in JetStream, and its frames by number."""
     async with jetstream(url) as context:
-        hello, _ = protocol.decode((await (await layout.bucket(context, layout.HELLOS)).get(stream)).value or b"")
+        hellos = await context.key_value(NAMES.hellos)
+        (key,) = {key for key in await layout.keys(context, NAMES.hellos) if key.endswith(stream)}
+        hello, _ = protocol.decode((await hellos.get(key)).value or b"")
         assert isinstance(hello, protocol.Hello)
         frames: dict[int, bytes] = {}
-        consumer = await context.subscribe(f"{layout.SUBJECTS}.{stream}", ordered_consumer=True)
-        info: Any = await context.stream_info(layout.STREAM, subjects_filter=f"{layout.SUBJECTS}.{stream}")
-        for _ in range(info.state.subjects[f"{layout.SUBJECTS}.{stream}"]):
+        subject = NAMES.of(hello.run, stream).frames
+        consumer = await context.subscribe(subject, ordered_consumer=True)
+        info: Any = await context.stream_info(NAMES.stream, subjects_filter=subject)
+        for _ in range(info.state.subjects[subject]):
             message = await consumer.next_msg(timeout=30)
             header, payload = protocol.decode(message.data)
             assert isinstance(header, protocol.Frames)
@@ -69,7 +73,7 @@ async def deliver(journal: Path, url: str, settings: LinkSettings = QUICK) -> No
     servers = Servers(url)
     await asyncio.to_thread(delivery.complete, journal)
     await delivery.deliver(
-        journal, lambda shipper, hello: NatsTransport(servers, NatsLimits(), settings, shipper, hello), 30.0
+        journal, lambda shipper, hello: NatsTransport(servers, NAMES, NatsLimits(), settings, shipper, hello), 30.0
     )
 
 
@@ -107,12 +111,13 @@ async def test_delivery_continues_where_jetstream_ends(
     assert exporter.kept is not None
     # In `unsent` it would be deleted after a delivery.
     kept = Path(exporter.kept.place).parent.rename(tmp_path / "kept")
-    journal, subject = kept / BUFFER, f"{layout.SUBJECTS}.{exporter.stream}"
+    journal = kept / BUFFER
+    subject = NAMES.of(Head.of(journal).run, exporter.stream).frames
     counts: list[int] = []
     async with jetstream(server.url) as context:
         for message_bytes in (1 << 12, 1 << 20):
             await deliver(journal, server.url, LinkSettings(message_bytes=message_bytes))
-            state: Any = (await context.stream_info(layout.STREAM, subjects_filter=subject)).state
+            state: Any = (await context.stream_info(NAMES.stream, subjects_filter=subject)).state
             counts.append(state.subjects[subject])
     assert counts[0] > 20 and counts[1] <= counts[0] + 1
 
