@@ -7,10 +7,8 @@ import hashlib
 import logging
 import re
 import threading
-import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stepscope.collector.errors import FullError
 from stepscope.collector.live.amounts import Amounts
@@ -22,8 +20,6 @@ from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.runtime.display.text_table import printable, shorten
 from stepscope.runtime.errors import FormatError
 from stepscope.runtime.journal.records import RunRecord
-
-if TYPE_CHECKING:
 
 log = logging.getLogger("stepscope.collector")
 

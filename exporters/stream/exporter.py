@@ -85,8 +85,6 @@ class CollectorExporter:
     """
 
     name = "collector"
-    takes_commands = True
-    """Whether commands can reach the process by the way that the stream goes."""
 
     @suggesting
     def __init__(
@@ -143,7 +141,7 @@ class CollectorExporter:
         journal.follow(self)
         self._journal = journal
         self._shipper = Shipper(journal.path, lambda: journal.end, self._advanced)
-        version = 0 if run.control is None or not self.takes_commands else CONTROL
+        version = 0 if run.control is None else CONTROL
         shipper = self._shipper
         shows_steps = run.steps is not None
 

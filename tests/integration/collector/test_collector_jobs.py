@@ -193,7 +193,7 @@ def test_changes_make_of_a_snapshot_the_next_one() -> None:
     before = live.snapshot(age=0)
     streams.all[f"{0:032x}"].steps.add_events(steps([SECOND] * 3), 0, START, START + 9 * SECOND)
     streams.add(Stream(f"{5:032x}", run_of(1)))
-    streams.elsewhere(f"{2:032x}")
+    streams.deleted(f"{2:032x}")
     after = live.snapshot(age=0)
     told = msgspec.to_builtins(changes(before, after))
     known = {view.id: msgspec.to_builtins(view) for view in before.ranks}

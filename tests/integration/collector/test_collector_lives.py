@@ -133,21 +133,21 @@ def test_a_start_that_comes_late_is_not_the_latest() -> None:
     assert rank.latest is now
 
 
-def test_what_another_collector_takes_is_forgotten() -> None:
+def test_a_stream_that_was_deleted_is_forgotten() -> None:
     """Not while it is connected; a rank that has nothing else is gone."""
     first, second = life(1, run_of(0), [(0, 0, 10)]), life(2, run_of(0), [(0, 0, 10)])
     live, streams = live_of(first, second)
     streams.unread["9" * 32] = Path("/nowhere")
-    streams.elsewhere("9" * 32)
+    streams.deleted("9" * 32)
     assert not streams.unread
     second.connection = object()
-    streams.elsewhere(second.id)
+    streams.deleted(second.id)
     assert len(streams.all) == 2
     second.connection = None
-    streams.elsewhere(second.id)
+    streams.deleted(second.id)
     assert list(streams.all) == [first.id] and not first.superseded
     assert live.snapshot().job.ranks == 1
-    streams.elsewhere(first.id)
+    streams.deleted(first.id)
     assert not streams.all and not streams.ranks
 
 
