@@ -83,10 +83,8 @@ export class StepChart {
     this.#busy = true;
     this.#requestedAt = performance.now();
     const few = ranks.length <= FEW;
-    const shown = ranks
-      .filter((view) => few || chosen.has(view.id) || view.slow_factor !== null)
-      .sort((one, other) => Number(chosen.has(other.id)) - Number(chosen.has(one.id)))
-      .slice(0, MOST_LINES);
+    const slow = ranks.filter((view) => view.slow_factor !== null && !chosen.has(view.id));
+    const shown = few ? ranks : [...ranks.filter((view) => chosen.has(view.id)), ...slow].slice(0, MOST_LINES);
     try {
       const ids = shown.map((view) => view.id).join(",");
       /** @type {import("./api").Chart} */

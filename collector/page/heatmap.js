@@ -90,6 +90,7 @@ export class HeatMap {
   #requestedAt = -Infinity;
   #busy = false;
   #turn = 0; // answers to requests of an earlier one are not shown
+  #zoomedAnew = false; // the cursor is announced when the answer is there
   #onChoose;
 
   /** @param {(id: string) => void} onChoose a rank is chosen */
@@ -217,6 +218,8 @@ export class HeatMap {
     setText(byId("heat-last-step"), `step ${integer(this.#stepsOf(answer.columns - 1).last)}`);
     setText(byId("heat-text"), this.#description());
     this.#followPointer();
+    if (this.#zoomedAnew && this.#canvas.matches(":focus-visible")) this.#showCursor();
+    this.#zoomedAnew = false;
   }
 
   // A cell is one pixel of the canvas, which is stretched.
@@ -385,6 +388,7 @@ export class HeatMap {
     toAddress({ map: this.#zoomed ? map : null });
     byId("heat-reset").hidden = !this.#zoomed;
     this.#hideCell();
+    this.#zoomedAnew = true;
     this.#again();
   }
 
