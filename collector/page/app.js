@@ -43,8 +43,14 @@ function changeJob() {
   ranks.clear();
   for (const part of [chart, heatMap, windows, changes, table, findings]) part.reset();
   for (const id of ["summary", "verdict"]) byId(id).replaceChildren();
+  restore();
   showConnection("connecting", false);
   connection.abort();
+}
+
+// Shows what the address says.
+function restore() {
+  for (const part of [chart, heatMap, table]) part.restore();
 }
 
 /**
@@ -127,7 +133,7 @@ async function follow() {
 
 onAddress(() => {
   if (jobs.restore()) changeJob();
-  for (const part of [chart, heatMap, table]) part.restore();
+  else restore();
 });
 document.addEventListener("visibilitychange", show);
 byId("record-button").addEventListener("click", () => recording.open([...ranks.values()], table.chosenViews(), jobs.chosen));
