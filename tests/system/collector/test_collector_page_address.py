@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from tests.support.collecting import collecting, trained, training, until
-from tests.system.collector.test_collector_page import PLOTS, quiet_page
+from tests.system.collector.test_collector_page import PLOTS, quiet_page, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -38,7 +38,7 @@ def test_an_address_shows_the_same_to_others(tmp_path: Path) -> None:
             until(lambda: len(collector.get("/v1/steps")["times"]) > 6)
         trained(collector.url, 2)
         page.add_init_script(PLOTS)
-        page.goto(collector.url)
+        visit(page, collector.url)
         page.get_by_role("radio", name="whole run").check(force=True)
         page.get_by_role("button", name="Step time").press("Enter")
         page.get_by_role("button", name="Step time").press("Enter")
@@ -75,7 +75,7 @@ def test_another_job_is_shown_without_the_zoom_of_the_one_before(tmp_path: Path)
             with training(collector.url, 0, name=name, world=1, steps=10_000):
                 until(lambda name=name: len(collector.get(f"/v1/steps?job={name}+x1")["times"]) > 6)
         page.add_init_script(PLOTS)
-        page.goto(f"{collector.url}/?job=one+x1")
+        visit(page, f"{collector.url}/?job=one+x1")
         zoom(page)
         until(lambda: "t" in parameters(page))
         zoomed = parameters(page)
