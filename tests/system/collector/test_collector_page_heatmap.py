@@ -77,8 +77,12 @@ def when(page: Page, look: Callable[[], bool]) -> None:
     until(looked)
 
 
-async def shown(tmp_path: Path, look: Any) -> None:
+def shown(tmp_path: Path, look: Callable[[str], None]) -> None:
     """Looks at the page of a collector with some ranks, on a thread."""
+    asyncio.run(_serve(tmp_path, look))
+
+
+async def _serve(tmp_path: Path, look: Callable[[str], None]) -> None:
     collector = Collector(CollectorSettings(directory=tmp_path, port=0))
     for number in range(RANKS):
         stream = Stream(f"{number:032x}", run_of(number))
@@ -113,7 +117,7 @@ def pixels(page: Page) -> list[list[list[int]]]:
     ]
 
 
-async def test_cells_have_colours_and_words(tmp_path: Path) -> None:
+def test_cells_have_colours_and_words(tmp_path: Path) -> None:
     """In both themes; what is not known is transparent. The pointer and the arrow keys say what a cell is."""
 
     def look(url: str) -> None:
@@ -150,10 +154,10 @@ async def test_cells_have_colours_and_words(tmp_path: Path) -> None:
             page.keyboard.press("Enter")
             assert page.get_by_label("Choose rank 2").is_checked()
 
-    await shown(tmp_path, look)
+    shown(tmp_path, look)
 
 
-async def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
+def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
     """The zoom is asked for, and is in the address; a button ends it. A row of several ranks is shown rank by rank first."""
 
     def look(url: str) -> None:
@@ -186,10 +190,10 @@ async def test_a_drag_zooms_and_a_click_chooses(tmp_path: Path) -> None:
             page.get_by_role("radio", name="own time").check(force=True)
             when(page, lambda: asked[-1]["value"] == ["own"])
 
-    await shown(tmp_path, look)
+    shown(tmp_path, look)
 
 
-async def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
+def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
     """And every two seconds at most."""
 
     def look(url: str) -> None:
@@ -209,10 +213,10 @@ async def test_it_is_asked_for_while_it_is_in_view(tmp_path: Path) -> None:
             page.wait_for_timeout(3500)
             assert len(asked) > before
 
-    await shown(tmp_path, look)
+    shown(tmp_path, look)
 
 
-async def test_a_collector_without_a_heat_map(tmp_path: Path) -> None:
+def test_a_collector_without_a_heat_map(tmp_path: Path) -> None:
     """The section is hidden, and nothing else is missing."""
 
     def look(url: str) -> None:
@@ -225,4 +229,4 @@ async def test_a_collector_without_a_heat_map(tmp_path: Path) -> None:
             page.get_by_text("live", exact=True).wait_for()
             assert not page.get_by_role("heading", name="Ranks and steps").is_visible()
 
-    await shown(tmp_path, look)
+    shown(tmp_path, look)
