@@ -40,7 +40,8 @@ export class VirtualRows {
   #spaces = [];
   /** @type {string[]} */
   #widest = [];
-  #height = 28;
+  #height = 28; // of a row, in CSS pixels, until one is measured
+  #measured = false;
   #scheduled = false;
   #listening = new AbortController();
   #resized = new ResizeObserver(() => this.#schedule());
@@ -181,7 +182,11 @@ export class VirtualRows {
     const height = rows.values().next().value?.node.getBoundingClientRect().height;
     if (height && Math.abs(height - this.#height) > 0.01) {
       this.#height = height;
-      this.#schedule();
+      if (this.#measured) this.#schedule();
+      else {
+        this.#measured = true;
+        this.#draw();
+      }
     }
     const line = find(this.#foot, "tr", HTMLTableRowElement);
     if (line.cells.length !== this.#widest.length) line.replaceChildren(...this.#widest.map(() => element("td")));

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.support.collecting import CollectorProcess, collecting, trained
-from tests.system.collector.test_collector_page import cell, quiet_page
+from tests.system.collector.test_collector_page import cell, quiet_page, violations
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -66,6 +66,7 @@ def test_the_most_costly_finding_comes_first(tmp_path: Path) -> None:
         assert "<b>its steps</b> take 30 ms" in evidence.inner_text()
         assert "From 640 steps of 2 ranks. Less costly: Data is loaded late." in evidence.inner_text()
         assert found.get_by_role("listitem").count() == 3, "one finding, with two lines of evidence"
+        assert violations(page) == "[]"
         found.get_by_role("button", name="rank 1").click()
         assert page.get_by_label("Choose rank 1").is_checked()
         assert not page.get_by_label("Choose rank 0").is_checked()

@@ -14,7 +14,7 @@ from stepscope.collector.app import Collector
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.settings import CollectorSettings
 from tests.support.collecting import until
-from tests.system.collector.test_collector_page import quiet_page, visit
+from tests.system.collector.test_collector_page import quiet_page, violations, visit
 from tests.unit.collector.test_collector_live import SECOND, START, run_of, steps
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def test_cells_have_colours_and_words(tmp_path: Path) -> None:
             assert tip.inner_text() == live.inner_text()
             page.keyboard.press("Enter")
             assert page.get_by_label("Choose rank 2").is_checked()
+            assert violations(page) == "[]"
 
     shown(tmp_path, look)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from tests.support.basics import ROOT
 from tests.support.collecting import collecting, training, until
 from tests.support.launch import launched
-from tests.system.collector.test_collector_page import quiet_page
+from tests.system.collector.test_collector_page import quiet_page, violations
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -85,6 +85,7 @@ def test_the_chosen_ranks_record(tmp_path: Path) -> None:
             dialog.get_by_label("Steps", exact=True).fill("3")
             page.keyboard.press("Enter")
             dialog.get_by_text("it lacks the scope 'control'").wait_for()
+            assert violations(page) == "[]"
             token = dialog.get_by_label("Token for this request only")
             token.fill("a-token-of-nobody")
             page.keyboard.press("Enter")
