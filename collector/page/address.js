@@ -2,7 +2,7 @@
 // What the page shows, as parameters of its address: so that it can be kept, reloaded and sent to a colleague.
 //
 // job, range (`all`), t (zoom of the chart: from-to in Unix seconds), filter, sort (a column, with `-` for the other direction),
-// ranks (ids of the chosen ones), map (zoom of the heat map: ranks and steps) and value (`own`).
+// ranks (ids of the chosen ones), map (zoom of the heat map: positions of ranks, and steps) and value (`whole`).
 
 const PAUSE = 250; // ms in which changes are collected: browsers limit how often a page may change its address
 

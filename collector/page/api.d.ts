@@ -44,6 +44,19 @@ export interface Health {
   status: "ok";
 }
 
+export interface Heatmap {
+  job_id: string | null;
+  first_step: number;
+  steps_per_column: number;
+  columns: number;
+  rows: Array<string>;
+  ranks_per_row: number;
+  ranks: number;
+  value: "own" | "whole";
+  median_ms: Array<number | null>;
+  values: string;
+}
+
 export interface InstantRow {
   name: string;
   category: string;
@@ -56,6 +69,14 @@ export interface JobEntry {
   connected: number;
   died: number;
   slow: number;
+}
+
+export interface JobVerdict {
+  job_id: string;
+  at_ns: number;
+  steps: number;
+  ranks: number;
+  findings: Array<LiveFinding>;
 }
 
 export interface JobView {
@@ -77,6 +98,7 @@ export interface JobView {
   dropped: number;
   step_ms: number | null;
   slowest: Array<SlowRank>;
+  verdicts: Array<JobVerdict>;
   shared: number;
   rank_files: Array<string>;
   merged_files: Array<string>;
@@ -86,6 +108,18 @@ export interface JobView {
   nats: NatsView | null;
   parts: Array<PartView>;
   unwritten_lines: number;
+}
+
+export interface LiveFinding {
+  id: string;
+  title: string;
+  evidence: Array<string>;
+  action: string;
+  gain: string;
+  cost: number;
+  certainty: string;
+  ranks: Array<number>;
+  steps: Array<number>;
 }
 
 export interface NatsView {
@@ -144,6 +178,10 @@ export interface RankChange {
   dropped?: number;
   clock_bound_us?: number | null;
   windows?: number;
+  cpu_share?: number | null;
+  data_share?: number | null;
+  communication_share?: number | null;
+  resident_bytes?: number | null;
   slow_factor?: number | null;
 }
 
@@ -176,6 +214,10 @@ export interface RankView {
   clock_bound_us: number | null;
   windows: number;
   slow_factor: number | null;
+  cpu_share: number | null;
+  data_share: number | null;
+  communication_share: number | null;
+  resident_bytes: number | null;
   restoring: boolean;
   others: Array<string>;
 }

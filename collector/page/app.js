@@ -92,7 +92,7 @@ function show() {
   showSummary(job);
   setText(byId("job"), byId("job-choice").hidden ? names.filter((name) => name !== "stepscope").join(", ") : "");
   document.title = `${job.slowest.length || job.died ? "⚠ " : ""}${names.join(", ") || "stepscope"} – stepscope`;
-  findings.update(job, chosen);
+  findings.update(job.verdicts);
   showVerdict(job, ranks, chosen);
   showStatus(job);
   byId("record-button").hidden = job.exposed || !job.connected; // an exposed collector takes no orders

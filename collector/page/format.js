@@ -1,12 +1,7 @@
 // @ts-check
 // Numbers, times and names as people read them.
 
-/**
- * What an older collector does not know of a rank: processor time of the thread that steps per step time, memory of the process, and
- * the shares of a step for data and communication.
- * @typedef {{ cpu_share?: number | null, resident_bytes?: number | null, data_share?: number | null, communication_share?: number | null }} Counters
- */
-/** @typedef {import("./api").RankView & Counters & { jobLabel?: string }} Rank A rank; `jobLabel` names its job where ranks of several are shown. */
+/** @typedef {import("./api").RankView & { jobLabel?: string }} Rank A rank; `jobLabel` names its job where ranks of several are shown. */
 
 const NONE = "–";
 

@@ -5,21 +5,11 @@
 import { fromAddress, toAddress } from "./address.js";
 import { byId, element, setText } from "./dom.js";
 import { integer, milliseconds, rankName } from "./format.js";
-import { json, ServerError, withQuery } from "./server.js";
+import { json, withQuery } from "./server.js";
 
 /** @typedef {import("./format.js").Rank} Rank */
-/**
- * @typedef {object} HeatMapAnswer
- * @property {number} first_step
- * @property {number} steps_per_column
- * @property {number} columns
- * @property {string[]} rows id of the first rank of each
- * @property {number} ranks_per_row
- * @property {number} ranks
- * @property {(number | null)[]} median_ms of each column
- * @property {string} values base64 of a byte for each cell, row by row
- */
-/** @typedef {{ fromRank: number | null, toRank: number | null, fromStep: number | null, toStep: number | null }} View */
+/** @typedef {import("./api").Heatmap} Heatmap */
+/** @typedef {{ fromRank: number | null, toRank: number | null, fromStep: number | null, toStep: number | null }} View The first and the last. */
 /** @typedef {{ row: number, column: number }} Cell */
 
 const EVERY = 2000; // ms between two requests
@@ -69,12 +59,12 @@ export class HeatMap {
   #canvas = byId("heat-canvas", HTMLCanvasElement);
   #dark = matchMedia("(prefers-color-scheme: dark)");
   #colours = colourTable(LIGHT);
-  /** @type {HeatMapAnswer | null} */
+  /** @type {Heatmap | null} */
   #answer = null;
   #bytes = new Uint8Array();
   /** @type {View} */
   #view = EVERYTHING;
-  #value = "whole";
+  #value = "own";
   /** @type {Map<string, Rank>} */
   #ranks = new Map();
   /** @type {string | null} */
@@ -86,7 +76,6 @@ export class HeatMap {
   /** @type {{ x: number, y: number } | null} */
   #pointer = null;
   #visible = true; // until the observer has looked
-  #missing = false; // the collector has no heat map
   #requestedAt = -Infinity;
   #busy = false;
   #turn = 0; // answers to requests of an earlier one are not shown
@@ -104,7 +93,7 @@ export class HeatMap {
     for (const input of this.#inputs) {
       input.addEventListener("change", () => {
         this.#value = input.value;
-        toAddress({ value: this.#value === "own" ? "own" : null });
+        toAddress({ value: this.#value === "whole" ? "whole" : null });
         this.#again();
       });
     }
@@ -119,7 +108,7 @@ export class HeatMap {
 
   /** Takes zoom and kind of time from the address. */
   restore() {
-    this.#value = fromAddress("value") === "own" ? "own" : "whole";
+    this.#value = fromAddress("value") === "whole" ? "whole" : "own";
     for (const input of this.#inputs) input.checked = input.value === this.#value;
     const numbers = fromAddress("map")?.match(/^(\d*)-(\d*),(\d*)-(\d*)$/) ?? [];
     const [fromRank, toRank, fromStep, toStep] = [1, 2, 3, 4].map((at) => (numbers[at] ? Number(numbers[at]) : null));
@@ -131,7 +120,6 @@ export class HeatMap {
   /** Other ranks are shown from now on. */
   reset() {
     this.#answer = null;
-    this.#missing = false;
     this.#section.hidden = true;
     this.#hideCell();
   }
@@ -146,13 +134,13 @@ export class HeatMap {
     this.#job = job;
     if (ranks.size < 2) this.#section.hidden = true; // a rank alone has nobody to be compared with
     const due = performance.now() - this.#requestedAt >= EVERY;
-    if (ranks.size < 2 || this.#missing || this.#busy || document.hidden || !due || !(this.#visible || this.#section.hidden)) return;
+    if (ranks.size < 2 || this.#busy || document.hidden || !due || !(this.#visible || this.#section.hidden)) return;
     const turn = this.#turn;
     this.#busy = true;
     this.#requestedAt = performance.now();
     const { fromRank, toRank, fromStep, toStep } = this.#view;
     try {
-      /** @type {HeatMapAnswer} */
+      /** @type {Heatmap} */
       const answer = await json(
         withQuery("/v1/heatmap", {
           job,
@@ -166,11 +154,6 @@ export class HeatMap {
         }),
       );
       if (turn === this.#turn) this.#show(answer);
-    } catch (error) {
-      if (!(error instanceof ServerError) || error.status !== 404) throw error;
-      if (turn !== this.#turn) return;
-      this.#missing = true;
-      this.#section.hidden = true;
     } finally {
       if (turn === this.#turn) this.#busy = false;
     }
@@ -196,7 +179,7 @@ export class HeatMap {
     if (this.#answer) this.update(this.#ranks, this.#job).catch((error) => setText(byId("heat-text"), error.message));
   }
 
-  /** @param {HeatMapAnswer} answer */
+  /** @param {Heatmap} answer */
   #show(answer) {
     const rows = answer.rows.length;
     this.#answer = answer;
@@ -260,7 +243,8 @@ export class HeatMap {
     const per = [ranks_per_row > 1 ? `a row for ${integer(ranks_per_row)} ranks` : "", steps_per_column > 1 ? `a column for ${integer(steps_per_column)} steps` : ""];
     const parts = [`${integer(ranks)} ranks, ${integer(rows)} by ${integer(columns)} cells`, ...per.filter(Boolean)];
     const top = this.#bytes[highest] ? ` The highest: ${this.#cellText({ row: Math.floor(highest / columns), column: highest % columns })}` : "";
-    return `${parts.join(", ")}.${top}`;
+    const unknown = this.#value === "own" && this.#answer.value === "whole" ? " No collectives are known: times are those of whole steps." : "";
+    return `${parts.join(", ")}.${top}${unknown}`;
   }
 
   /** @param {number} row */
@@ -272,14 +256,14 @@ export class HeatMap {
 
   /** @param {number} column */
   #stepsOf(column) {
-    const { first_step, steps_per_column } = /** @type {HeatMapAnswer} */ (this.#answer);
+    const { first_step, steps_per_column } = /** @type {Heatmap} */ (this.#answer);
     const first = first_step + column * steps_per_column;
     return { first, last: first + steps_per_column - 1 };
   }
 
   /** @param {Cell} cell */
   #cellText({ row, column }) {
-    const { ranks_per_row, columns, median_ms } = /** @type {HeatMapAnswer} */ (this.#answer);
+    const { ranks_per_row, columns, median_ms } = /** @type {Heatmap} */ (this.#answer);
     const { first, last } = this.#stepsOf(column);
     const ranks = ranks_per_row > 1 ? `the slowest of ${integer(ranks_per_row)} ranks from ${this.#rowName(row)}` : this.#rowName(row);
     const steps = first === last ? `step ${integer(first)}` : `steps ${integer(first)} to ${integer(last)}`;
@@ -287,7 +271,7 @@ export class HeatMap {
     const median = median_ms[column];
     if (!byte || median === null) return `${ranks}, ${steps}: nothing is known.`;
     const ratio = ratioOf(byte);
-    const own = this.#value === "own" ? " of its own work" : "";
+    const own = this.#answer?.value === "own" ? " of its own work" : "";
     return `${ranks}, ${steps}: ${milliseconds(ratio * median)}${own}, ${ratio.toFixed(2)} times the median.`;
   }
 
@@ -365,17 +349,17 @@ export class HeatMap {
   /** @param {{ from: Cell, to: Cell }} cells */
   #zoomTo({ from, to }) {
     const { rows, columns } = this.#size;
-    const { ranks_per_row } = /** @type {HeatMapAnswer} */ (this.#answer);
+    const { ranks_per_row } = /** @type {Heatmap} */ (this.#answer);
     const firstRank = this.#view.fromRank ?? 0;
     /** @type {View} */
     const view = { ...this.#view };
     if (from.row > 0 || to.row < rows - 1) {
       view.fromRank = firstRank + from.row * ranks_per_row;
-      view.toRank = firstRank + (to.row + 1) * ranks_per_row;
+      view.toRank = firstRank + (to.row + 1) * ranks_per_row - 1;
     }
     if (from.column > 0 || to.column < columns - 1) {
       view.fromStep = this.#stepsOf(from.column).first;
-      view.toStep = this.#stepsOf(to.column).last + 1;
+      view.toStep = this.#stepsOf(to.column).last;
     }
     this.#setView(view);
   }

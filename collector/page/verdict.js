@@ -5,32 +5,13 @@ import { byId, element, setText } from "./dom.js";
 import { integer, milliseconds, percent, rankName } from "./format.js";
 
 /** @typedef {import("./format.js").Rank} Rank */
-/**
- * @typedef {object} Finding
- * @property {string} id
- * @property {string} title
- * @property {string[]} evidence
- * @property {string} action
- * @property {string} gain
- * @property {number} cost share of the time, from 0 to 1
- * @property {string} certainty
- * @property {number[]} ranks
- * @property {number[]} steps
- */
-/** @typedef {{ job_id: string, at_ns: number, steps: number, ranks: number, findings: Finding[] }} Verdict */
-/** @typedef {import("./api").JobView & { verdicts?: Verdict[] }} JobView An older collector has no verdicts. */
+/** @typedef {import("./api").JobView} JobView */
+/** @typedef {import("./api").JobVerdict} JobVerdict */
 
 const MOST_JOBS = 5;
 const MOST_RANKS = 16; // buttons
 const NAMED = 3; // ranks with a sentence each
 const ABSENT = 8;
-
-/**
- * The verdicts of the job that is shown, or of all.
- * @param {JobView} job
- * @param {string | null} chosen
- */
-const verdictsOf = (job, chosen) => (job.verdicts ?? []).filter((verdict) => chosen === null || verdict.job_id === chosen);
 
 export class Findings {
   #onChoose;
@@ -49,33 +30,30 @@ export class Findings {
 
   /**
    * Shows the most costly finding of each job. What is the same stays: who reads its evidence is not disturbed.
-   * @param {JobView} job
-   * @param {string | null} chosen
+   * @param {JobVerdict[]} verdicts
    */
-  update(job, chosen) {
-    const verdicts = verdictsOf(job, chosen).filter((verdict) => verdict.findings.length);
-    const shown = verdicts.map((verdict) => ({ verdict, findings: verdict.findings.toSorted((one, other) => other.cost - one.cost) }));
-    shown.sort((one, other) => other.findings[0].cost - one.findings[0].cost);
-    const key = JSON.stringify(shown.map(({ verdict, findings }) => [verdict.job_id, findings]));
+  update(verdicts) {
+    const shown = verdicts.filter((verdict) => verdict.findings.length).sort((one, other) => other.findings[0].cost - one.findings[0].cost);
+    const key = JSON.stringify(shown.map(({ job_id, findings }) => [job_id, findings]));
     if (key === this.#key) return;
     this.#key = key;
     const list = byId("findings");
     const open = new Set([...list.querySelectorAll("details[open]")].map((details) => details.closest("li")?.dataset.job));
     const several = shown.length > 1;
-    const items = shown.slice(0, MOST_JOBS).map(({ verdict, findings }) => this.#item(verdict, findings, several, open.has(verdict.job_id)));
+    const items = shown.slice(0, MOST_JOBS).map((verdict) => this.#item(verdict, several, open.has(verdict.job_id)));
     if (shown.length > MOST_JOBS) items.push(element("li", {}, `${integer(shown.length - MOST_JOBS)} more jobs have findings: choose one above.`));
     list.replaceChildren(...items);
   }
 
   /**
-   * @param {Verdict} verdict
-   * @param {Finding[]} findings the most costly one first
+   * @param {JobVerdict} verdict
    * @param {boolean} several whether other jobs have findings, too
    * @param {boolean} open whether its evidence is shown
    */
-  #item(verdict, [finding, ...others], several, open) {
+  #item(verdict, several, open) {
+    const [finding, ...others] = verdict.findings; // the most costly one first
     const title = `${several ? `${verdict.job_id}: ` : ""}${sentence(finding.title)}`;
-    const facts = [`costs ${percent(finding.cost)} of the time`, finding.gain && `gain: ${finding.gain}`, finding.certainty && `certainty: ${finding.certainty}`];
+    const cost = `It costs ${percent(finding.cost)} of the time (${finding.certainty}).`;
     const evidence = element("details", { open }, element("summary", {}, "Evidence"));
     if (finding.evidence.length) evidence.append(element("ul", {}, ...finding.evidence.map((text) => element("li", {}, text))));
     const judged = `From ${integer(verdict.steps)} steps of ${ranksText(verdict.ranks)}.`;
@@ -84,8 +62,8 @@ export class Findings {
     const item = element(
       "li",
       {},
-      element("p", { className: "title" }, element("strong", {}, title), ` ${facts.filter(Boolean).join(", ")}.`),
-      ...(finding.action ? [element("p", {}, `Try: ${finding.action}`)] : []),
+      element("p", { className: "title" }, element("strong", {}, title), ` ${cost}`),
+      ...(finding.action ? [element("p", {}, `Try: ${sentence(finding.action)}`, finding.gain ? ` Gain: ${sentence(finding.gain)}` : "")] : []),
       ...(finding.ranks.length ? [this.#ranks(verdict.job_id, finding.ranks)] : []),
       evidence,
     );
@@ -131,8 +109,7 @@ export function showVerdict(job, ranks, chosen) {
     texts.push(`Not seen yet: rank ${job.absent.slice(0, ABSENT).join(", ")}${job.absent.length > ABSENT ? " and more" : ""}.`);
   }
   if (job.restoring) texts.push(`The collector reads the files of ${integer(job.restoring)} earlier streams.`);
-  const verdicts = verdictsOf(job, chosen);
-  if (!texts.length && !verdicts.some((verdict) => verdict.findings.length)) texts.push(nothingWrong(job, verdicts, chosen));
+  if (!texts.length && !job.verdicts.some((verdict) => verdict.findings.length)) texts.push(nothingWrong(job, chosen));
   const verdict = byId("verdict");
   setText(verdict, texts.join(" "));
   verdict.classList.toggle("bad", job.slowest.length > 0 || job.shared > 0);
@@ -140,13 +117,12 @@ export function showVerdict(job, ranks, chosen) {
 
 /**
  * @param {JobView} job
- * @param {Verdict[]} verdicts
  * @param {string | null} chosen
  */
-function nothingWrong(job, verdicts, chosen) {
+function nothingWrong(job, chosen) {
   if (!job.ranks) return chosen === null ? "Waiting for the first rank." : `No rank of the job ${chosen} is here.`;
-  const steps = verdicts.reduce((sum, verdict) => sum + verdict.steps, 0);
-  const judged = steps ? `${integer(steps)} steps were judged.` : "";
+  const steps = Math.max(0, ...job.verdicts.map((verdict) => verdict.steps));
+  const judged = steps ? `Nothing stands out in ${job.ranks === 1 ? "" : "up to "}${integer(steps)} steps${job.ranks === 1 ? "" : " of each"}.` : "";
   return job.ranks === 1 ? judged : `No rank is slower than by chance. ${judged}`.trim();
 }
 

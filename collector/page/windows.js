@@ -17,7 +17,7 @@ const DIALOG_ROWS = 30; // a longer table of the dialog has only the rows in vie
 const TITLES = { chrome: "Chrome trace", perfetto: "Perfetto trace", parquet: "Parquet table" };
 const COLUMNS = ["Window", "Began", "Ranks", "Steps", "Events", "Lost", "State", "Files"];
 const HEAD = ["Steps", "Events", "Lost", "State", "Files"];
-const WORDS = new Set(["Window", "Rank", "Began", "State", "Files", "Name", "Category"]);
+const WORDS = new Set(["Window", "Rank", "Began", "State", "Files", "Name", "Category", "Host", "Records", "Answer"]);
 const STATUS = "window-status"; // of the dialog
 const LIST_STATUS = "windows-status"; // of the list
 
@@ -45,7 +45,7 @@ export class Windows {
     this.#turn += 1;
     this.#requestedAt = -Infinity;
     find(byId("window-table"), "tbody").replaceChildren();
-    byId("window-table").hidden = true;
+    byId("window-list").hidden = true;
     byId("no-windows").hidden = true;
     setText(byId(LIST_STATUS), "");
   }
@@ -71,7 +71,7 @@ export class Windows {
     if (turn !== this.#turn) return;
     this.#severalJobs = new Set(windows.map((window) => window.job_id)).size > 1;
     byId("no-windows").hidden = windows.length > 0;
-    byId("window-table").hidden = windows.length === 0;
+    byId("window-list").hidden = windows.length === 0;
     const body = find(byId("window-table"), "tbody");
     const focused = body.contains(document.activeElement) ? document.activeElement?.ariaLabel : null;
     body.replaceChildren(...windows.map((window) => this.#row(window)));
