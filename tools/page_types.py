@@ -64,23 +64,22 @@ def _object(schema: dict[str, Any], *, answer: bool) -> str:
 
 def _type(schema: dict[str, Any]) -> str:
     """The type that a schema describes."""
-    match schema:
-        case {"$ref": str(reference)}:
-            return reference.rpartition("/")[2]
-        case {"enum": list(values)}:
-            return " | ".join(json.dumps(value) for value in values)
-        case {"anyOf": list(several)}:
-            return " | ".join(dict.fromkeys(_type(one) for one in several))
-        case {"type": "array"}:
-            return f"Array<{_type(schema.get('items', {}))}>"
-        case {"type": "object"}:
-            return f"Record<string, {_type(schema.get('additionalProperties', {}))}>"
-        case {"type": str(name)}:
-            return _SIMPLE[name]
-        case _ if not schema:
-            return "unknown"
-        case _:
-            raise ValueError(f"no TypeScript type is known for the schema {schema!r}: add it to tools/page_types.py")
+    kind: str | None = schema.get("type")
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "enum" in schema:
+        return " | ".join(map(json.dumps, schema["enum"]))
+    if "anyOf" in schema:
+        return " | ".join(dict.fromkeys(map(_type, schema["anyOf"])))
+    if kind == "array":
+        return f"Array<{_type(schema.get('items', {}))}>"
+    if kind == "object":
+        return f"Record<string, {_type(schema.get('additionalProperties', {}))}>"
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if not schema:
+        return "unknown"
+    raise ValueError(f"no TypeScript type is known for the schema {schema!r}: add it to tools/page_types.py")
 
 
 def main() -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tools import page_types
@@ -14,6 +16,6 @@ def test_the_types_are_those_of_the_interface() -> None:
 
 def test_a_schema_of_an_unknown_form_is_an_error() -> None:
     """No type is better than a wrong one."""
-    schema = {"properties": {"it": {"allOf": []}}}
+    schema: dict[str, Any] = {"properties": {"it": {"allOf": []}}}
     with pytest.raises(ValueError, match="tools/page_types"):
         page_types.declarations({"paths": {}, "components": {"schemas": {"It": schema}}})

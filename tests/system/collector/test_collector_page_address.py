@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from tests.support.collecting import collecting, trained, training, until
+from tests.support.collecting import CollectorProcess, collecting, trained, training, until
 from tests.system.collector.test_collector_page import PLOTS, quiet_page, visit
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ SCALE = "[plots.at(-1).scales.x.min, plots.at(-1).scales.x.max]"
 def parameters(page: Page) -> dict[str, str]:
     """What the address says."""
     return {name: value for name, (value,) in parse_qs(str(page.evaluate("location.search")).removeprefix("?")).items()}
+
+
+def has_times(collector: CollectorProcess, job: str) -> bool:
+    """Whether there is enough of a job to zoom."""
+    return len(collector.get(f"/v1/steps?job={job}")["times"]) > 6
 
 
 def zoom(page: Page) -> None:
@@ -73,7 +79,7 @@ def test_another_job_is_shown_without_the_zoom_of_the_one_before(tmp_path: Path)
     with collecting(tmp_path) as collector, quiet_page() as page:
         for name in ("one", "two"):
             with training(collector.url, 0, name=name, world=1, steps=10_000):
-                until(lambda name=name: len(collector.get(f"/v1/steps?job={name}+x1")["times"]) > 6)
+                until(partial(has_times, collector, f"{name}+x1"))
         page.add_init_script(PLOTS)
         visit(page, f"{collector.url}/?job=one+x1")
         zoom(page)
