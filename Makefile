@@ -15,7 +15,7 @@
 # make torture   breaks the runtime in every way, about five minutes, and writes docs/reliability.md
 # make chance    breaks the runtime as chance has it, CHANCE_MINUTES=10
 # make endurance 100 million spans and 10,000 starts, about sixteen minutes, for docs/reliability.md
-# make docs      docs/settings.md, of what the settings say of themselves, and tests/checklist.json
+# make docs      docs/settings.md, of what the settings say of themselves, the types of the live page, and tests/checklist.json
 # make wheel     dist/
 # Each target makes what it needs; what is there already is not made again.
 
@@ -197,6 +197,7 @@ endurance: install
 
 docs: install
 	@$(BIN)/python -m docs.settings
+	@$(BIN)/python -m tools.page_types
 	@$(BIN)/python -m tools.checklist
 
 # Through the source distribution, which shows that it is complete; for each Python at hand. auditwheel gives them the manylinux tag.
@@ -260,7 +261,8 @@ $(JAX_VENV)/stamp: pyproject.toml
 	@touch $@
 
 # What TensorBoard's trace view would load from the network; tests serve it from here.
-viewers: .cache/viewers/webcomponents/package/webcomponents.min.js .cache/viewers/axe-core/package/axe.min.js
+viewers: .cache/viewers/webcomponents/package/webcomponents.min.js .cache/viewers/axe-core/package/axe.min.js \
+	.cache/viewers/typescript/package/lib/tsc.js
 
 .cache/viewers/webcomponents/package/webcomponents.min.js:
 	@mkdir -p .cache/viewers/webcomponents
@@ -273,6 +275,13 @@ viewers: .cache/viewers/webcomponents/package/webcomponents.min.js .cache/viewer
 	@mkdir -p .cache/viewers/axe-core
 	npm pack --silent --pack-destination .cache/viewers axe-core@4.14.1
 	tar -xzf .cache/viewers/axe-core-4.14.1.tgz -C .cache/viewers/axe-core
+	@touch $@
+
+# What checks the types of the collector's page.
+.cache/viewers/typescript/package/lib/tsc.js:
+	@mkdir -p .cache/viewers/typescript
+	npm pack --silent --pack-destination .cache/viewers typescript@5.9.3
+	tar -xzf .cache/viewers/typescript-5.9.3.tgz -C .cache/viewers/typescript
 	@touch $@
 
 viewers-if-npm:

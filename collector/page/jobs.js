@@ -1,62 +1,66 @@
-// Which job is shown: the select says it, and so does the address (`?job=…`), so that it can be kept, sent and gone back to.
+// @ts-check
+// The job that is shown: the select has it, and so does the address (`?job=…`).
 
-import { byId, element, say, whole } from "./format.js";
+import { fromAddress, pushAddress } from "./address.js";
+import { byId, element, setText } from "./dom.js";
+import { integer } from "./format.js";
 
-const ALL = "all jobs"; // what stands for them; jobs are numbered, as any text may be a job's name
-
-const named = () => new URLSearchParams(location.search).get("job");
+const ALL = "all jobs"; // stands for them; jobs are numbered, as any text may be a job's name
 
 export class Jobs {
-  chosen = named(); // null: all jobs
-  #select = byId("jobs");
+  /** @type {string | null} null: all jobs */
+  chosen = fromAddress("job");
+  #select = byId("jobs", HTMLSelectElement);
+  /** @type {string[]} */
   #ids = [];
-  #changed;
 
-  // `changed`: another job is to be shown.
-  constructor(changed) {
-    this.#changed = changed;
+  /** @param {() => void} onChange the user has chosen another job */
+  constructor(onChange) {
     this.#select.addEventListener("change", () => {
-      const value = this.#select.value;
+      const { value } = this.#select;
       const id = value === ALL ? null : this.#ids[Number(value)];
       if (id === this.chosen) return;
       this.chosen = id;
-      history.pushState(null, "", id === null ? location.pathname : `?${new URLSearchParams({ job: id })}`);
-      this.#changed();
-    });
-    addEventListener("popstate", () => {
-      if (named() === this.chosen) return;
-      this.chosen = named();
-      this.#choose();
-      this.#changed();
+      // What was chosen of one job is nothing of another.
+      pushAddress({ job: id, t: null, ranks: null, map: null });
+      onChange();
     });
   }
 
-  // `entries`: the jobs that the collector has. Nothing is to be chosen where there is one only.
+  /** Takes the job of the address; returns whether it is another one. */
+  restore() {
+    const before = this.chosen;
+    this.chosen = fromAddress("job");
+    this.#selectChosen();
+    return this.chosen !== before;
+  }
+
+  /** @param {import("./api").JobEntry[]} entries the jobs that the collector has */
   update(entries) {
     const known = new Map(entries.map((entry) => [entry.id, entry]));
     const ids = [...known.keys()];
     if (this.chosen !== null && !known.has(this.chosen)) ids.push(this.chosen);
-    byId("job-choice").hidden = ids.length < 2;
+    byId("job-choice").hidden = ids.length < 2; // there is nothing to choose
     if (ids.join("\n") !== this.#ids.join("\n") || !this.#select.length) {
       this.#ids = ids;
       this.#select.replaceChildren(element("option", { value: ALL }), ...ids.map((_, at) => element("option", { value: String(at) })));
-      this.#choose();
+      this.#selectChosen();
     }
-    say(this.#select.options[0], `All ${whole(entries.length)} jobs`);
-    ids.forEach((id, at) => say(this.#select.options[at + 1], `${id || "(unnamed)"} – ${facts(known.get(id))}`));
+    setText(this.#select.options[0], `All ${integer(entries.length)} jobs`);
+    ids.forEach((id, at) => setText(this.#select.options[at + 1], `${id || "(unnamed)"} – ${facts(known.get(id))}`));
   }
 
-  #choose() {
-    const at = this.#ids.indexOf(this.chosen);
-    this.#select.value = this.chosen === null ? ALL : String(at);
+  #selectChosen() {
+    this.#select.value = this.chosen === null ? ALL : String(this.#ids.indexOf(this.chosen));
   }
 }
 
+/** @param {import("./api").JobEntry | undefined} entry */
 function facts(entry) {
   if (!entry) return "not here";
-  const told = [entry.ranks === 1 ? "1 rank" : `${whole(entry.ranks)} ranks`];
-  if (!entry.connected) told.push("none connected");
-  if (entry.died) told.push(`${whole(entry.died)} died`);
-  if (entry.slow) told.push(`${whole(entry.slow)} slow`);
-  return told.join(", ");
+  const parts = [entry.ranks === 1 ? "1 rank" : `${integer(entry.ranks)} ranks`];
+  if (!entry.connected) parts.push("none connected");
+  if (entry.died) parts.push(`${integer(entry.died)} died`);
+  if (entry.slow) parts.push(`${integer(entry.slow)} slow`);
+  return parts.join(", ");
 }

@@ -1,41 +1,110 @@
-// The table of ranks. Of many ranks only the rows that are seen are there, so that a thousand are no burden.
+// @ts-check
+// The table of ranks.
 
-import { byId, bytes, count, element, microseconds, milliseconds, rankName, say, seconds, whole } from "./format.js";
-import { FEW } from "./chart.js";
+import { fromAddress, toAddress } from "./address.js";
+import { byId, element, find, setText } from "./dom.js";
+import { bytes, clockBound, count, duration, integer, milliseconds, percent, rankName } from "./format.js";
+import { VirtualRows } from "./virtual_rows.js";
 
-const WHOLE = 100; // so many rows are all there, seen or not
-const BEYOND = 12; // rows that are there above and below those that are seen
-const ORDER = { died: 0, silent: 1, connected: 2, ended: 3 };
+/** @typedef {import("./format.js").Rank} Rank */
+/** @typedef {(string | number | boolean)[]} SortKey */
+/**
+ * @typedef {object} Column
+ * @property {string} title
+ * @property {(view: Rank) => string} text
+ * @property {(view: Rank) => SortKey} sort smaller ones come first
+ * @property {string} [hint]
+ * @property {boolean} [number]
+ * @property {(view: Rank) => boolean} [optional] whether a rank has a value; a column without any is not shown
+ */
+/**
+ * @typedef {import("./virtual_rows.js").Row & {
+ *   box: HTMLInputElement, cells: HTMLElement[], factor: HTMLElement, bar: HTMLElement, view: Rank | null, share: string,
+ * }} RankRow
+ */
 
+const STATES = { died: 0, silent: 1, connected: 2, ended: 3 };
+const STEP_TIME = "Step time";
+
+/** @type {Column[]} */
 const COLUMNS = [
-  { title: "Rank", name: (view) => rankName(view), sort: (view) => [view.of ?? "", view.rank === null, view.rank ?? view.id] },
-  { title: "State", name: state, sort: (view) => [ORDER[view.state], -view.silent_s] },
-  { title: "Host", name: (view) => view.host, sort: (view) => [view.host] },
-  { title: "Step", number: true, name: (view) => whole(view.step), sort: (view) => [view.step ?? -1] },
-  { title: "Step time", number: true, name: (view) => milliseconds(view.step_ms), sort: (view) => [-(view.step_ms ?? -1)] },
-  { title: "Own", hint: "of a step, the time in which the rank did not wait for others", number: true, name: (view) => milliseconds(view.own_ms), sort: (view) => [-(view.own_ms ?? -1)] },
-  { title: "Last", number: true, name: (view) => milliseconds(view.last_step_ms), sort: (view) => [-(view.last_step_ms ?? -1)] },
-  { title: "Events/s", number: true, name: (view) => count(view.events_per_s), sort: (view) => [-view.events_per_s] },
-  { title: "Data/s", number: true, name: (view) => bytes(view.bytes_per_s), sort: (view) => [-view.bytes_per_s] },
-  { title: "Events", number: true, name: (view) => count(view.events), sort: (view) => [-view.events] },
-  { title: "Lost", number: true, name: lost, sort: (view) => [-view.dropped, -view.missing_frames] },
-  { title: "Clock", number: true, name: (view) => microseconds(view.clock_bound_us), sort: (view) => [-(view.clock_bound_us ?? -1)] },
-  { title: "Windows", number: true, name: (view) => whole(view.windows), sort: (view) => [-view.windows] },
-  { title: "Starts", number: true, name: (view) => whole(view.incarnation), sort: (view) => [-view.incarnation] },
+  { title: "Rank", text: rankName, sort: (view) => [view.jobLabel ?? "", view.rank === null, view.rank ?? view.id] },
+  { title: "State", text: stateText, sort: (view) => [STATES[view.state], -view.silent_s] },
+  { title: "Host", text: (view) => view.host, sort: (view) => [view.host] },
+  { title: "Step", number: true, text: (view) => integer(view.step), sort: (view) => [view.step ?? -1] },
+  { title: STEP_TIME, number: true, text: (view) => milliseconds(view.step_ms), sort: (view) => largest(view.step_ms) },
+  {
+    title: "Own",
+    hint: "time of a step in which the rank did not wait for others",
+    number: true,
+    text: (view) => milliseconds(view.own_ms),
+    sort: (view) => largest(view.own_ms),
+  },
+  { title: "Last", number: true, text: (view) => milliseconds(view.last_step_ms), sort: (view) => largest(view.last_step_ms) },
+  {
+    title: "CPU",
+    hint: "processor time of the thread that steps, per step time",
+    number: true,
+    text: (view) => percent(view.cpu_share),
+    sort: (view) => largest(view.cpu_share),
+    optional: (view) => isKnown(view.cpu_share),
+  },
+  {
+    title: "Input",
+    hint: "share of a step that loading data takes",
+    number: true,
+    text: (view) => percent(view.data_share),
+    sort: (view) => largest(view.data_share),
+    optional: (view) => isKnown(view.data_share),
+  },
+  {
+    title: "Comm.",
+    hint: "share of a step that communication takes",
+    number: true,
+    text: (view) => percent(view.communication_share),
+    sort: (view) => largest(view.communication_share),
+    optional: (view) => isKnown(view.communication_share),
+  },
+  {
+    title: "Memory",
+    hint: "memory of the process (resident set)",
+    number: true,
+    text: (view) => (isKnown(view.resident_bytes) ? bytes(view.resident_bytes ?? 0) : "–"),
+    sort: (view) => largest(view.resident_bytes),
+    optional: (view) => isKnown(view.resident_bytes),
+  },
+  { title: "Events/s", number: true, text: (view) => count(view.events_per_s), sort: (view) => largest(view.events_per_s) },
+  { title: "Data/s", number: true, text: (view) => bytes(view.bytes_per_s), sort: (view) => largest(view.bytes_per_s) },
+  { title: "Events", number: true, text: (view) => count(view.events), sort: (view) => largest(view.events) },
+  { title: "Lost", number: true, text: lostText, sort: (view) => [-view.dropped, -view.missing_frames] },
+  { title: "Clock", number: true, text: (view) => clockBound(view.clock_bound_us), sort: (view) => largest(view.clock_bound_us) },
+  { title: "Windows", number: true, text: (view) => integer(view.windows), sort: (view) => largest(view.windows) },
+  { title: "Starts", number: true, text: (view) => integer(view.incarnation), sort: (view) => largest(view.incarnation) },
 ];
 
-function state(view) {
+/** @param {number | null | undefined} value */
+const isKnown = (value) => value !== null && value !== undefined;
+
+/** @param {number | null | undefined} value @returns {SortKey} */
+function largest(value) {
+  return [-(value ?? -1)];
+}
+
+/** @param {Rank} view */
+function stateText(view) {
   if (view.restoring) return "reading its file";
-  if (view.state === "silent") return `silent for ${seconds(view.silent_s)}`;
-  if (view.state === "died") return `died ${seconds(view.silent_s)} ago`;
+  if (view.state === "silent") return `silent for ${duration(view.silent_s)}`;
+  if (view.state === "died") return `died ${duration(view.silent_s)} ago`;
   return view.state;
 }
 
-function lost(view) {
-  const frames = view.missing_frames ? `, ${whole(view.missing_frames)} frames` : "";
+/** @param {Rank} view */
+function lostText(view) {
+  const frames = view.missing_frames ? `, ${integer(view.missing_frames)} frames` : "";
   return view.dropped || frames ? `${count(view.dropped)}${frames}` : "0";
 }
 
+/** @param {SortKey} one @param {SortKey} other */
 function compare(one, other) {
   for (let at = 0; at < one.length; at += 1) {
     if (one[at] < other[at]) return -1;
@@ -45,218 +114,204 @@ function compare(one, other) {
 }
 
 export class RankTable {
+  /** Ids of the chosen ranks: they have a line in the chart, and are those to record. */
+  chosen = new Set();
+  /** @type {Map<string, Rank>} */
   #views = new Map();
-  #shown = []; // those that match, in their order
-  #rows = new Map();
-  #spaces = [];
-  #height = 28;
+  #columns = COLUMNS.filter((column) => !column.optional);
   #longest = 0;
-  #widest = COLUMNS.map(() => "");
-  #column = 0;
-  #down = true;
-  #table = byId("rank-table");
-  #scroll = this.#table.parentElement;
-  #buttons = [];
-  #drawing = false;
+  #sort = "Rank";
+  #reverse = false;
+  #table = byId("rank-table", HTMLTableElement);
+  #filter = byId("filter", HTMLInputElement);
+  /** @type {VirtualRows<Rank, RankRow>} */
+  #rows = new VirtualRows(this.#table, {
+    key: (view) => view.id,
+    create: (view) => this.#createRow(view),
+    write: (row, view) => this.#writeRow(row, view),
+  });
+  #onChoice;
+  #onOpen;
 
-  // `changed`: other ranks are to be in the chart; `open`: a rank is to be shown by itself.
-  constructor(changed, open) {
-    this.chosen = new Set();
-    this.changed = changed;
-    this.open = open;
-    const head = this.#table.querySelector("thead tr");
-    head.append(element("th", { scope: "col" }, element("span", { className: "hidden" }, "In the chart")));
-    COLUMNS.forEach((column, index) => {
-      const button = element("button", { type: "button", title: column.hint ?? "" }, column.title);
-      button.addEventListener("click", () => this.#sortBy(index));
-      head.append(element("th", { scope: "col", className: column.number ? "number" : "" }, button));
-    });
-    this.#buttons = [...head.querySelectorAll("button")];
-    this.#table.tFoot.rows[0].append(element("td"), ...COLUMNS.map((_, index) => element(index === 0 ? "th" : "td")));
-    byId("filter").addEventListener("input", () => {
-      this.#scroll.scrollTop = 0;
+  /**
+   * @param {() => void} onChoice other ranks are chosen
+   * @param {(id: string) => void} onOpen a rank is to be shown by itself
+   */
+  constructor(onChoice, onOpen) {
+    this.#onChoice = onChoice;
+    this.#onOpen = onOpen;
+    this.#filter.addEventListener("input", () => {
+      toAddress({ filter: this.#filter.value });
+      find(document, ".ranks").scrollTop = 0;
       this.#arrange();
     });
-    this.#scroll.addEventListener("scroll", () => this.#soon(), { passive: true });
-    this.#table.tBodies[0].addEventListener("focusin", () => this.#soon());
-    new ResizeObserver(() => this.#soon()).observe(this.#scroll);
-    this.#mark();
+    byId("clear-choice").addEventListener("click", () => {
+      this.choose([...this.chosen], false);
+      this.#filter.focus(); // the button is hidden now
+    });
+    this.restore();
   }
 
-  // Other ranks are shown from now on.
+  /** Takes the filter, the order and the chosen ranks from the address. */
+  restore() {
+    this.#filter.value = fromAddress("filter") ?? "";
+    const sort = fromAddress("sort") ?? "";
+    this.#reverse = sort.startsWith("-");
+    this.#sort = COLUMNS.find((column) => column.title === sort.replace(/^-/, ""))?.title ?? "Rank";
+    this.chosen = new Set(fromAddress("ranks")?.split(",").filter(Boolean));
+    this.#head();
+    this.#arrange();
+    this.#showChoice();
+  }
+
+  /** Other ranks are shown from now on. */
   reset() {
     this.chosen.clear();
-    this.#widest.fill("");
-    this.#scroll.scrollTop = 0;
+    this.#rows.clear();
+    find(document, ".ranks").scrollTop = 0;
     this.update([]);
   }
 
+  /** @param {Rank[]} ranks */
   update(ranks) {
     this.#views = new Map(ranks.map((view) => [view.id, view]));
-    for (const id of this.chosen) if (!this.#views.has(id)) this.chosen.delete(id);
     this.#longest = ranks.reduce((longest, view) => Math.max(longest, view.step_ms ?? 0), 1e-9);
-    this.#table.classList.toggle("few", ranks.length <= FEW);
+    this.#table.classList.toggle("single", ranks.length < 2); // nothing to choose from
+    const columns = COLUMNS.filter((column) => !column.optional || ranks.some(column.optional));
+    if (columns.length !== this.#columns.length || columns.some((column, at) => column !== this.#columns[at])) {
+      this.#columns = columns;
+      this.#head();
+    }
     this.#arrange();
+    this.#showChoice();
   }
 
-  #soon() {
-    if (this.#drawing || this.#shown.length <= WHOLE) return;
-    this.#drawing = true;
-    requestAnimationFrame(() => {
-      this.#drawing = false;
-      this.#draw();
+  /** The chosen ranks that there are. */
+  chosenViews() {
+    return [...this.chosen].flatMap((id) => this.#views.get(id) ?? []);
+  }
+
+  /**
+   * Chooses ranks, or no longer; the first one of them is scrolled to.
+   * @param {string[]} ids
+   * @param {boolean} [on]
+   */
+  choose(ids, on = true) {
+    for (const id of ids) {
+      if (on) this.chosen.add(id);
+      else this.chosen.delete(id);
+    }
+    this.#arrange();
+    if (on && ids.length) this.#rows.reveal(ids[0]);
+    this.#choiceChanged();
+  }
+
+  #choiceChanged() {
+    toAddress({ ranks: [...this.chosen].join(",") });
+    this.#showChoice();
+    this.#onChoice();
+  }
+
+  #showChoice() {
+    const chosen = this.chosenViews().length;
+    byId("clear-choice").hidden = !chosen;
+    setText(byId("clear-choice"), `Clear choice (${integer(chosen)})`);
+  }
+
+  // The head, for these columns and this order. Rows of other columns are forgotten.
+  #head() {
+    const line = find(this.#table, "thead tr", HTMLTableRowElement);
+    const titles = this.#columns.map((column) => column.title);
+    if ([...line.querySelectorAll("button")].map((button) => button.textContent).join() !== titles.join()) {
+      this.#rows.clear();
+      line.replaceChildren(
+        element("th", { scope: "col" }, element("span", { className: "hidden" }, "Chosen")),
+        ...this.#columns.map((column) => {
+          const button = element("button", { type: "button", title: column.hint ?? "" }, column.title);
+          button.addEventListener("click", () => this.#sortBy(column.title));
+          return element("th", { scope: "col", className: column.number ? "number" : "" }, button);
+        }),
+      );
+    }
+    titles.forEach((title, at) => {
+      const head = line.cells[at + 1];
+      if (title === this.#sort) head.setAttribute("aria-sort", this.#reverse ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
     });
   }
 
-  // Puts the rows in their places that are seen, and the one that has the focus; the others are empty space.
-  #draw() {
-    const count = this.#shown.length;
-    const all = count <= WHOLE;
-    const above = Math.floor(this.#scroll.scrollTop / this.#height);
-    const first = all ? 0 : Math.max(Math.min(above, count) - BEYOND, 0);
-    const last = all ? count : Math.min(above + Math.ceil(this.#scroll.clientHeight / this.#height) + BEYOND, count);
-    const focused = this.#table.tBodies[0].contains(document.activeElement) ? document.activeElement : null;
-    const held = focused?.closest("tr").dataset.id;
-    const heldAt = held === undefined ? -1 : this.#shown.findIndex((view) => view.id === held);
-    const wanted = [];
-    // With its neighbours, to which the tabulator key leads.
-    const around = heldAt < 0 ? [] : [heldAt - 1, heldAt, heldAt + 1].filter((at) => at >= 0 && at < count);
-    wanted.push(...around.filter((at) => at < first));
-    for (let at = first; at < last; at += 1) wanted.push(at);
-    wanted.push(...around.filter((at) => at >= last));
-    const nodes = [];
-    const kept = new Map();
-    let next = 0;
-    let spaces = 0;
-    const space = (rows) => {
-      if (rows) nodes.push(this.#space(spaces++, rows));
-    };
-    for (const at of wanted) {
-      space(at - next);
-      next = at + 1;
-      const view = this.#shown[at];
-      const row = this.#rows.get(view.id) ?? this.#made(view);
-      kept.set(view.id, row);
-      this.#write(row, view);
-      if (all) row.node.removeAttribute("aria-rowindex");
-      else row.node.setAttribute("aria-rowindex", at + 2);
-      nodes.push(row.node);
-    }
-    space(count - next);
-    this.#rows = kept;
-    if (all) this.#table.removeAttribute("aria-rowcount");
-    else this.#table.setAttribute("aria-rowcount", count + 1);
-    if (all) this.#table.tHead.rows[0].removeAttribute("aria-rowindex");
-    else this.#table.tHead.rows[0].setAttribute("aria-rowindex", 1);
-    place(this.#table.tBodies[0], nodes);
-    if (focused && document.activeElement !== focused && kept.has(held)) focused.focus({ preventScroll: true });
-    this.#table.tFoot.hidden = all;
-    if (!all) this.#measure(kept.values().next().value);
+  /** @param {string} title of a column */
+  #sortBy(title) {
+    this.#reverse = this.#sort === title && !this.#reverse;
+    this.#sort = title;
+    toAddress({ sort: this.#reverse ? `-${title}` : title === "Rank" ? null : title });
+    this.#head();
+    this.#arrange();
   }
 
-  // The height that is left for rows that are not there, and the widths that columns keep while others come and go.
-  #measure(row) {
-    const height = row?.node.getBoundingClientRect().height;
-    if (height && Math.abs(height - this.#height) > 0.01) {
-      this.#height = height;
-      this.#soon();
-    }
-    const cells = this.#table.tFoot.rows[0].cells;
-    this.#widest.forEach((text, index) => say(cells[index + 1], text));
+  #arrange() {
+    const text = this.#filter.value.trim().toLowerCase();
+    const { sort } = this.#columns.find((column) => column.title === this.#sort) ?? COLUMNS[0];
+    const views = [...this.#views.values()].filter((view) => matches(view, text));
+    const keyed = views.map((view) => ({ view, key: sort(view) }));
+    const sign = this.#reverse ? -1 : 1;
+    keyed.sort((one, other) => sign * compare(one.key, other.key) || (one.view.rank ?? 0) - (other.view.rank ?? 0));
+    setText(byId("shown"), text ? `${integer(views.length)} of ${integer(this.#views.size)}` : "");
+    this.#rows.show(keyed.map(({ view }) => view));
   }
 
-  #space(number, rows) {
-    this.#spaces[number] ??= element("tr", { className: "space", "aria-hidden": "true" }, element("td", { colSpan: COLUMNS.length + 1 }));
-    this.#spaces[number].firstChild.style.height = `${rows * this.#height}px`;
-    return this.#spaces[number];
-  }
-
-  #write(row, view) {
+  /** @param {RankRow} row @param {Rank} view */
+  #writeRow(row, view) {
+    const chosen = this.chosen.has(view.id);
+    row.box.checked = chosen;
+    row.node.classList.toggle("chosen", chosen);
     const share = `${((100 * (view.step_ms ?? 0)) / this.#longest).toFixed(1)}%`;
     if (row.view === view && row.share === share) return;
     row.view = view;
     row.share = share;
     const factor = view.slow_factor === null ? "" : `slow, ${view.slow_factor.toFixed(1)}×`;
-    COLUMNS.forEach((column, index) => {
-      const text = column.name(view);
-      if (row.texts[index] !== text) row.cells[index].textContent = row.texts[index] = text;
-      const wide = column.title === "Step time" && factor ? `${text} ${factor}` : text;
-      if (wide.length > this.#widest[index].length) this.#widest[index] = wide;
+    this.#columns.forEach((column, index) => {
+      const text = column.text(view);
+      setText(row.cells[index], text);
+      row.texts[index + 1] = column.title === STEP_TIME && factor ? `${text} ${factor}` : text;
     });
     row.node.dataset.state = view.restoring ? "restoring" : view.state;
     row.node.classList.toggle("slow", view.slow_factor !== null);
     row.node.classList.toggle("losing", view.dropped > 0 || view.missing_frames > 0);
-    say(row.factor, factor);
+    setText(row.factor, factor);
     row.bar.style.setProperty("--share", share);
-    row.box.ariaLabel = `${rankName(view)} in the chart`;
+    row.box.ariaLabel = `Choose ${rankName(view)}`;
   }
 
-  #made(view) {
-    const box = element("input", { type: "checkbox", checked: this.chosen.has(view.id) });
+  /** @param {Rank} view @returns {RankRow} */
+  #createRow(view) {
+    const box = element("input", { type: "checkbox" });
     box.addEventListener("change", () => {
       if (box.checked) this.chosen.add(view.id);
       else this.chosen.delete(view.id);
-      this.changed();
+      node.classList.toggle("chosen", box.checked);
+      this.#choiceChanged();
     });
     const name = element("button", { type: "button" });
-    name.addEventListener("click", () => this.open(view.id));
-    const cells = COLUMNS.map((_, index) => (index === 0 ? name : element("span", {})));
+    name.addEventListener("click", () => this.#onOpen(view.id));
     const factor = element("strong", { className: "factor" });
-    const nodes = COLUMNS.map((column, index) => {
-      const cell = element(index === 0 ? "th" : "td", { className: column.number ? "number" : "" }, cells[index]);
-      if (index === 0) cell.scope = "row";
-      if (column.title === "State") cell.classList.add("state");
-      if (column.title === "Step time") {
-        cell.classList.add("bar-cell");
-        cell.append(" ", factor);
+    const cells = this.#columns.map((_, index) => (index === 0 ? name : element("span")));
+    const bar = element("td", { className: "number bar-cell" });
+    const nodes = this.#columns.map((column, index) => {
+      if (index === 0) return element("th", { scope: "row" }, cells[index]);
+      if (column.title === STEP_TIME) {
+        bar.append(cells[index], " ", factor);
+        return bar;
       }
-      if (column.title === "Lost") cell.classList.add("lost");
-      return cell;
+      const word = { State: "state", Lost: "lost" }[column.title] ?? "";
+      return element("td", { className: `${column.number ? "number" : ""} ${word}`.trim() }, cells[index]);
     });
     const node = element("tr", {}, element("td", {}, box), ...nodes);
-    node.dataset.id = view.id;
-    return { node, box, cells, texts: COLUMNS.map(() => ""), factor, bar: nodes[4], view: null, share: "" };
-  }
-
-  #sortBy(index) {
-    this.#down = this.#column === index ? !this.#down : true;
-    this.#column = index;
-    this.#mark();
-    this.#arrange();
-  }
-
-  #mark() {
-    this.#buttons.forEach((button, index) => {
-      const here = index === this.#column;
-      const head = button.closest("th");
-      if (here) head.setAttribute("aria-sort", this.#down ? "ascending" : "descending");
-      else head.removeAttribute("aria-sort");
-    });
-  }
-
-  #arrange() {
-    const text = byId("filter").value.trim().toLowerCase();
-    const sort = COLUMNS[this.#column].sort;
-    const keys = [...this.#views.values()].filter((view) => matches(view, text)).map((view) => ({ view, key: sort(view), rank: [view.rank ?? 0] }));
-    const sign = this.#down ? 1 : -1;
-    keys.sort((one, other) => sign * compare(one.key, other.key) || compare(one.rank, other.rank));
-    this.#shown = keys.map(({ view }) => view);
-    say(byId("shown"), text ? `${whole(this.#shown.length)} of ${whole(this.#views.size)}` : "");
-    this.#draw();
+    return { node, box, cells, texts: ["", ...this.#columns.map(() => "")], factor, bar, view: null, share: "" };
   }
 }
 
-// Gives a node these children. Those that are in their place are not touched: the focus stays where it is.
-function place(parent, nodes) {
-  const wanted = new Set(nodes);
-  for (const node of [...parent.children]) if (!wanted.has(node)) node.remove();
-  let at = parent.firstChild;
-  for (const node of nodes) {
-    if (node === at) at = at.nextSibling;
-    else parent.insertBefore(node, at);
-  }
-}
-
+/** @param {Rank} view @param {string} text */
 function matches(view, text) {
   if (!text) return true;
   if (/^\d+$/.test(text)) return String(view.rank) === text;

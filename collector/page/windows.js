@@ -1,183 +1,245 @@
+// @ts-check
 // The windows, and the dialog of one: its ranks with their files, and what a rank did in it.
 
-import { byId, bytes, clock, element, nanoseconds, say, whole } from "./format.js";
+import { button, byId, element, find, setText } from "./dom.js";
+import { bytes, clock, integer, nanoseconds } from "./format.js";
 import { download, json, openInPerfetto, withQuery } from "./server.js";
+import { VirtualRows } from "./virtual_rows.js";
 
-const EVERY = 3000; // ms between two looks
-const ROWS = 50; // of a table of names
+/** @typedef {import("./api").WindowView} WindowView */
+/** @typedef {import("./api").WindowFacts} WindowFacts */
+/** @typedef {{ rank: string, name: string, stream: string, window: WindowFacts }} RankWindow `name` heads its row */
+
+const EVERY = 3000; // ms between two requests
+const NAMES = 50; // rows of a table of names
+const DIALOG_ROWS = 30; // a longer table of the dialog has only the rows in view: each has up to five buttons
+/** @type {Record<string, string>} */
 const TITLES = { chrome: "Chrome trace", perfetto: "Perfetto trace", parquet: "Parquet table" };
 const COLUMNS = ["Window", "Began", "Ranks", "Steps", "Events", "Lost", "State", "Files"];
-const NUMBERS = new Set(["Ranks", "Steps", "Events", "Lost"]);
-
 const HEAD = ["Steps", "Events", "Lost", "State", "Files"];
+const WORDS = new Set(["Window", "Rank", "Began", "State", "Files", "Name", "Category", "Host", "Records", "Answer"]);
+const STATUS = "window-status"; // of the dialog
+const LIST_STATUS = "windows-status"; // of the list
 
+/** @param {string} kind */
 const title = (kind) => TITLES[kind] ?? kind;
 
-// `said`: id of the element that tells what goes wrong.
-function button(text, label, act, said = "window-said") {
-  const made = element("button", { type: "button", ariaLabel: label }, text);
-  made.addEventListener("click", () => act().catch((error) => say(byId(said), error.message)));
-  return made;
-}
-
 export class Windows {
-  #looked = -Infinity;
-  #seen = "";
+  #requestedAt = -Infinity;
+  #version = "";
+  /** @type {{ rank: string[], merged: string[] }} kinds of files that are offered */
   #files = { rank: [], merged: [] };
-  #several = false; // whether there are windows of several jobs
-  #turn = 0;
+  #severalJobs = false;
+  #turn = 0; // answers to requests of an earlier one are not shown
+  #dialog = byId("window", HTMLDialogElement);
+  /** @type {VirtualRows<RankWindow>[]} of the dialog */
+  #tables = [];
 
   constructor() {
-    byId("window-table")
-      .querySelector("thead tr")
-      .append(...COLUMNS.map((text) => element("th", { scope: "col", className: NUMBERS.has(text) ? "number" : "" }, text)));
+    find(byId("window-table"), "thead tr").append(...COLUMNS.map(headCell));
+    this.#dialog.addEventListener("close", () => this.#clearDialog());
   }
 
-  // Windows of another job are shown from now on.
+  /** Windows of another job are shown from now on. */
   reset() {
     this.#turn += 1;
-    this.#looked = -Infinity;
-    byId("window-table").querySelector("tbody").replaceChildren();
-    byId("window-table").hidden = true;
+    this.#requestedAt = -Infinity;
+    find(byId("window-table"), "tbody").replaceChildren();
+    byId("window-list").hidden = true;
     byId("no-windows").hidden = true;
-    say(byId("windows-said"), "");
+    setText(byId(LIST_STATUS), "");
   }
 
-  // `chosen`: the job whose windows are shown, null: of all.
+  /**
+   * Asks for the windows again, if there may be others.
+   * @param {import("./api").JobView} job
+   * @param {import("./format.js").Rank[]} ranks
+   * @param {string | null} chosen the job whose windows are shown, null: of all
+   */
   async update(job, ranks, chosen) {
-    const seen = `${ranks.length} ${ranks.reduce((sum, view) => sum + view.windows, 0)} ${ranks.filter((view) => view.state === "connected").length} ${job.storage?.discarded_events}`;
+    const closed = ranks.reduce((sum, view) => sum + view.windows, 0);
+    const version = `${ranks.length} ${closed} ${job.connected} ${job.storage?.discarded_events}`;
     const now = performance.now();
-    if (document.hidden || now - this.#looked < EVERY || (seen === this.#seen && now - this.#looked < 5 * EVERY)) return;
-    this.#looked = now;
-    this.#seen = seen;
+    const age = now - this.#requestedAt;
+    if (document.hidden || age < EVERY || (version === this.#version && age < 5 * EVERY)) return;
+    this.#requestedAt = now;
+    this.#version = version;
     this.#files = { rank: job.rank_files, merged: job.merged_files };
     const turn = this.#turn;
+    /** @type {WindowView[]} */
     const windows = await json(withQuery("/v1/windows", { limit: 30, job: chosen }));
     if (turn !== this.#turn) return;
-    this.#several = new Set(windows.map((window) => window.job_id)).size > 1;
+    this.#severalJobs = new Set(windows.map((window) => window.job_id)).size > 1;
     byId("no-windows").hidden = windows.length > 0;
-    byId("window-table").hidden = windows.length === 0;
-    const body = byId("window-table").querySelector("tbody");
-    const focused = body.contains(document.activeElement) ? document.activeElement.ariaLabel : null;
+    byId("window-list").hidden = windows.length === 0;
+    const body = find(byId("window-table"), "tbody");
+    const focused = body.contains(document.activeElement) ? document.activeElement?.ariaLabel : null;
     body.replaceChildren(...windows.map((window) => this.#row(window)));
-    // Who was on a button of a row that was made anew is still on it.
+    // The focus stays on its button, though that is a new one.
     if (focused) [...body.querySelectorAll("button")].find((one) => one.ariaLabel === focused)?.focus();
   }
 
+  /** @param {WindowView} window */
   #row(window) {
+    const state = window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete";
     const cells = [
       clock(window.started_ns / 1e9),
-      whole(window.ranks),
-      whole(window.steps),
-      whole(window.events),
-      whole(window.dropped),
-      (window.open ? `open in ${window.open}` : window.incomplete ? `cut short in ${window.incomplete}` : "complete") + evicted(window),
+      integer(window.ranks),
+      integer(window.steps),
+      integer(window.events),
+      integer(window.dropped),
+      state + evicted(window),
     ];
-    const of = `window ${window.index}${this.#several ? ` of ${window.job_id}` : ""}`;
-    const address = (kind) => withQuery(`/v1/windows/${window.index}/${kind}`, { job: window.job_id });
-    const merged = this.#files.merged.map((kind) => button(title(kind), `${title(kind)} of ${of}, all ranks`, () => download(address(kind)), "windows-said"));
+    const name = `window ${window.index}${this.#severalJobs ? ` of ${window.job_id}` : ""}`;
+    const address = (/** @type {string} */ kind) => withQuery(`/v1/windows/${window.index}/${kind}`, { job: window.job_id });
+    const files = this.#files.merged.map((kind) =>
+      button(title(kind), `${title(kind)} of ${name}, all ranks`, () => download(address(kind)), LIST_STATUS),
+    );
     if (this.#files.merged.includes("perfetto")) {
-      const open = () => openInPerfetto(address("perfetto"), `${of}, all ranks`, (text) => say(byId("windows-said"), text));
-      merged.push(button("open in ui.perfetto.dev", `Open ${of}, all ranks, in ui.perfetto.dev`, open, "windows-said"));
+      const open = () => openInPerfetto(address("perfetto"), `${name}, all ranks`, (text) => setText(byId(LIST_STATUS), text));
+      files.push(button("open in ui.perfetto.dev", `Open ${name}, all ranks, in ui.perfetto.dev`, open, LIST_STATUS));
     }
     return element(
       "tr",
       {},
-      element("th", { scope: "row" }, `${window.index}`, ...(this.#several ? [element("p", { className: "quiet" }, window.job_id)] : [])),
-      ...cells.map((text, index) => element("td", { className: NUMBERS.has(COLUMNS[index + 1]) ? "number" : "" }, text)),
-      element("td", {}, button("ranks …", `Ranks of ${of}`, () => this.#open(window, of)), ...merged),
+      element("th", { scope: "row" }, `${window.index}`, ...(this.#severalJobs ? [element("p", { className: "quiet" }, window.job_id)] : [])),
+      ...cells.map((text, index) => element("td", { className: classOf(COLUMNS[index + 1]) }, text)),
+      element("td", {}, button("ranks …", `Ranks of ${name}`, () => this.#openWindow(window, name), STATUS), ...files),
     );
   }
 
-  async #open({ index, job_id }, of) {
-    this.#show(of.replace("w", "W"));
-    say(byId("window-said"), "reading …");
-    const detail = await json(withQuery(`/v1/windows/${index}`, { job: job_id }));
-    const again = new Set(detail.ranks.filter(({ start }) => start > 1).map(({ rank }) => rank));
-    const rows = detail.ranks.map(({ rank, start, stream, window }) => {
-      const name = again.has(rank) ? `${rank}, start ${start}` : rank;
-      return this.#windowRow(name, name, stream, window);
+  /**
+   * @param {WindowView} window
+   * @param {string} name
+   */
+  async #openWindow({ index, job_id }, name) {
+    this.#open(name.replace("w", "W"));
+    /** @type {import("./api").WindowDetail} */
+    const { ranks } = await json(withQuery(`/v1/windows/${index}`, { job: job_id }));
+    setText(byId(STATUS), "");
+    const restarted = new Set(ranks.filter(({ start }) => start > 1).map(({ rank }) => rank));
+    const items = ranks.map(({ rank, start, stream, window }) => {
+      const row = restarted.has(rank) ? `${rank}, start ${start}` : rank;
+      return { rank: row, name: row, stream, window };
     });
-    say(byId("window-said"), "");
-    byId("window-body").replaceChildren(table(["Rank", ...HEAD], rows));
+    this.#append("Rank", items);
   }
 
-  // A rank by itself: each of its starts, with its windows.
+  /**
+   * Shows a rank by itself: each of its starts, with its windows.
+   * @param {string} id
+   */
   async openRank(id) {
-    this.#show(id);
-    say(byId("window-said"), "reading …");
+    this.#open(id);
     try {
+      /** @type {import("./api").RankDetail} */
       const { rank, streams } = await json(`/v1/ranks/${encodeURIComponent(id)}`);
-      say(byId("window-said"), `${rank.host}, process ${rank.pid}`);
-      const parts = streams.flatMap((one) => {
-        const lost = Object.entries(one.dropped).map(([why, events]) => `${whole(events)} lost (${why})`);
-        const facts = [one.state, `${whole(one.events)} events`, bytes(one.bytes), ...lost];
+      setText(byId(STATUS), `${rank.host}, process ${rank.pid}`);
+      for (const one of streams) {
+        const lost = Object.entries(one.dropped).map(([why, events]) => `${integer(events)} lost (${why})`);
+        const facts = [one.state, `${integer(one.events)} events`, bytes(one.bytes), ...lost];
         const head = element("h3", {}, `Start ${one.start}, ${clock(one.seen_first_ns / 1e9)}: ${facts.join(", ")} `);
-        head.append(button("journal", `Journal of start ${one.start}`, () => download(`/v1/streams/${one.stream}/journal`)));
-        const rows = one.windows.map((window) => this.#windowRow(id, `${window.index}`, one.stream, window));
-        return rows.length ? [head, table(["Window", ...HEAD], rows)] : [head];
-      });
-      byId("window-body").replaceChildren(...parts);
+        const journal = () => download(`/v1/streams/${one.stream}/journal`);
+        head.append(button("journal", `Journal of start ${one.start}`, journal, STATUS));
+        byId("window-body").append(head);
+        const items = one.windows.map((window) => ({ rank: id, name: `${window.index}`, stream: one.stream, window }));
+        if (items.length) this.#append("Window", items);
+      }
     } catch (error) {
-      say(byId("window-said"), error.message);
+      setText(byId(STATUS), /** @type {Error} */ (error).message);
     }
   }
 
-  #windowRow(rank, name, stream, window) {
-    const at = `/v1/streams/${stream}/windows/${window.index}`;
-    const of = `of ${rank}, window ${window.index}`;
-    const files = this.#files.rank.map((kind) => button(title(kind), `${title(kind)} ${of}`, () => download(`${at}/${kind}`)));
+  // Adds a table to the dialog.
+  /**
+   * @param {string} first title of its first column
+   * @param {RankWindow[]} items
+   */
+  #append(first, items) {
+    const created = table([first, ...HEAD], []);
+    byId("window-body").append(created);
+    const rows = new VirtualRows(created, {
+      key: (/** @type {RankWindow} */ item) => `${item.stream} ${item.window.index}`,
+      create: (item) => this.#rankWindowRow(item),
+      all: DIALOG_ROWS,
+    });
+    this.#tables.push(rows);
+    rows.show(items);
+  }
+
+  /** @param {RankWindow} item */
+  #rankWindowRow({ rank, name, stream, window }) {
+    const path = `/v1/streams/${stream}/windows/${window.index}`;
+    const label = `of ${rank}, window ${window.index}`;
+    const files = this.#files.rank.map((kind) => button(title(kind), `${title(kind)} ${label}`, () => download(`${path}/${kind}`), STATUS));
     if (this.#files.rank.includes("chrome")) {
-      const open = () => openInPerfetto(`${at}/chrome`, `${rank}, window ${window.index}`, (text) => say(byId("window-said"), text));
-      files.push(button("open in ui.perfetto.dev", `Open ${rank}, window ${window.index}, in ui.perfetto.dev`, open));
+      const open = () => openInPerfetto(`${path}/chrome`, `${rank}, window ${window.index}`, (text) => setText(byId(STATUS), text));
+      files.push(button("open in ui.perfetto.dev", `Open ${rank}, window ${window.index}, in ui.perfetto.dev`, open, STATUS));
     }
     const state = (window.open ? "open" : window.complete ? "complete" : "cut short") + evicted(window);
-    return element(
+    const names = () => this.#openNames(rank, stream, window.index);
+    const texts = [name, integer(window.steps), integer(window.events), integer(window.dropped), [state, ...window.diagnostics].join("; "), ""];
+    const [, ...numbers] = texts.slice(0, 4);
+    const node = element(
       "tr",
       {},
       element("th", { scope: "row" }, name),
-      ...[window.steps, window.events, window.dropped].map((value) => element("td", { className: "number" }, whole(value))),
-      element("td", {}, state, ...window.diagnostics.map((text) => element("p", { className: "quiet" }, text))),
-      element("td", {}, button("names", `Table of names ${of}`, () => this.#names(rank, stream, window.index)), ...files),
+      ...numbers.map((text) => element("td", { className: "number" }, text)),
+      // In one line: rows have one height.
+      element("td", {}, state, ...window.diagnostics.map((text) => element("span", { className: "quiet" }, `; ${text}`))),
+      element("td", {}, button("names", `Table of names ${label}`, names, STATUS), ...files),
     );
+    return { node, texts };
   }
 
-  async #names(rank, stream, index) {
-    this.#show(`Window ${index} of ${rank}`);
-    say(byId("window-said"), "reading …");
+  /**
+   * @param {string} rank
+   * @param {string} stream
+   * @param {number} index
+   */
+  async #openNames(rank, stream, index) {
+    this.#open(`Window ${index} of ${rank}`);
+    /** @type {import("./api").Table} */
+    const { spans } = await json(`/v1/streams/${stream}/windows/${index}/statistics`);
+    const rows = spans.slice(0, NAMES).map((span) => {
+      const times = [span.self_ns, span.total_ns, span.mean_ns, span.p50_ns, span.p95_ns, span.max_ns].map(nanoseconds);
+      const numbers = [integer(span.count), ...times].map((text) => element("td", { className: "number" }, text));
+      return element("tr", {}, element("th", { scope: "row" }, span.name || "(unnamed)"), element("td", {}, span.category), ...numbers);
+    });
+    const more = spans.length > NAMES ? `the ${NAMES} of ${integer(spans.length)} names with the largest self time` : "";
+    setText(byId(STATUS), rows.length ? more : "This window has no spans.");
+    byId("window-body").replaceChildren(table(["Name", "Category", "Count", "Self", "Total", "Mean", "P50", "P95", "Max"], rows));
+  }
+
+  // Opens the dialog, or goes on in it, without what it showed.
+  /** @param {string} text its title */
+  #open(text) {
+    setText(byId("window-title"), text);
+    setText(byId(STATUS), "reading …");
+    this.#clearDialog();
+    if (!this.#dialog.open) this.#dialog.showModal();
+  }
+
+  #clearDialog() {
+    for (const rows of this.#tables.splice(0)) rows.remove();
     byId("window-body").replaceChildren();
-    const found = await json(`/v1/streams/${stream}/windows/${index}/statistics`);
-    const rows = found.spans.slice(0, ROWS).map((span) =>
-      element(
-        "tr",
-        {},
-        element("th", { scope: "row" }, span.name || "(unnamed)"),
-        element("td", {}, span.category),
-        ...[whole(span.count), ...[span.self_ns, span.total_ns, span.mean_ns, span.p50_ns, span.p95_ns, span.max_ns].map(nanoseconds)].map((text) =>
-          element("td", { className: "number" }, text),
-        ),
-      ),
-    );
-    const more = found.spans.length > ROWS ? `the ${ROWS} of ${whole(found.spans.length)} names with the largest self time` : "";
-    say(byId("window-said"), rows.length ? more : "This window has no spans.");
-    byId("window-body").replaceChildren(table(["Name", "Category", "Count", "Self", "Total", "Mean", "P50", "P95", "Max"], rows, 2));
-  }
-
-  #show(text) {
-    say(byId("window-title"), text);
-    const dialog = byId("window");
-    if (!dialog.open) {
-      byId("window-body").replaceChildren();
-      dialog.showModal();
-    }
   }
 }
 
 // To keep the collector's files within the limit of the disk.
-const evicted = (window) => (window.discarded ? `, ${whole(window.discarded)} events evicted` : "");
+/** @param {{ discarded: number }} window */
+const evicted = (window) => (window.discarded ? `, ${integer(window.discarded)} events evicted` : "");
 
-function table(titles, rows, words = 1) {
-  const number = (index) => (index >= words && !["State", "Files"].includes(titles[index]) ? "number" : "");
-  const head = titles.map((text, index) => element("th", { scope: "col", className: number(index) }, text));
-  return element("table", {}, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
+/** @param {string} column */
+const classOf = (column) => (WORDS.has(column) ? "" : "number");
+
+/** @param {string} text */
+const headCell = (text) => element("th", { scope: "col", className: classOf(text) }, text);
+
+/**
+ * @param {string[]} titles
+ * @param {HTMLTableRowElement[]} rows
+ */
+export function table(titles, rows) {
+  return element("table", {}, element("thead", {}, element("tr", {}, ...titles.map(headCell))), element("tbody", {}, ...rows));
 }

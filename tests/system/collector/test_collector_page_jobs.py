@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlsplit
 
-from tests.support.basics import axe
 from tests.support.collecting import collecting, trained, training, until
-from tests.system.collector.test_collector_page import TOKEN, quiet_page, visit
+from tests.system.collector.test_collector_page import TOKEN, quiet_page, violations, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -108,9 +107,5 @@ def test_a_link_to_a_job_that_is_not_there_yet(tmp_path: Path) -> None:
             page.locator("#changes").get_by_text("rank 0 is connected").wait_for()
             until(lambda: "late x1 – 1 rank" == jobs.evaluate("node => node.selectedOptions[0].textContent"))
             page.get_by_text("The chart as a table").click()
-            debugger: Any = page.context.new_cdp_session(page)
-            debugger.send("Runtime.evaluate", {"expression": axe().read_text()})
-            check = """axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa', 'best-practice']})
-                .then(found => JSON.stringify(found.violations, null, 1))"""
-            assert page.evaluate(check) == "[]"
+            assert violations(page) == "[]"
         assert "early" not in page.locator("#changes").inner_text()

@@ -72,7 +72,7 @@ def test_a_window_of_all_ranks_is_opened_in_perfetto(tmp_path: Path) -> None:
         opened = opening.value
         opened.wait_for_function("() => window.got")
         got = opened.evaluate("() => window.got")
-        page.locator("#windows-said").get_by_text("opened in Perfetto").wait_for()
+        page.locator("#windows-status").get_by_text("opened in Perfetto").wait_for()
         assert got["title"] == "window 1, all ranks"
         slices = Trace(bytes(got["bytes"])).slices()
         assert sum(one.name == "forward" for one in slices) == 20
