@@ -125,8 +125,11 @@ export interface LiveFinding {
 export interface NatsView {
   servers: Array<string>;
   connected: boolean;
+  team: string;
+  partitions: number;
   streams: number;
   malformed_messages: number;
+  unknown_summaries: number;
   problem: string;
 }
 
