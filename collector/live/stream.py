@@ -145,7 +145,8 @@ class Stream:
             next: number of the frame that follows them.
         """
         if self.remote:
-            self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
+            # From now on its frames are counted, and say when it ends.
+            self.remote, self.ended, self.events, self._dropped = False, False, 0, None
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
         self.taken = next
