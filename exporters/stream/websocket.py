@@ -33,6 +33,7 @@ REFUSALS = frozenset({400, 401, 403, 404, 405, 410, 426})
 """HTTP answers that somebody has to do something about."""
 _ADVICE = {
     401: NO_TOKEN,
+    403: "its token has not the scope `ingest`, or the collector does not accept this host name (--allowed-host)",
     404: f"a collector takes streams at {protocol.PATH}, which is where a URL without a path leads",
 }
 SMALL = 64 << 10

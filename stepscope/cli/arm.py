@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from stepscope.cli import client_tls
 from stepscope.runtime.control.entry_points.client import ask_process, controllable_processes
 from stepscope.runtime.errors import ControlError
 from stepscope.runtime.files.encoding import json_bytes
@@ -102,16 +103,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     remote.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with its token (default: $STEPSCOPE_TOKEN)"
     )
-    remote.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
-    remote.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="FILE",
-        help="certificate to show, PEM, if the collector requires one (--client-ca)",
-    )
-    remote.add_argument(
-        "--key", type=Path, metavar="FILE", help="its private key, PEM (default: in the certificate's file)"
-    )
+    client_tls.add(remote)
     remote.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     remote.add_argument("--name", default="", help="name of the runs, if several jobs are connected")
     remote.add_argument("--job", default="", help="the job, if several are connected")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.cli import nats_options
+from stepscope.cli import client_tls, nats_options
 from stepscope.cli.messages import message
 from stepscope.runtime.errors import StepscopeError
 
@@ -50,7 +49,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="file with the collector's token (default: $STEPSCOPE_TOKEN)"
     )
-    parser.add_argument("--ca", type=Path, metavar="FILE", help="certificates to trust, PEM (default: the system's)")
+    client_tls.add(parser)
     parser.add_argument("--insecure", action="store_true", help="allow another machine without TLS")
     parser.add_argument(
         "--timeout",
@@ -117,7 +116,10 @@ def _to_collector(given: argparse.Namespace) -> MakeTransport:
         raise StepscopeError(str(error)) from error
     except OSError as error:  # else it would be tried again until the time is over
         parser.error(f"--token-file: {error.strerror}")
-    tls = None if given.ca is None else ssl.create_default_context(cafile=given.ca)
+    try:
+        tls = client_tls.context(given) if given.ca or given.certificate else None
+    except ValueError as error:
+        raise StepscopeError(str(error)) from error
     return lambda shipper, hello: WebSocketTransport(address, LinkSettings(), tls, shipper, hello)
 
 
@@ -126,9 +128,9 @@ def _into_nats(given: argparse.Namespace) -> MakeTransport:
     from stepscope.exporters.nats.servers import Servers
     from stepscope.exporters.stream.settings import LinkSettings
 
-    if given.token_file or given.ca or given.insecure:
+    if given.token_file or given.ca or given.certificate or given.insecure:
         raise StepscopeError(
-            "--token-file, --ca and --insecure are for a collector; for NATS there are --nats-token-file, --nats-ca and "
+            "--token-file, --ca, --certificate and --insecure are for a collector; for NATS there are --nats-token-file, --nats-ca and "
             "--nats-insecure"
         )
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import ssl
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from stepscope.cli import client_tls
 from stepscope.exporters.redirects import redirected
 from stepscope.exporters.stream.address import Address
 from stepscope.exporters.tls_mismatch import wants_plain, wants_tls
@@ -70,11 +70,9 @@ def send_order(given: argparse.Namespace, order: dict[str, Any]) -> OrderResult:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
     if scheme == "https":
         try:
-            tls = ssl.create_default_context(cafile=None if given.ca is None else str(given.ca))
-            if given.certificate is not None:
-                tls.load_cert_chain(given.certificate, given.key)
-        except OSError as error:  # of ssl, too
-            raise ControlError(f"the certificates (--ca, --certificate, --key) cannot be used: {error}") from error
+            tls = client_tls.context(given)
+        except ValueError as error:
+            raise ControlError(str(error)) from error
         handlers.append(urllib.request.HTTPSHandler(context=tls))
     if address.is_local:
         handlers.append(urllib.request.ProxyHandler({}))

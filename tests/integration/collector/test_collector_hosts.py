@@ -18,6 +18,7 @@ from stepscope.collector.errors import ListenError
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.web.server import hosts_of
 from stepscope.exporters.specimens import batch_of, run_in, spans
+from stepscope.runtime.journal.writer import JournalWriter
 from tests.support.basics import poll
 from tests.support.certificates import certify
 from tests.support.collecting import ask, trained, until
@@ -201,6 +202,12 @@ def test_client_certificates(tmp_path: Path, certificate: tuple[Path, Path], cli
         assert "404, none of 0 connected processes" in done.stderr
         done = stepscope(*command, "--certificate", str(tmp_path / "none"), cwd=tmp_path)
         assert done.returncode == 1 and "--certificate, --key) cannot be used" in done.stderr
+        journal = JournalWriter(tmp_path / "run" / "journal")
+        journal.open(run_in(tmp_path / "run"))
+        journal.close()
+        command = ("deliver", str(tmp_path / "run"), *command[2:-2], "--timeout", "10")
+        done = stepscope(*command, "--certificate", str(shown), "--key", str(its_key), cwd=tmp_path)
+        assert done.returncode == 0 and "delivered" in done.stdout, done.stderr
         said = collector.stop()[1]
     assert "127.0.0.1" in said and "it shows no certificate (--client-ca)" in said
     assert "its certificate is not valid: " in said and "Traceback" not in said
