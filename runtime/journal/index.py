@@ -43,6 +43,9 @@ INTERVAL_NS = 60_000_000_000
 MAX_EVENTS = 1 << 21
 MAX_BYTES = 16 << 20
 """An index is due after this time, so many events, or so many bytes, whichever comes first."""
+MIN_BYTES = 64 << 10
+"""It is not due for the time alone if fewer bytes were written since the last one: to scan these is quicker than to find one more index,
+of which a run with a small window each minute would have thousands."""
 MAX_ROWS_BYTES = 256 << 10
 """It is due earlier if it would have more rows than this: a message broker takes frames of 1 MiB, as a rule."""
 
@@ -219,7 +222,8 @@ class IndexBuilder:
         """Whether an index is due in a journal of so many bytes. If so, the next one is due an interval later."""
         at_ns, last_size = self._last
         is_large = self._events > MAX_EVENTS or size - last_size > MAX_BYTES or len(self.rows) > MAX_ROWS_BYTES
-        due = now() - at_ns > INTERVAL_NS or is_large
+        is_large = is_large or len(self.syncs) == MAX_SYNCS
+        due = is_large or (now() - at_ns > INTERVAL_NS and size - last_size >= MIN_BYTES)
         if due:
             self._last, self._events = (now(), size), 0
         return due

@@ -41,7 +41,9 @@ def crash(tmp_path: Path) -> Crash:
 @pytest.mark.parametrize("interval_ns", [-1, 60_000_000_000])
 def test_everything_is_there_once(crash: Crash, between: str, drain_interval: float, interval_ns: int) -> None:
     """Whether events were drained, journaled, indexed, or neither: each is recovered once, with its arguments and step."""
-    program = f"import stepscope.runtime.journal.index as index\nindex.INTERVAL_NS = {interval_ns}\n"
+    program = (
+        f"import stepscope.runtime.journal.index as index\nindex.INTERVAL_NS, index.MIN_BYTES = {interval_ns}, 0\n"
+    )
     program += textwrap.dedent(BODY.format(between=between))
     recovery = crash.of(program, drain_interval=drain_interval).recover()
     steps = {f"ProfilerStep#{number}": 1 for number in range(41)}

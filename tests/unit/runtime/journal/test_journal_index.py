@@ -65,6 +65,7 @@ def write(writer: JournalWriter, acts: Sequence[Act]) -> set[int]:
     for number, (index, ends, *due) in enumerate(acts):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal_index, "INTERVAL_NS", -1 if any(due) else 1 << 62)
+            patch.setattr(journal_index, "MIN_BYTES", 0)
             if index in closed:
                 continue
             if ends:
@@ -302,6 +303,7 @@ def test_comparisons_of_clocks_are_in_the_index(tmp_path: Path, closed: bool) ->
     sent: list[ClockSync] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(journal_index, "INTERVAL_NS", -1)
+        patch.setattr(journal_index, "MIN_BYTES", 0)
         for number in range(30):
             sync = ClockSync(
                 sent=number, arrived=100 + number, answered=101 + number, returned=5 + number, clock="c" * 32
@@ -319,3 +321,16 @@ def test_comparisons_of_clocks_are_in_the_index(tmp_path: Path, closed: bool) ->
     assert (one.run, one.metadata, one.ended, one.damage) == (whole.run, whole.metadata, closed, Damage())
     assert (one.all_rows() == whole.rows).all() and len(whole.rows) == 30
     writer.abandon()
+
+
+def test_a_minute_with_little_in_it_has_no_index(tmp_path: Path) -> None:
+    """Else a run of a week with a small window each minute would have thousands of them."""
+    builder = journal_index.IndexBuilder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(journal_index, "INTERVAL_NS", -1)
+        assert not builder.is_due(journal_index.MIN_BYTES - 1)
+        assert builder.is_due(journal_index.MIN_BYTES) and not builder.is_due(2 * journal_index.MIN_BYTES - 1)
+    for number in range(journal_index.MAX_SYNCS):
+        assert not builder.is_due(journal_index.MIN_BYTES)
+        builder.add_sync(ClockSync(sent=number, arrived=0, answered=0, returned=0, clock="c"))
+    assert builder.is_due(journal_index.MIN_BYTES), "no comparison of clocks is left out"
