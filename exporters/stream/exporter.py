@@ -132,6 +132,11 @@ class CollectorExporter:
         """Where the stream goes."""
         return self._address.url
 
+    @property
+    def needs_events(self) -> bool:
+        """Whether it writes the events itself, as the run keeps no journal of all windows."""
+        return self._journal is None or self._buffer is not None
+
     async def open(self, run: Run) -> None:
         refuse_another_run(self, self._run)
         self._run = run

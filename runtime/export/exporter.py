@@ -151,6 +151,17 @@ class SupportsGroupedWrites(Protocol):
 
 
 @runtime_checkable
+class SupportsCounts(Protocol):
+    """An exporter that does not always need the events, such as one that sends the run's journal.
+
+    While `needs_events` is false, `export` gets batches whose events are all zero: only their number counts. They take no room in the
+    queue, so none is dropped there.
+    """
+
+    needs_events: bool
+
+
+@runtime_checkable
 class SupportsUnsentFiles(Protocol):
     """A `SupportsDeferredAck` exporter that writes unconfirmed events to files when the run ends.
 

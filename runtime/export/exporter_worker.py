@@ -9,15 +9,17 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import msgspec
+import numpy as np
 
 from stepscope.runtime.accounting.error_log import ErrorLog
 from stepscope.runtime.accounting.ledger import Ledger, OutputLedger
-from stepscope.runtime.events.record import EventBatch, cut_block
+from stepscope.runtime.events.record import EventBatch, cut_block, empty_block
 from stepscope.runtime.export.delivery_outcome import UnsentFiles, counted, remedy
 from stepscope.runtime.export.exporter import (
     Counting,
     Exporter,
     Lost,
+    SupportsCounts,
     SupportsDeferredAck,
     SupportsDiscard,
     SupportsEarlyClose,
@@ -66,6 +68,14 @@ class _Exported(msgspec.Struct, frozen=True):
 
 
 Item = EventBatch | WindowClosed | WindowDiscarded
+
+
+_NO_EVENT = empty_block(1)
+
+
+def _size(batch: EventBatch) -> int:
+    """Bytes in the queue; 0 for a batch that has the number of its events only."""
+    return batch.nbytes if batch.events.strides[0] else 0
 
 
 class ExporterWorker:
@@ -122,6 +132,7 @@ class ExporterWorker:
         self._group: list[_Exported | WindowClosed | None] = []
         """Items that the exporter may not have written yet; `None` = one whose outcome is not known, or counted."""
         self._is_programs = is_programs(exporter)
+        self._counts = exporter if isinstance(exporter, SupportsCounts) else None
         self._counting = exporter if isinstance(exporter, Counting) else None
         self._deferred = exporter if isinstance(exporter, SupportsDeferredAck) else None
         self._unsent = exporter if isinstance(exporter, SupportsUnsentFiles) else None
@@ -156,6 +167,8 @@ class ExporterWorker:
     def offer(self, batch: EventBatch) -> None:
         """Queues a batch, or drops and counts it."""
         count = len(batch)
+        if self._counts is not None and not self._counts.needs_events:
+            batch = msgspec.structs.replace(batch, events=np.broadcast_to(_NO_EVENT, count), args=b"")
         with self._lock:
             self._accounts.offer(batch.window, count)
             if self._broken:
@@ -170,12 +183,12 @@ class ExporterWorker:
 
     def _admit(self, batch: EventBatch) -> None:
         # An empty queue accepts a batch of any size.
-        if self._queue and self._bytes + batch.nbytes > self._max:
+        if self._queue and self._bytes + _size(batch) > self._max:
             count = len(batch)
             batch = self._fit(batch)
             self._accounts.drop(batch.window, "queue", count - len(batch))
         if len(batch):
-            self._bytes += batch.nbytes
+            self._bytes += _size(batch)
             self._peak = max(self._peak, self._bytes)
             self._queue.append(batch)
             self.items_queued += 1
@@ -198,8 +211,8 @@ class ExporterWorker:
             item = self._queue.popleft()
             if isinstance(item, EventBatch):
                 self._accounts.drop(item.window, "queue", len(item))
-                self._bytes -= item.nbytes
-                need -= item.nbytes
+                self._bytes -= _size(item)
+                need -= _size(item)
             else:
                 ends.append(item)
         self._queue.extendleft(reversed(ends))
@@ -406,7 +419,7 @@ class ExporterWorker:
             item = self._queue.popleft() if self._queue else None
             if isinstance(item, EventBatch):
                 self._current = item
-                self._bytes -= item.nbytes
+                self._bytes -= _size(item)
             self._idle = item is None and not self._group
         if self._idle:
             self._progress.notify_all()

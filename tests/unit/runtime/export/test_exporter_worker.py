@@ -326,3 +326,32 @@ async def test_a_window_without_events_is_left_out_as_well(tmp_path: Path) -> No
         assert outlet.statistics().windows_left_out == 1
         exporter.release()
     assert len(exporter.windows) == WINDOWS_WAITING
+
+
+class Counted(MemoryExporter):
+    """Reads no events, but counts them, and takes its time."""
+
+    needs_events = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.free = asyncio.Event()
+        self.events = 0
+
+    async def export(self, batch: EventBatch) -> None:
+        await self.free.wait()
+        self.events += len(batch)
+        assert not batch.events["ts"].any()
+
+
+async def test_an_exporter_that_counts_only_needs_no_room(tmp_path: Path) -> None:
+    """Its queue drops nothing, however long it takes: no events are in it."""
+    exporter = Counted()
+    async with running(exporter, tmp_path, max_bytes=100) as outlet:
+        for window in range(50):
+            outlet.offer(batch(window))
+        assert not outlet.half_full()
+        exporter.free.set()
+    assert exporter.events == 500
+    ledger = outlet.statistics().ledger
+    assert (ledger.offered, ledger.exported, ledger.dropped) == (500, 500, {})
