@@ -26,7 +26,8 @@ _STEP = np.dtype([("number", "<i8"), ("begin", "<i8"), ("ms", "<f4"), ("own_ms",
 
 
 class StepTimes:
-    """The newest steps one by one, the last four minutes and the whole run as means. Not for two threads at once."""
+    """The newest steps one by one, the last four minutes and the whole run as means. One thread changes it; others may call `newest`,
+    which may or may not have what is added meanwhile."""
 
     def __init__(self) -> None:
         self.count = 0

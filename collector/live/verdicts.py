@@ -13,14 +13,13 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 
-from stepscope.collector.live.slowest import STEPS
+from stepscope.collector.live.slowest import STEPS, median
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
 from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.exporters.stream.protocol import StepSummary
 from stepscope.exporters.stream.step_summary import facts_of
-from stepscope.runtime.journal.records import RunRecord
-from stepscope.runtime.windows.step_facts import Facts
+from stepscope.runtime.windows.step_facts import Facts, join_facts
 from stepscope.runtime.windows.step_statistics import FIRST_STEPS
 
 INTERVAL_S = 2.0
@@ -29,6 +28,8 @@ IDLE = 9
 """Judging takes at most one part in so many and one of the time: it is done less often if it takes long."""
 MAX_RANKS = 64
 """Ranks of a job that are compared: half of them are the slowest, the others lie evenly over the rest."""
+MAX_STEPS = 512
+"""Newest steps of a rank that are judged."""
 MAX_JOBS = 32
 """Jobs that are judged: those of which something came last."""
 MAX_FINDINGS = 3
@@ -47,6 +48,10 @@ class LiveProcess(msgspec.Struct, frozen=True):
     """In the order of the steps, without the first ones of the run, which are not judged."""
 
 
+_Rank: TypeAlias = tuple[Stream, list[StepSummary]]
+"""A rank, and its newest summaries."""
+_Decoded: TypeAlias = dict[str, list[tuple[StepSummary, Facts]]]
+"""Summaries with their facts, the newest first, by the ids of streams."""
 Judge: TypeAlias = Callable[[Sequence[LiveProcess]], Sequence[LiveFinding]]
 """Says what is slow in a job, the most costly first. Called on a thread."""
 
@@ -62,6 +67,8 @@ class Verdicts:
         """
         self._streams, self._judge = streams, judge
         self._found: dict[str, JobVerdict] = {}
+        self._decoded: dict[str, _Decoded] = {}
+        """Facts that were made of the ranks that were compared last, by job."""
         self._judged_at: dict[str, float] = {}
         """When something had come last of each job that is judged, by the monotonic clock."""
 
@@ -74,14 +81,49 @@ class Verdicts:
         while True:
             began = time.monotonic()
             for job, streams in self._jobs().items():
-                taken = [(stream.run, list(stream.summaries)) for stream in streams]
-                verdict = await asyncio.to_thread(_verdict, job, taken, self._judge)
+                taken = [(stream, list(stream.summaries)) for stream in streams]
+                verdict = await asyncio.to_thread(self._verdict, job, taken)
                 if verdict is not None:
                     self._found[job] = verdict
             await asyncio.sleep(max(INTERVAL_S, IDLE * (time.monotonic() - began)))
 
+    def _verdict(self, job: str, ranks: list[_Rank]) -> JobVerdict | None:
+        """`None` if no rank has a step that can be judged. On a thread."""
+        processes: list[LiveProcess] = []
+        decoded: _Decoded = {}
+        for stream, summaries in _compared(ranks):
+            facts = self._facts(stream, summaries, decoded)
+            facts = facts[facts["step"] >= FIRST_STEPS][-MAX_STEPS:]
+            if len(facts):
+                run = stream.run
+                processes.append(LiveProcess(run.rank, run.name, run.host, run.pid, facts))
+        self._decoded[job] = decoded
+        if not processes:
+            return None
+        return JobVerdict(
+            job_id=job,
+            at_ns=time.time_ns(),
+            steps=max(len(process.facts) for process in processes),
+            ranks=len(processes),
+            findings=list(self._judge(processes))[:MAX_FINDINGS],
+        )
+
+    def _facts(self, stream: Stream, summaries: list[StepSummary], decoded: _Decoded) -> Facts:
+        """The facts of a rank's newest steps. Those of summaries that were judged before are not made again."""
+        known = {id(summary): facts for summary, facts in self._decoded.get(stream.job, {}).get(stream.id, ())}
+        found: list[tuple[StepSummary, Facts]] = []
+        steps = 0
+        for summary in reversed(summaries):
+            facts = known.get(id(summary))
+            found.append((summary, facts_of([summary]) if facts is None else facts))
+            steps += len(found[-1][1])
+            if steps >= MAX_STEPS:
+                break
+        decoded[stream.id] = found
+        return join_facts([facts for _, facts in reversed(found)])
+
     def _jobs(self) -> dict[str, list[Stream]]:
-        """The jobs with further steps since the last time, with the ranks to compare."""
+        """The jobs with further steps since the last time, with their ranks."""
         now = time.monotonic()
         jobs: dict[str, list[Stream]] = {}
         for rank in self._streams:
@@ -91,37 +133,26 @@ class Verdicts:
         newest = {job: max(stream.steps_at for stream in streams) for job, streams in jobs.items()}
         latest = sorted(jobs, key=lambda job: -newest[job])[:MAX_JOBS]
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
-        chosen = {job: _compared(jobs[job]) for job in latest if newest[job] != self._judged_at.get(job)}
+        chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
         self._judged_at = {job: newest[job] for job in latest}
+        self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
         return chosen
 
 
-def _compared(streams: list[Stream]) -> list[Stream]:
+def _compared(ranks: list[_Rank]) -> list[_Rank]:
     """At most `MAX_RANKS` of these."""
-    if len(streams) <= MAX_RANKS:
-        return streams
-    medians = [float(np.median(np.abs(stream.steps.newest(STEPS)["own_ms"]))) for stream in streams]
-    order = np.argsort(medians)
+    if len(ranks) <= MAX_RANKS:
+        return ranks
+    order = np.argsort([_own_ms(stream) for stream, _ in ranks])
     slowest = order[-MAX_RANKS // 2 :]
     rest = order[: -MAX_RANKS // 2]
     evenly = rest[np.linspace(0, len(rest) - 1, MAX_RANKS // 2).astype(np.int64)]
-    return [streams[at] for at in sorted({*slowest.tolist(), *evenly.tolist()})]
+    return [ranks[at] for at in sorted({*slowest.tolist(), *evenly.tolist()})]
 
 
-def _verdict(job: str, ranks: Sequence[tuple[RunRecord, list[StepSummary]]], judge: Judge) -> JobVerdict | None:
-    """`None` if no rank has a step that can be judged."""
-    processes: list[LiveProcess] = []
-    for run, summaries in ranks:
-        facts = facts_of(summaries)
-        facts = facts[facts["step"] >= FIRST_STEPS]
-        if len(facts):
-            processes.append(LiveProcess(run.rank, run.name, run.host, run.pid, facts))
-    if not processes:
-        return None
-    return JobVerdict(
-        job_id=job,
-        at_ns=time.time_ns(),
-        steps=max(len(process.facts) for process in processes),
-        ranks=len(processes),
-        findings=list(judge(processes))[:MAX_FINDINGS],
-    )
+def _own_ms(stream: Stream) -> float:
+    """The median time of the newest steps without collectives, or of whole steps where these are not known."""
+    steps = stream.steps.newest(STEPS)
+    known = steps["own_ms"][steps["own_ms"] >= 0]
+    times = known if len(known) else steps["ms"]
+    return median(times) if len(times) else 0.0

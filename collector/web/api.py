@@ -16,6 +16,7 @@ from starlette.routing import Route
 from stepscope.collector.downloads.downloads import Download, Source
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.live.job_windows import Group
+from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import (
     Chart,
     Health,
@@ -117,11 +118,20 @@ class Api:
         ids = [id for id in query.ranks.split(",") if id]
         return await self._charts.chart(query.range, ids, _job(request, query.job))
 
-    @_operations.add("/v1/heatmap", HeatmapQuery, "Times of steps of all ranks, beside each other", answer=Heatmap)
+    @_operations.add(
+        "/v1/heatmap",
+        HeatmapQuery,
+        "Times of steps of all ranks of a job, beside each other; default: of the job with most ranks",
+        answer=Heatmap,
+    )
     async def _heatmap(self, request: Request, query: HeatmapQuery) -> Heatmap:
         job = _job(request, query.job)
-        ranks = [rank for rank in self._collector.streams if job is None or rank.latest.job == job]
-        return await self._heatmaps.heatmap(ranks, msgspec.structs.replace(query, job=job))
+        ranks: dict[str, list[Rank]] = {}
+        for rank in self._collector.streams:
+            ranks.setdefault(rank.latest.job, []).append(rank)
+        if job is None:  # steps of different jobs have nothing in common
+            job = max(ranks, key=lambda each: len(ranks[each]), default=None)
+        return await self._heatmaps.heatmap(ranks.get(job or "", []), msgspec.structs.replace(query, job=job))
 
     @_operations.add(_WINDOWS, WindowsQuery, "The newest windows", answer=list[WindowView])
     async def _windows(self, request: Request, query: WindowsQuery) -> list[WindowView]:

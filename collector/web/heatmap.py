@@ -72,7 +72,7 @@ def _draw(ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
     ranks = ranks[query.from_rank or 0 : last_rank]
     steps = [rank.latest.steps.newest(RECENT) for rank in ranks]
     known = [each["number"] for each in steps if len(each)]
-    newest = max((int(each[-1]) for each in known), default=0)
+    newest = _newest([int(each[-1]) for each in known])
     oldest = max(min((int(each.min()) for each in known), default=0), newest - RECENT + 1, 0)
     first = oldest if query.from_step is None else query.from_step
     last = newest if query.to_step is None else min(query.to_step, newest)
@@ -109,6 +109,15 @@ def _draw(ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
         median_ms=[None if math.isnan(one) else round(one, 3) for one in medians.tolist()],
         values=values.tobytes(),
     )
+
+
+def _newest(steps: Sequence[int]) -> int:
+    """The newest step of all ranks, but for those that are far ahead of most: one rank that counts otherwise must not move the
+    picture to where the others have nothing."""
+    if not steps:
+        return 0
+    most = sorted(steps)[len(steps) // 2] + RECENT
+    return max(step for step in steps if step <= most)
 
 
 def _communicates(steps: NDArray[np.void]) -> bool:

@@ -125,6 +125,24 @@ async def test_equal_ranks_have_no_fault() -> None:
     assert verdict.findings == [] and (verdict.steps, verdict.ranks) == (100, 4)
 
 
+async def test_what_was_judged_before_is_not_read_again() -> None:
+    """A rank that sends summaries for a long time costs no more than the new ones."""
+    streams = streams_of(summary([STEP] * 60), summary([STEP] * 60))
+    verdicts = Verdicts(streams, judge_steps)
+    task = asyncio.create_task(verdicts.run())
+    try:
+        await poll(lambda: verdicts.of(None))
+        before = verdicts.of(None)[0]
+        for rank in streams:
+            rank.latest.summarized(summary([STEP] * 30, first=70, data=0.6))
+        await poll(lambda: verdicts.of(None)[0].at_ns > before.at_ns)
+    finally:
+        task.cancel()
+    (after,) = verdicts.of(None)
+    assert (before.steps, after.steps) == (60, 90)
+    assert before.findings == [] and after.findings[0].id == "input-bound-in-process"
+
+
 async def test_of_many_ranks_the_slow_one_is_compared() -> None:
     """Only some are compared, and the slowest are among them."""
     ranks = [summary([32_000_000 if rank == 777 else STEP] * 40, together=33_000_000) for rank in range(1000)]
@@ -164,6 +182,9 @@ async def test_a_heatmap_of_many_ranks_and_steps() -> None:
     part = await Heatmaps().heatmap(list(streams), HeatmapQuery(from_rank=5, to_rank=5, from_step=30, to_step=32))
     assert (part.ranks, part.first_step, part.columns) == (1, 30, 3)
     assert np.frombuffer(part.values, np.uint8).tolist() == [128, 128, 128], "alone, it is the median"
+    streams.ranks["job-7"].latest.summarized(summary([STEP] * 10, first=10**9))
+    again = await Heatmaps().heatmap(list(streams), HeatmapQuery())
+    assert (again.first_step, again.columns) == (1, 100), "a rank that counts otherwise changes its own row only"
     nothing = await Heatmaps().heatmap([], HeatmapQuery())
     assert (nothing.columns, nothing.values, nothing.rows) == (0, b"", [])
 
