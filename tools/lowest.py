@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 DEVELOPMENT = {"bench", "dev"}
 """Extras that only development needs."""
-_NEED = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<version>[\w.]+)(?P<marker>;.*)?")
+_NEED = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<version>[\w.]+)(?:,<[\w.]+)?(?P<marker>;.*)?")
 _PIN = re.compile(r"(?P<name>[\w.-]+)==")
 
 

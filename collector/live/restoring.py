@@ -95,7 +95,7 @@ class Restoring:
             finally:
                 stream = self._streams.all.get(id)
                 if stream is not None:
-                    stream.restoring = False
+                    stream.finish_restoring()
                 unread.pop(id, None)
 
     async def _restore(self, id: str, path: Path) -> None:
@@ -132,7 +132,7 @@ class Restoring:
                     await self._streams.noting.restored(stream, part.frames, part.events, part.next)
                 elif stream.taken == taken:
                     break  # nothing was written while the last read found nothing: what is taken from now on is not in here
-            stream.restoring = False
+            stream.finish_restoring()
             later = [one for one in evicted if one.segment >= earlier.next_segment]
             damage = await self._read(lambda: damage_without(reader, later))
             stream.missing = earlier.lost_frames + damage.lost_frames

@@ -19,9 +19,8 @@ from stepscope.collector.live.step_times import StepTimes
 from stepscope.collector.runs.evicted import Evicted
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.runs.windows import MOST_ACCOUNT, StreamWindows, losses
-from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS as MAX_SUMMARY_STEPS_OF_ONE
-from stepscope.exporters.stream.protocol import StepSummary
-from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, count_steps, shares_of, steps_in
+from stepscope.exporters.stream.protocol import MAX_SUMMARY_STEPS, StepSummary
+from stepscope.exporters.stream.step_summary import STEP_BYTES, Shares, StepTime, count_steps, shares_of, steps_in
 from stepscope.runtime.accounting.ledger import Ledger
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal.records import CapRecord, ClockSync, RunRecord, decode_record
@@ -53,7 +52,7 @@ _MOST_BYTES: dict[int, int] = {
 """Of a record: a larger one is none that an exporter makes. To read it would hold up all streams, so it is not shown."""
 MAX_SUMMARIES = 128
 """Summaries that are kept to judge the newest steps."""
-MAX_SUMMARY_STEPS = 2 * MAX_SUMMARY_STEPS_OF_ONE
+KEPT_STEPS = 2 * MAX_SUMMARY_STEPS
 """Steps in them; the newest summary stays in any case."""
 _HOUR = 3600 * 10**9
 
@@ -102,7 +101,9 @@ class Stream:
         self.process: Process | None = None
         """The way to the process, where that is not the connection."""
         self.remote = False
-        """Whether another collector takes it, and only summaries are known here."""
+        """Whether only summaries of it are known here, as another collector takes it."""
+        self._heard_at = -math.inf
+        """When the last summary came that all collectors hear, by the monotonic clock."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.taken = 0
@@ -122,8 +123,10 @@ class Stream:
         """When the last summary with steps came, by the monotonic clock."""
         self.shares = Shares()
         """Of the newest summary with steps."""
-        self.ended = self.superseded = False
-        """Id of the stream of a killed process, all of which this one holds again."""
+        self.ended = False
+        """Whether it was closed in order."""
+        self.superseded = False
+        """Whether a later start of its rank is known."""
         self.restoring = False
         """Whether its file is still being read: frames that arrive meanwhile are found there."""
         self.seen = time.monotonic()
@@ -161,22 +164,41 @@ class Stream:
     def summarized(self, summary: StepSummary) -> None:
         """Facts of new steps have come."""
         self.seen = time.monotonic()
-        if self.remote:
-            self.event_rate.add(max(summary.events - self.events, 0), self.seen)
-            self.events, self.ended = summary.events, summary.ended
-            self._dropped = Counter({"journal": summary.lost})
-        steps, latest = steps_in(summary), time.time_ns()
+        steps = steps_in(summary)
         if not steps:
             return
         self.steps_at = self.seen
-        self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
+        if not self.restoring:  # else its files may have these steps, too
+            self._add_steps(steps)
         for run in summary.runs:
             self.windows.stepped_to(run.window, run.first, run.first + len(run.steps) // STEP_BYTES - 1)
         self.shares = shares_of(summary, steps)
         self.summaries.append(summary)
         self._summary_steps += count_steps(summary)
-        while self._summary_steps > MAX_SUMMARY_STEPS and len(self.summaries) > 1:
+        while self._summary_steps > KEPT_STEPS and len(self.summaries) > 1:
             self._summary_steps -= count_steps(self.summaries.popleft())
+
+    def heard(self, summary: StepSummary) -> None:
+        """Facts of new steps have come on a way that all collectors hear."""
+        if self.remote:
+            if self._heard_at > 0:
+                self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
+            self.events = summary.events
+            self._dropped = Counter({"journal": summary.lost})
+        if self.connection is None:
+            self.ended = summary.ended
+        self._heard_at = time.monotonic()
+        self.summarized(summary)
+
+    def finish_restoring(self) -> None:
+        """Its files were read. Steps of summaries that came meanwhile are added, but for those that the files have."""
+        self.restoring = False
+        for summary in self.summaries:
+            self._add_steps(steps_in(summary))
+
+    def _add_steps(self, steps: Sequence[StepTime]) -> None:
+        latest = time.time_ns()
+        self.steps.add_steps(steps, self.clock.offset_ns, min(self.born_ns - _HOUR, latest), latest)
 
     def restored(self, frames: Sequence[Frame], events: int, next: int) -> None:
         """Frames were read from its file; it is behind with them.
@@ -236,7 +258,7 @@ class Stream:
         """What becomes of it, at a monotonic time in seconds."""
         if self.ended:
             return State.ENDED
-        if self.connection is not None or (self.remote and now - self.seen < SILENT_AFTER):
+        if self.connection is not None or now - self._heard_at < SILENT_AFTER:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED
         return State.DIED if self.superseded or now - self.seen >= DIED_AFTER else State.SILENT
 

@@ -24,7 +24,7 @@ from stepscope.runtime.journal.records import RunRecord
 log = logging.getLogger("stepscope.collector")
 
 MAX_HEARD = 16_384
-"""Streams of other collectors that are shown."""
+"""Streams of other collectors that are shown; beyond, those are forgotten that nothing was heard of for longest."""
 _WIDEST = 60
 """Columns of a name in the log, whatever was sent as one."""
 
@@ -88,8 +88,6 @@ class Streams:
         """Made so far."""
         self.connected_now = 0
         """Streams that have a connection."""
-        self.unheard = 0
-        """Summaries of ranks that are not shown, as there are too many."""
         self._totals = Totals()
 
     @contextlib.contextmanager
@@ -142,15 +140,13 @@ class Streams:
         """
         stream = self.all.get(hello.stream)
         if stream is None:
-            if len(self.all) >= MAX_HEARD + 2 * self._limit:
-                self.unheard += 1
-                return
+            self._forget_heard()
             stream = Stream(hello.stream, hello.run)
             stream.remote = True
             self.add(stream)
         stream.sends_summaries = True
         stream.process = process
-        stream.summarized(summary)
+        stream.heard(summary)
 
     def deleted(self, stream: str) -> None:
         """A stream was deleted whole, and is forgotten: what it had brought counts as evicted."""
@@ -167,6 +163,14 @@ class Streams:
     def __iter__(self) -> Iterator[Rank]:
         """Ranks in the order of their numbers."""
         return iter(sorted(self.ranks.values(), key=_order))
+
+    def _forget_heard(self) -> None:
+        """Forgets streams of other collectors that nothing was heard of for longest, if there are too many."""
+        surplus = len(self.all) - MAX_HEARD - 2 * self._limit
+        if surplus >= 0:
+            heard = sorted((one for one in self.all.values() if one.remote), key=lambda one: one.seen)
+            for stream in heard[: surplus + MAX_HEARD // 8]:
+                self._remove(stream)
 
     def _forget(self) -> None:
         if len(self.all) <= 2 * self._limit:

@@ -6,6 +6,7 @@ The collector does not know the rules: `judge` is given to it, and gets facts of
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -22,10 +23,12 @@ from stepscope.exporters.stream.step_summary import facts_of
 from stepscope.runtime.windows.step_facts import Facts, join_facts
 from stepscope.runtime.windows.step_statistics import FIRST_STEPS
 
+log = logging.getLogger("stepscope.collector")
+
 INTERVAL_S = 2.0
 """Seconds between two judgements."""
-IDLE = 9
-"""Judging takes at most one part in so many and one of the time: it is done less often if it takes long."""
+MOST_SHARE = 0.1
+"""Judging takes at most this share of the time: it is done less often if it takes long."""
 MAX_RANKS = 64
 """Ranks of a job that are compared: half of them are the slowest, the others lie evenly over the rest."""
 MAX_STEPS = 512
@@ -67,6 +70,8 @@ class Verdicts:
         """
         self._streams, self._judge = streams, judge
         self._found: dict[str, JobVerdict] = {}
+        self._failed: set[str] = set()
+        """Jobs that could not be judged, which the log has."""
         self._decoded: dict[str, _Decoded] = {}
         """Facts that were made of the ranks that were compared last, by job."""
         self._judged_at: dict[str, float] = {}
@@ -82,10 +87,18 @@ class Verdicts:
             began = time.monotonic()
             for job, streams in self._jobs().items():
                 taken = [(stream, list(stream.summaries)) for stream in streams]
-                verdict = await asyncio.to_thread(self._verdict, job, taken)
-                if verdict is not None:
+                try:
+                    verdict = await asyncio.to_thread(self._verdict, job, taken)
+                except Exception:  # what one job's ranks send must not end the verdicts of the others
+                    verdict = None
+                    if job not in self._failed:
+                        self._failed.add(job)
+                        log.exception("the job %r cannot be judged", job[:200])
+                if verdict is None:
+                    self._found.pop(job, None)
+                else:
                     self._found[job] = verdict
-            await asyncio.sleep(max(INTERVAL_S, IDLE * (time.monotonic() - began)))
+            await asyncio.sleep(max(INTERVAL_S, (time.monotonic() - began) * (1 / MOST_SHARE - 1)))
 
     def _verdict(self, job: str, ranks: list[_Rank]) -> JobVerdict | None:
         """`None` if no rank has a step that can be judged. On a thread."""
@@ -93,7 +106,7 @@ class Verdicts:
         decoded: _Decoded = {}
         for stream, summaries in _compared(ranks):
             facts = self._facts(stream, summaries, decoded)
-            facts = facts[facts["step"] >= FIRST_STEPS][-MAX_STEPS:]
+            facts = _judged(facts)[-MAX_STEPS:]
             if len(facts):
                 run = stream.run
                 processes.append(LiveProcess(run.rank, run.name, run.host, run.pid, facts))
@@ -135,8 +148,17 @@ class Verdicts:
         self._found = {job: verdict for job, verdict in self._found.items() if job in latest}
         chosen = {job: jobs[job] for job in latest if newest[job] != self._judged_at.get(job)}
         self._judged_at = {job: newest[job] for job in latest}
+        self._failed &= set(latest)
         self._decoded = {job: decoded for job, decoded in self._decoded.items() if job in latest}
         return chosen
+
+
+def _judged(facts: Facts) -> Facts:
+    """Steps in the order of their numbers, each once, without the first ones of the run. A loop that counts anew, or a rank that sends
+    nonsense, may have others."""
+    facts = facts[(facts["step"] >= FIRST_STEPS) & (facts["end"] > facts["begin"])]
+    _, last = np.unique(facts["step"][::-1], return_index=True)
+    return facts[len(facts) - 1 - last]  # type: ignore[no-any-return]
 
 
 def _compared(ranks: list[_Rank]) -> list[_Rank]:

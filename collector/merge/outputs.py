@@ -67,7 +67,7 @@ async def write_merged(
         def room() -> Path:
             return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent)))
 
-        merge = await anyio.to_thread.run_sync(_prepare, sources, target, job, selection or Selection(), progress, room)
+        merge = await anyio.to_thread.run_sync(prepare, sources, target, job, selection or Selection(), progress, room)
         if not directory:
             exporter = stack.enter_context(writing(target, format))
             report = await merge.together(exporter)
@@ -80,7 +80,7 @@ async def write_merged(
     return report
 
 
-def _prepare(
+def prepare(
     sources: Sequence[Path],
     target: Path,
     job: str | None,
@@ -88,11 +88,26 @@ def _prepare(
     progress: Progress,
     room: Callable[[], Path],
 ) -> Merge:
+    """Reads what there is, and plans the merge. Arguments and errors as for `write_merged`.
+
+    Args:
+        sources: directories and journals.
+        target: what will be written.
+        job: which job.
+        selection: what to merge.
+        progress: is told how many events were written so far.
+        room: makes a directory for streams that are put together.
+    """
     recordings, notes = gather(sources, room, wanted(selection))
     if notes and not recordings:
         raise FormatError("; ".join(note.removeprefix(NOT_MERGED) for note in notes[:3]))
     name, chosen = chosen_job(recordings, job, sources)
     described = Job(name, chosen)
+    if selection.window is not None and any(member.start for member in described.members):
+        # A start that is not the first counts its windows otherwise than the job, so the clocks were read near other windows.
+        recordings, notes = gather(sources, room)
+        name, chosen = chosen_job(recordings, job, sources)
+        described = Job(name, chosen)
     return Merge(described, plan(described, selection), target.absolute().parent, progress, notes)
 
 

@@ -56,6 +56,8 @@ class MergedWindow(msgspec.Struct, frozen=True, kw_only=True):
 def wanted(selection: Selection) -> Wanted | None:
     """The windows that are probably in a selection, so that their rows are not read twice: what windows of other members say, which is
     not known then, may lead to others. `None`: all."""
+    if selection.stream:
+        return None  # the stream counts its windows otherwise than the job
     if selection.steps is not None:
         first, last = selection.steps
         return lambda rows: (rows["steps"] > 0) & (rows["first_step"] <= last) & (rows["last_step"] >= first)

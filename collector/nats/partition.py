@@ -47,8 +47,8 @@ INACTIVE_SECONDS = 86_400.0
 MAX_UNACKNOWLEDGED = 1 << 15
 """Messages of a partition that may be delivered and not acknowledged: those that wait for earlier ones of their streams, of which
 each has `layout.IN_FLIGHT` at most, or for a stream that cannot be written."""
-MAX_WAITING = 1024
-"""The same of a stream. Further ones are acknowledged, and are read again when the stream can be written."""
+MAX_WAITING = 128
+"""The same of a stream: as many as may be out of order, and a few more, so that streams that cannot be written keep no others back. Further ones are acknowledged, and are read again when the stream can be written."""
 FETCH_COUNT = 256
 """Messages in one request."""
 MAX_LARGEST = 4

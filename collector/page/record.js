@@ -39,6 +39,8 @@ export class RecordDialog {
   #token = byId("record-token", HTMLInputElement);
   /** @type {string[]} */
   #jobs = [];
+  /** @type {Rank[]} */
+  #chosen = [];
   /** @type {VirtualRows<OrderedRank> | null} */
   #rows = null;
 
@@ -47,6 +49,7 @@ export class RecordDialog {
       event.preventDefault();
       this.#send();
     });
+    this.#job.addEventListener("change", () => this.#fillRanks());
     this.#dialog.addEventListener("close", () => {
       this.#token.value = "";
       this.#clear();
@@ -66,12 +69,19 @@ export class RecordDialog {
     const preferred = jobId === null ? -1 : this.#jobs.indexOf(jobId);
     this.#job.selectedIndex = Math.max(preferred, 0);
     byId("record-job-label").hidden = this.#jobs.length < 2;
-    this.#ranks.value = ranksText(chosen.flatMap((view) => view.rank ?? []));
+    this.#chosen = chosen;
+    this.#fillRanks();
     byId("record-token-label").hidden = true;
     setText(byId("record-scope"), "");
     this.#clear();
     this.#dialog.showModal();
     this.#steps.focus();
+  }
+
+  /** Names the chosen ranks of the job that is selected. */
+  #fillRanks() {
+    const job = this.#jobs[Number(this.#job.value)];
+    this.#ranks.value = ranksText(this.#chosen.filter((view) => view.job_id === job).flatMap((view) => view.rank ?? []));
   }
 
   #clear() {
@@ -86,6 +96,11 @@ export class RecordDialog {
   async #send() {
     const submit = byId("record-submit", HTMLButtonElement);
     if (submit.disabled) return;
+    const nobody = this.#chosen.length > 0 && this.#chosen.every((view) => typeof view.rank !== "number");
+    if (nobody && !this.#ranks.value.trim()) {
+      this.#showError(new Error("The chosen processes have no rank, so they cannot be ordered apart from the others."));
+      return;
+    }
     submit.disabled = true;
     this.#clear();
     setText(byId("record-scope"), "");

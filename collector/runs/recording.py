@@ -140,7 +140,9 @@ class Recording(msgspec.Struct, kw_only=True):
             id=id,
             path=path,
             run=run,
-            syncs=samples.kept() if wanted is None else _around(samples.kept(), rows[wanted(rows)]),
+            syncs=samples.kept()
+            if wanted is None
+            else _around(samples.kept(), rows[wanted(rows) | (rows["closed"] == 0)]),
             marks=_marks(parts, {} if known is None else known),
             open=rows["window"][rows["closed"] == 0].tolist(),
             rows=rows,

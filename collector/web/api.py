@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from starlette.routing import Route
 from stepscope.collector.downloads.downloads import Download, Source
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.live.job_windows import Group
+from stepscope.collector.live.stream import State
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import (
     Chart,
@@ -127,8 +129,12 @@ class Api:
     async def _heatmap(self, request: Request, query: HeatmapQuery) -> Heatmap:
         job = _job(request, query.job)
         ranks: dict[str, list[Rank]] = {}
+        now = time.monotonic()
         for rank in self._collector.streams:
-            ranks.setdefault(rank.latest.job, []).append(rank)
+            if (
+                rank.latest.state(now) is not State.DIED
+            ):  # it may have died far behind, or ahead, of where the others are now
+                ranks.setdefault(rank.latest.job, []).append(rank)
         if job is None:  # steps of different jobs have nothing in common
             job = max(ranks, key=lambda each: len(ranks[each]), default=None)
         return await self._heatmaps.heatmap(ranks.get(job or "", []), msgspec.structs.replace(query, job=job))

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.collector.live.step_times import RECENT
+from stepscope.collector.live.step_times import RECENT, StepTimes
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import Heatmap
 
@@ -60,17 +60,19 @@ class Heatmaps:
             self._drawn = {one: drawn for one, drawn in self._drawn.items() if now - drawn[0] < FRESH_S}
             if query in self._drawn:
                 return self._drawn[query][1]
-            made = await asyncio.to_thread(_draw, ranks, query)
+            # Ranks may be forgotten while the thread draws.
+            drawn = [(rank.id, rank.latest.steps) for rank in ranks if rank.streams]
+            made = await asyncio.to_thread(_draw, drawn, query)
             while len(self._drawn) >= KEPT:
                 del self._drawn[next(iter(self._drawn))]
             self._drawn[query] = now, made
             return made
 
 
-def _draw(ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
+def _draw(ranks: Sequence[tuple[str, StepTimes]], query: HeatmapQuery) -> Heatmap:
     last_rank = len(ranks) if query.to_rank is None else query.to_rank + 1
     ranks = ranks[query.from_rank or 0 : last_rank]
-    steps = [rank.latest.steps.newest(RECENT) for rank in ranks]
+    steps = [times.newest(RECENT) for _, times in ranks]
     known = [each["number"] for each in steps if len(each)]
     newest = _newest([int(each[-1]) for each in known])
     oldest = max(min((int(each.min()) for each in known), default=0), newest - RECENT + 1, 0)
@@ -102,7 +104,7 @@ def _draw(ranks: Sequence[Rank], query: HeatmapQuery) -> Heatmap:
         first_step=first,
         steps_per_column=width,
         columns=columns,
-        rows=[rank.id for rank in ranks[::per_row]],
+        rows=[id for id, _ in ranks[::per_row]],
         ranks_per_row=per_row,
         ranks=len(ranks),
         value="own" if own else "whole",
@@ -116,7 +118,7 @@ def _newest(steps: Sequence[int]) -> int:
     picture to where the others have nothing."""
     if not steps:
         return 0
-    most = sorted(steps)[len(steps) // 2] + RECENT
+    most = sorted(steps)[(len(steps) - 1) // 2] + RECENT
     return max(step for step in steps if step <= most)
 
 

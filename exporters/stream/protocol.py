@@ -110,7 +110,7 @@ class StepRun(msgspec.Struct, frozen=True, array_like=True):
     """Number of the first step."""
     begin_ns: Int64
     """When it began, by the rank's monotonic clock. Each further step begins when the one before it ends."""
-    steps: Annotated[bytes, msgspec.Meta(max_length=8 * MAX_SUMMARY_STEPS)]
+    steps: Annotated[bytes, msgspec.Meta(min_length=8, max_length=8 * MAX_SUMMARY_STEPS)]
     """8 bytes for each step: `step_summary.STEP_DTYPE`."""
 
 

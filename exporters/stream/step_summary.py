@@ -132,12 +132,15 @@ def steps_in(summary: StepSummary) -> list[StepTime]:
         if abs(begin) > _FAR_NS or not 0 <= number < _FAR_NS:
             continue
         whole = len(run.steps) // STEP_BYTES * STEP_BYTES
+        steps: list[StepTime] = []
         for duration, communication, _, _, _ in _STEP.iter_unpack(run.steps[:whole]):
-            if not 0 <= duration <= _LONGEST_NS or abs(begin) > _FAR_NS or len(found) == MAX_SUMMARY_STEPS:
+            if not 0 <= duration <= _LONGEST_NS or abs(begin) > _FAR_NS:
                 break
             took = round(duration)
-            found.append(StepTime(run.window, number, begin, begin + took, took - took * communication // 255))
+            steps.append(StepTime(run.window, number, begin, begin + took, took - took * communication // 255))
             number, begin = number + 1, begin + took
+        else:
+            found += steps[: MAX_SUMMARY_STEPS - len(found)]
     return found
 
 
@@ -172,7 +175,8 @@ def _share_of(ns: float, took: int) -> float | None:
 
 def facts_of(summaries: Sequence[StepSummary]) -> Facts:
     """The facts of all steps of some summaries, as the module says."""
-    return join_facts([_facts_of(summary) for summary in summaries])
+    with np.errstate(invalid="ignore", over="ignore"):  # numbers that are none are left out
+        return join_facts([_facts_of(summary) for summary in summaries])
 
 
 def count_steps(summary: StepSummary) -> int:

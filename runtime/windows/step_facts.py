@@ -6,6 +6,7 @@ of a file.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, TypeAlias
@@ -122,11 +123,12 @@ _OTHER_SLOTS = bytes(
 """The same on all other tracks, where only devices, backward and collectives count."""
 _SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
 _SIGNAL_ROWS = np.array([_SIGNAL_IDS[name] for name in SIGNALS], np.int64)
-_COLLECTIVES = (
-    *("gloo:", "nccl:", "mpi:", "hccl:", "c10d::", "_c10d_functional::", "c10d_functional::", "record_param_comms"),
-    *("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "broadcast", "barrier"),
+_COLLECTIVE = re.compile(
+    r"gloo:|nccl:|mpi:|hccl:|_?c10d(_functional)?::|record_param_comms"
+    r"|(all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier)(?![a-z0-9_])",
+    re.IGNORECASE,
 )
-"""How the names of spans begin, in lower case, in which a rank waits for others: as torch names them, and as people do."""
+"""How the names of spans begin in which a rank waits for others: as torch names them, and as people do."""
 _KERNELS = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel"})
 
 
@@ -146,7 +148,7 @@ def class_of(name: str, category: str) -> int:
         return DEVICE_CLASS + (Device.COMMUNICATION if "nccl" in name.lower() else Device.COMPUTE)
     if category in _BY_CATEGORY:
         return _BY_CATEGORY[category]
-    if name[:32].lower().startswith(_COLLECTIVES):
+    if _COLLECTIVE.match(name):
         return Phase.COMMUNICATION
     if name.startswith("enumerate(DataLoader)") or category == "data":
         return Phase.DATA

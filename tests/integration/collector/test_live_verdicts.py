@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from stepscope.analysis.live import judge_steps
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Streams
-from stepscope.collector.live.verdicts import MAX_RANKS, Verdicts
-from stepscope.collector.live.views import JobVerdict
+from stepscope.collector.live.verdicts import MAX_RANKS, LiveProcess, Verdicts
+from stepscope.collector.live.views import JobVerdict, LiveFinding
 from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
 from stepscope.exporters.stream.protocol import Hello, StepSummary
 from stepscope.exporters.stream.step_summary import summary_of
@@ -143,6 +144,35 @@ async def test_what_was_judged_before_is_not_read_again() -> None:
     assert before.findings == [] and after.findings[0].id == "input-bound-in-process"
 
 
+async def test_what_one_job_sends_does_not_end_the_verdicts_of_others() -> None:
+    """Steps that count anew, that take no time, or that are known in part cost their job its verdict at most."""
+    streams = streams_of(summary([STEP] * 60, data=0.5))
+    odd = summary([STEP] * 30, first=100)
+    odd_times = msgspec.structs.replace(odd, runs=[msgspec.structs.replace(odd.runs[0], steps=bytes(8 * 40))])
+    for number in range(2):
+        stream = Stream(f"{number + 100:032x}", run_of(number, "odd"))
+        stream.connection = object()
+        for sent in (odd, summary([STEP] * 30, first=20), odd_times):
+            stream.summarized(sent)
+        streams.add(stream)
+
+    def judge(processes: Sequence[LiveProcess]) -> Sequence[LiveFinding]:
+        if processes[0].name == "odd":
+            raise ZeroDivisionError
+        return judge_steps(processes)
+
+    for how in (judge, judge_steps):
+        verdicts = Verdicts(streams, how)
+        task = asyncio.create_task(verdicts.run())
+        try:
+            await poll(lambda: verdicts.of("job"))  # noqa: B023
+            await asyncio.sleep(0)
+            assert not task.done()
+        finally:
+            task.cancel()
+        assert verdicts.of("job")[0].findings[0].id == "input-bound-in-process"
+
+
 async def test_of_many_ranks_the_slow_one_is_compared() -> None:
     """Only some are compared, and the slowest are among them."""
     ranks = [summary([32_000_000 if rank == 777 else STEP] * 40, together=33_000_000) for rank in range(1000)]
@@ -195,6 +225,48 @@ class _Process:
     async def order(self, command: Command, seconds: float) -> Answer:
         """Answers at once."""
         return Answer(step=5)
+
+
+def test_a_stream_that_another_collector_takes_over_stays() -> None:
+    """What was written here is counted; its state and its steps are those that are heard. The first summary says no rate."""
+    streams = Streams(16)
+    hello = Hello("e" * 32, b"sync", 0, run_of(4), summaries=True)
+    with streams.connected(hello, object()) as stream:
+        stream.took([], 100, 0)
+    assert not stream.remote
+    stream.seen -= 100
+    assert stream.state(stream.seen + 100) is State.DIED
+    streams.heard(hello, msgspec.structs.replace(summary([STEP] * 30), events=10**9), _Process())
+    assert stream.state(stream.seen) is State.CONNECTED and stream.steps.last == 39
+    streams.heard(hello, StepSummary(0, 0, 0, [], b"", ended=True), None)
+    assert stream.state(stream.seen) is State.ENDED
+    other = Hello("d" * 32, b"sync", 0, run_of(5), summaries=True)
+    streams.heard(other, msgspec.structs.replace(summary([STEP] * 30), events=10**9), None)
+    heard = streams.all[other.stream]
+    assert heard.events == 10**9 and heard.event_rate.per_second(heard.seen) == 0
+
+
+def test_streams_that_are_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of which nothing was heard for longest, when there are too many: new ones are shown."""
+    monkeypatch.setattr("stepscope.collector.live.streams.MAX_HEARD", 16)
+    streams = Streams(2)
+    for number in range(100):
+        hello = Hello(f"{number:032x}", b"sync", 0, run_of(number), summaries=True)
+        streams.heard(hello, summary([STEP] * 10), None)
+    assert f"{99:032x}" in streams.all and f"{0:032x}" not in streams.all and 10 < len(streams.all) <= 21
+
+
+def test_steps_that_come_while_files_are_read_count_once() -> None:
+    """They are added when the files were read, but for those that the files have."""
+    stream = Stream("c" * 32, run_of(0))
+    stream.restoring = True
+    stream.summarized(summary([STEP] * 30))
+    assert stream.steps.count == 0
+    read = Stream("c" * 32, run_of(0))
+    read.summarized(summary([STEP] * 20))
+    stream.steps = read.steps
+    stream.finish_restoring()
+    assert (stream.steps.count, stream.steps.last) == (30, 39)
 
 
 def test_streams_of_other_collectors_are_shown() -> None:

@@ -21,12 +21,9 @@ from stepscope.cli.main import main
 from stepscope.collector.clocks.timeline import Readings, Timeline
 from stepscope.collector.merge.aligned import renumber_flows
 from stepscope.collector.merge.command import merge_command
-from stepscope.collector.merge.merge import Merge
-from stepscope.collector.merge.outputs import write_merged
-from stepscope.collector.merge.plan import Selection, plan, wanted
+from stepscope.collector.merge.outputs import prepare, write_merged
+from stepscope.collector.merge.plan import Selection
 from stepscope.collector.merge.report import MergeReport
-from stepscope.collector.merge.sources import gather
-from stepscope.collector.runs.job import Job, chosen_job
 from stepscope.exporters.memory import MemoryExporter
 from stepscope.runtime.errors import FormatError, OutputError
 from stepscope.runtime.events import tracks
@@ -80,10 +77,9 @@ def merged(
     directory: Path, selection: Selection | None = None, job: str | None = None, *others: Path
 ) -> tuple[MemoryExporter, MergeReport]:
     """Everything that is below directories, in memory."""
-    recordings, notes = gather([directory, *others], no_room, wanted(selection or Selection()))
-    described = Job(*chosen_job(recordings, job))
     exporter = MemoryExporter()
-    merge = Merge(described, plan(described, selection or Selection()), directory, notes=notes)
+    sources = [directory, *others]
+    merge = prepare(sources, directory / "merged", job, selection or Selection(), lambda events: None, no_room)
     return exporter, asyncio.run(merge.together(exporter))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,7 @@ from stepscope.runtime.events.record import EVENT_DTYPE, EventBatch, Kind
 from stepscope.runtime.journal import format as fmt
 from stepscope.runtime.journal import index as journal_index
 from stepscope.runtime.journal.frame_reader import FrameReader
+from stepscope.runtime.journal.records import ClockSync
 from stepscope.runtime.journal.segments import segment_paths
 from stepscope.runtime.journal.writer import JournalWriter
 from stepscope.runtime.windows.window import Step
@@ -232,3 +234,53 @@ def test_recordings_with_the_same_windows_share_their_marks(tmp_path: Path) -> N
     ]
     assert found[0].marks is found[1].marks and len(known) == 1
     assert [one.rows["window"].tolist() for one in found] == [[3], [3]]
+
+
+def test_clocks_of_a_rank_that_was_started_again_are_those_of_the_jobs_window(tmp_path: Path) -> None:
+    """It counts its windows anew: comparisons of clocks near its own window of that number would say nothing."""
+    for rank, start, windows, first_step, at_s in ((0, 0, 18, 0, 0), (1, 0, 6, 0, 0), (1, 1, 12, 12, 3600)):
+        _wandering(tmp_path, rank, start, windows, first_step, at_s)
+    whole, _ = merged(tmp_path)
+    for selection in (Selection(window=8), Selection(window=2, stream=f"{17:032x}")):
+        alone, report = merged(tmp_path, selection)
+        assert report.windows == (8,) or list(report.windows) == [8]
+        begins = [sorted(int(b.events["ts"].min()) for b in one.batches if b.window == 8) for one in (whole, alone)]
+        apart = [at[-1] - at[0] for at in begins]
+        bound = max(member.bound_ns for member in report.members if member.bound_ns is not None)
+        assert abs(apart[1] - apart[0]) <= 2 * bound < 10_000_000
+
+
+def _wandering(place: Path, rank: int, start: int, windows: int, first_step: int, at_s: int) -> None:
+    """A start of a rank with a window every ten minutes; the clock of rank 1 wanders by 10 ms."""
+    run, gap_s, begin = run_in(place), 600, 10**15
+    anchor = msgspec.structs.replace(
+        run.anchor, monotonic_ns=begin + at_s * SECOND, wall_ns=run.anchor.wall_ns + at_s * SECOND
+    )
+    id = f"{rank + 16 * start:032x}"
+    run = msgspec.structs.replace(
+        run,
+        rank=rank,
+        world_size=2,
+        job="job",
+        host=f"h{rank}",
+        clock=f"clock {rank}",
+        pid=1 + rank + 10 * start,
+        id=id,
+        anchor=anchor,
+    )
+    writer = JournalWriter(place / "streams" / id / "journal")
+    writer.open(run)
+    for number in range(windows):
+        at = begin + (at_s + number * gap_s) * SECOND
+        for sent in range(at, at + gap_s * SECOND, 10 * SECOND):
+            ahead = round(1e7 * math.sin(2 * math.pi * (sent - begin) / SECOND / 7200)) if rank else 0
+            arrived = sent + ahead + 50_000
+            writer.write_sync(
+                ClockSync(sent=sent, arrived=arrived, answered=arrived, returned=sent + 100_000, clock="c")
+            )
+        steps = tuple(Step(first_step + 2 * number + i, at + i * 1000, at + i * 1000 + 999) for i in range(2))
+        batch = events_of("x", number, steps)
+        writer.write_batch(batch)
+        closed = msgspec.structs.replace(window_of(number, batch), start_ns=at, end_ns=steps[1].end_ns, steps=steps)
+        writer.write_window(closed)
+    writer.close()

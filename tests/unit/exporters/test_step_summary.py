@@ -101,7 +101,7 @@ def test_no_steps() -> None:
 
 
 numbers = st.integers(-(1 << 63), (1 << 63) - 1)
-runs = st.builds(protocol.StepRun, numbers, numbers, numbers, st.binary(max_size=80))
+runs = st.builds(protocol.StepRun, numbers, numbers, numbers, st.binary(min_size=8, max_size=80))
 
 
 @given(
