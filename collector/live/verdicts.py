@@ -158,7 +158,7 @@ def _judged(facts: Facts) -> Facts:
     nonsense, may have others."""
     facts = facts[(facts["step"] >= FIRST_STEPS) & (facts["end"] > facts["begin"])]
     _, last = np.unique(facts["step"][::-1], return_index=True)
-    return facts[len(facts) - 1 - last]  # type: ignore[no-any-return]
+    return facts[len(facts) - 1 - last]
 
 
 def _compared(ranks: list[_Rank]) -> list[_Rank]:

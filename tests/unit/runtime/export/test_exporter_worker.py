@@ -336,11 +336,11 @@ class Counted(MemoryExporter):
     def __init__(self) -> None:
         super().__init__()
         self.free = asyncio.Event()
-        self.events = 0
+        self.number = 0
 
     async def export(self, batch: EventBatch) -> None:
         await self.free.wait()
-        self.events += len(batch)
+        self.number += len(batch)
         assert not batch.events["ts"].any()
 
 
@@ -352,6 +352,6 @@ async def test_an_exporter_that_counts_only_needs_no_room(tmp_path: Path) -> Non
             outlet.offer(batch(window))
         assert not outlet.half_full()
         exporter.free.set()
-    assert exporter.events == 500
+    assert exporter.number == 500
     ledger = outlet.statistics().ledger
     assert (ledger.offered, ledger.exported, ledger.dropped) == (500, 500, {})
