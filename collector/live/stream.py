@@ -186,7 +186,7 @@ class Stream:
             self.events = summary.events
             self._dropped = Counter({"journal": summary.lost})
         if self.connection is None:
-            self.ended = summary.ended
+            self.ended = self.ended or summary.ended
         self._heard_at = time.monotonic()
         self.summarized(summary)
 
