@@ -104,6 +104,8 @@ class Stream:
         """Whether only summaries of it are known here, as another collector takes it."""
         self._heard_at = -math.inf
         """When the last summary came that all collectors hear, by the monotonic clock."""
+        self._heard_end = False
+        """Whether one said that the run ends; its frames may be on their way still."""
         self.next = 0
         """Number of the first frame that was not taken in here."""
         self.taken = 0
@@ -148,8 +150,7 @@ class Stream:
             next: number of the frame that follows them.
         """
         if self.remote:
-            # From now on its frames are counted, and say when it ends.
-            self.remote, self.ended, self.events, self._dropped = False, False, 0, None
+            self.remote, self.events, self._dropped = False, 0, None  # from now on its frames are counted
         self.seen = time.monotonic()
         self.byte_rate.add(nbytes, self.seen)
         self.taken = next
@@ -185,8 +186,7 @@ class Stream:
                 self.event_rate.add(max(summary.events - self.events, 0), time.monotonic())
             self.events = summary.events
             self._dropped = Counter({"journal": summary.lost})
-        if self.connection is None:
-            self.ended = self.ended or summary.ended
+        self._heard_end = self._heard_end or summary.ended
         self._heard_at = time.monotonic()
         self.summarized(summary)
 
@@ -256,7 +256,7 @@ class Stream:
 
     def state(self, now: float) -> State:
         """What becomes of it, at a monotonic time in seconds."""
-        if self.ended:
+        if self.ended or (self._heard_end and self.connection is None):
             return State.ENDED
         if self.connection is not None or now - self._heard_at < SILENT_AFTER:
             return State.SILENT if now - self.seen >= SILENT_AFTER else State.CONNECTED

@@ -51,7 +51,7 @@ class Source:
     def ended(self, stream: str) -> bool:
         """Whether a stream was written up to its end."""
         found = self.streams.all.get(stream)
-        return found is not None and found.ended and not found.remote
+        return found is not None and found.ended
 
     def next(self, stream: str) -> int:
         """Number of the first frame of a stream that was not written."""
