@@ -57,7 +57,7 @@ class Rank:
     foreign = False
     """Whether another program than stepscope recorded it."""
     rows: Sequence[WindowRow] = ()
-    """What indexes say of all its windows that have an end."""
+    """The rows of the indexes: one for each window that has an end."""
     known_steps: Facts | None = None
     """The facts of its steps, if they do not have to be computed from its events."""
     startup_ns = shutdown_ns = 0

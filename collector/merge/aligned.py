@@ -59,7 +59,7 @@ class AlignedEvents:
         events = batch.events if stretch.whole else _within(batch.events, stretch)
         if len(self._stretches[stretch.source]) > 1:
             events = events.copy()
-        # What the reader has decoded nobody else has.
+        # No other object refers to the decoded events, so they may be changed.
         events.flags.writeable = True
         if self._model.align(events):
             renumber_flows(events, self.member.number, self._members)

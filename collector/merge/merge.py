@@ -209,7 +209,7 @@ class Merge:
         )
 
     def _ledger(self, members: Sequence[Member]) -> Ledger:
-        """What became of everything that was recorded, also of what was not merged; of runs that did not end, of what was merged."""
+        """The accounts of all recorded events; of a run that did not end, those of its merged windows."""
         ledgers = [(member.label, member.recording.ledger or self._accounts(member)) for member in members]
         return accounts.together(ledgers) if len(ledgers) > 1 else ledgers[0][1]
 

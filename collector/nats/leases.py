@@ -21,7 +21,7 @@ _PEER, _PARTITION = "collector.", "partition."
 
 
 class Others(msgspec.Struct, frozen=True):
-    """What the bucket has beside the values of this collector."""
+    """Values of the bucket that other collectors have written, and partitions without a lease."""
 
     free: set[int]
     """Partitions on which nobody has a lease."""
@@ -77,7 +77,7 @@ class Leases:
         """When each lease was renewed."""
 
     async def others(self) -> Others:
-        """What the bucket has beside the values of this collector."""
+        """Values of the bucket that other collectors have written, and partitions without a lease."""
         keys = await layout.keys(self._jetstream, self._name)
         free = {number for number in range(PARTITIONS) if f"{_PARTITION}{number}" not in keys}
         return Others(free, [key for key in keys if key.startswith(_PEER) and key != f"{_PEER}{self._owner}"])

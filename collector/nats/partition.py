@@ -142,7 +142,7 @@ class Partition:
     delivers them again a second later. Frames count as lost only if JetStream, read from the beginning, does not have them, and the
     exporter does not have them either, or nothing has come from it for `gap_seconds`.
 
-    What fails is shown by `session.retries`, and tried again. A stream that cannot be written does not keep the others from it.
+    `session.retries` shows failures, which are tried again. A stream that cannot be written does not keep the others from it.
 
     Args:
         session: what it shares with others.

@@ -117,15 +117,15 @@ class NatsSource:
             servers=self._servers.urls,
             connected=self._client is not None and self._client.is_connected,
             team=self._names.team,
-            partitions=len(self._held),
-            streams=sum(self._partitions[number].streams for number in self._held),
+            partitions=len(self._owned),
+            streams=sum(self._partitions[number].streams for number in self._owned),
             malformed_messages=self._malformed,
             unknown_summaries=self._unknown_summaries,
             problem=self._retries.problem,
         )
 
     @property
-    def _held(self) -> set[int]:
+    def _owned(self) -> set[int]:
         return self._tasks.keys() - self._leaving
 
     async def _connection(self) -> None:
@@ -184,7 +184,7 @@ class NatsSource:
             await client.close()
 
     async def _poll(self, session: Session, leases: Leases) -> None:
-        lost = await leases.renew() & self._held
+        lost = await leases.renew() & self._owned
         if lost:
             log.warning("%d partitions are taken by other collectors now", len(lost))
             self._leaving |= lost
@@ -194,7 +194,7 @@ class NatsSource:
         free = others.free - self._tasks.keys()
         self._free_since = {number: self._free_since.get(number, now) for number in free}
         loads = await leases.loads(others.peers)
-        wanted = room(len(self._held), loads)
+        wanted = room(len(self._owned), loads)
         for number in random.sample(sorted(free), len(free)):
             is_overdue = now - self._free_since[number] > PATIENCE
             is_ours = wanted > 0 and now - self._released.get(number, -PATIENCE) >= PATIENCE
@@ -202,13 +202,13 @@ class NatsSource:
                 wanted -= 1
                 self._partitions[number] = Partition(session, number)
                 self._tasks[number] = asyncio.create_task(self._take(leases, number), name="stepscope NATS partition")
-        released = random.sample(sorted(self._held), surplus(len(self._held), loads))
+        released = random.sample(sorted(self._owned), surplus(len(self._owned), loads))
         if released:
             log.info("%d partitions are left to other collectors", len(released))
             self._leaving.update(released)
             self._released.update(dict.fromkeys(released, now))
             self._end_leaving()
-        await leases.announce(len(self._held))
+        await leases.announce(len(self._owned))
 
     async def _take(self, leases: Leases, number: int) -> None:
         try:
@@ -251,7 +251,7 @@ class NatsSource:
         """Answers a clock request of an exporter whose stream this collector takes."""
         arrived = self._clock.now()
         try:
-            if partition_of(key_of(message.subject).rpartition(".")[2]) not in self._held:
+            if partition_of(key_of(message.subject).rpartition(".")[2]) not in self._owned:
                 return
             header, _ = protocol.decode(message.data)
             if isinstance(header, protocol.Ping):

@@ -121,7 +121,7 @@ def damage_without(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
 
 
 def gaps_of(reader: FrameReader, evicted: Sequence[Evicted]) -> Damage:
-    """What the reader of a whole stream finds missing where segments were evicted."""
+    """The damage that a reader of a whole stream counts where segments were evicted."""
     files = reader.files
     # Segments that are missing at the beginning are not reported in the first place.
     first, last = files.at(files.begin).number, files.at(files.end).number

@@ -75,7 +75,7 @@ class Recording(msgspec.Struct, kw_only=True):
     damage: Damage
     """After its last index frame."""
     gaps: Damage
-    """What a reader of all of it finds missing where segments were evicted."""
+    """The damage that a reader of the whole stream counts where segments were evicted."""
     metadata: dict[str, Any]
     """What was added to the run, as it was at the end."""
     ledger: Ledger | None

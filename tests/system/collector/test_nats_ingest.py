@@ -145,12 +145,12 @@ async def test_it_ends_with_the_stream(server: NatsServer, tmp_path: Path) -> No
         other = Collecting(tmp_path / "other")
         for one in (collecting, other):
             async with one.taking(publisher):
-                await until_taken(one, publisher)
+                await wait_until_written(one, publisher)
     assert collecting.numbers(publisher) == list(range(26))
     assert not other.streams.all and not list(other.store.journals())
 
 
-async def until_taken(collecting: Collecting, publisher: Publishing) -> ConsumerInfo:
+async def wait_until_written(collecting: Collecting, publisher: Publishing) -> ConsumerInfo:
     """Waits until nothing is left to take."""
     async with asyncio.timeout(30):
         while True:
@@ -408,7 +408,7 @@ async def test_malformed_messages_are_terminated(server: NatsServer, tmp_path: P
         await publisher.send(protocol.encode(frames_header(3, 99), frames(3, 4)))
         async with collecting.taking(publisher):
             await poll(lambda: len(collecting.refused) == 5)
-            info = await until_taken(collecting, publisher)
+            info = await wait_until_written(collecting, publisher)
             assert info.num_redelivered == 0
             await publisher.publish(5, 5)
             await publisher.end(10)
