@@ -51,11 +51,12 @@ class NoMemory:
         file: of the function, without its ending.
         function: its name.
         caller: name of the function that calls it, if not any.
+        owner: the faults of whose objects are counted under this name, if not any.
     """
 
-    def __init__(self, file: str, function: str, caller: str = "") -> None:
+    def __init__(self, file: str, function: str, caller: str = "", owner: str = "") -> None:
         self.armed = self.came = False
-        self._caller = caller
+        self._caller, self._owner = caller, owner
         self._file, self._function = f"runtime/loop/{file}.py", function
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
@@ -63,15 +64,23 @@ class NoMemory:
         code, caller = frame.f_code, frame.f_back
         if not self.armed or self.came or code.co_name != self._function or not code.co_filename.endswith(self._file):
             return
+        if self._owner and owner_of(frame.f_locals["self"]) != self._owner:
+            return
         if not self._caller or (caller is not None and caller.f_code.co_name == self._caller):
             self.came = True
             raise MemoryError(self._function)
 
 
+def owner_of(part: Any) -> str:
+    """The name under which faults of a pipeline, or of its backlog, are counted."""
+    faults: InternalErrors = part.faults if hasattr(part, "faults") else part._faults
+    return faults._owner
+
+
 @contextmanager
-def no_memory(*where: str) -> Generator[NoMemory]:
+def no_memory(*where: str, owner: str = "") -> Generator[NoMemory]:
     """Gives the fault of threads that are started inside."""
-    before, fault = threading.gettrace(), NoMemory(*where)
+    before, fault = threading.gettrace(), NoMemory(*where, owner=owner)
     threading.settrace(cast(Any, fault))
     try:
         yield fault
@@ -101,8 +110,9 @@ def faults_of(profiler: sc.Profiler) -> int:
 async def test_a_fault_while_it_records(function: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it was that the loop did for one profiler, the other has everything; the log says it once."""
     memory = sc.exporters.MemoryExporter()
-    with no_memory(FILES[function], function) as fault:
-        unlucky = sc.trace(keep_last=3, output_dir=tmp_path / "unlucky", options=QUIET)
+    owner = "" if function in OF_ALL else "profiler 'unlucky'"
+    with no_memory(FILES[function], function, owner=owner) as fault:
+        unlucky = sc.trace(name="unlucky", keep_last=3, output_dir=tmp_path / "unlucky", options=QUIET)
         other = sc.trace(exporters=[memory], output_dir=tmp_path / "other", options=QUIET)
         with unlucky, other:
             sc.instant("before")
