@@ -41,6 +41,8 @@ QUIET = ("step signal", "thread cpu", "stack sample", "processor demand")
 events counts as empty."""
 OF_SIGNALS = (*QUIET, "asyncio queue", "loader")
 """Categories of counters and instants that are not the program's own. Tables do not show them."""
+RESERVED = (*OF_SIGNALS, "user_annotation", "overhead", "gc", "loop callback", "forced write", "checkpoint", "logging")
+"""Categories that have an id before the program has any, so that the table always has room for what stepscope itself records."""
 
 
 class Kind(IntEnum):
