@@ -40,6 +40,8 @@ log = logging.getLogger("stepscope.collector")
 GAP_SECONDS = 120.0
 """Seconds after the last message of an exporter until frames that JetStream never had count as lost. An exporter publishes every few
 seconds as long as it is connected."""
+REFUSE_SECONDS = 300.0
+"""Seconds for which messages of a stream are delivered again that has no valid `Hello`. An exporter puts it before it publishes."""
 ACK_SECONDS = 10.0
 """Seconds after which JetStream delivers a message again that was not acknowledged."""
 INACTIVE_SECONDS = 86_400.0
@@ -89,6 +91,7 @@ class Session(NamedTuple):
     silent_seconds: float = DIED_AFTER
     """Seconds without a message after which a stream counts as not connected, and its file is closed until the next one."""
     ack_seconds: float = ACK_SECONDS
+    refuse_seconds: float = REFUSE_SECONDS
 
 
 class _Message(NamedTuple):
@@ -117,8 +120,8 @@ class _Intake:
         """All frames before this number were acknowledged."""
         self.leaves = False
         """Whether a connection wants the stream."""
-        self.heard = asyncio.get_running_loop().time()
-        """When its last new message came."""
+        self.begun = self.heard = asyncio.get_running_loop().time()
+        """When its first message came, and when its last new one."""
         self.reset()
 
     def reset(self) -> None:
@@ -318,11 +321,25 @@ class Partition:
                 if isinstance(caught, TimeoutError):  # of JetStream
                     raise
                 error = caught
+        await self._leave_out(intake, left, error)
+
+    async def _leave_out(self, intake: _Intake, messages: list[_Message], error: Exception | None) -> None:
+        """Returns messages of a stream that cannot be written to JetStream; after `refuse_seconds`, refuses those without a valid
+        `Hello`.
+        """
+        session = self._session
         if error is not None:
             session.retries.fail(intake.what, error)
             await self._close(intake)
-        for one in left:
-            await self._postpone(intake, one, max(session.retries.wait(intake.what), RETRY_SECONDS))
+        age = asyncio.get_running_loop().time() - intake.begun
+        for one in messages:
+            if isinstance(error, FormatError) and age >= session.refuse_seconds:
+                intake.waiting.pop(one.number, None)
+                # If a valid Hello comes after all, these frames are missing, and the partition is read from the beginning.
+                self._consumer.from_beginning = False
+                await self._terminate(one.message, error)
+            else:
+                await self._postpone(intake, one, max(session.retries.wait(intake.what), RETRY_SECONDS))
 
     async def _opened(self, intake: _Intake, process: NatsProcess) -> tuple[StreamFile, Stream]:
         """The file and the state of a stream.
@@ -413,13 +430,15 @@ class Partition:
         if now < self._looks_at:
             return
         self._looks_at = now + LOOK_SECONDS
-        for intake in self._intakes.values():
+        for intake in list(self._intakes.values()):
             if intake.leaves and intake.file is not None:
                 error = FullError("its exporter sends it to this collector by WebSocket")
                 self._session.retries.fail(intake.what, error)
             is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
             if is_silent or intake.leaves:
                 await self._close(intake)
+            if is_silent and intake.key not in self._session.roster.processes:  # its Hello has expired, or never came
+                del self._intakes[intake.key]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*map(self._close, self._intakes.values()), self._consumer.close())
