@@ -1,4 +1,4 @@
-"""What goes wrong in a collector."""
+"""Errors of a collector."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ class StuckError(StepscopeError):
 
 
 class ExcessError(StepscopeError):
-    """What a client sent takes more to look into than it may."""
+    """Reading what a client sent would take more time or memory than the limit."""

@@ -1,4 +1,4 @@
-"""What is told of a rank: how it is now, and its starts."""
+"""Views of a rank: its state, and its starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was recorded once and lies in several files: each event counts once in a merge."""
+"""Copies: of a recording that lies in several files, a merge takes each event once."""
 
 from __future__ import annotations
 

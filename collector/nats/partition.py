@@ -73,7 +73,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0
 
 
 class Session(NamedTuple):
-    """What the partitions of a collector share."""
+    """Shared by the partitions of a collector."""
 
     client: Client
     jetstream: JetStreamContext
@@ -108,7 +108,7 @@ class _Message(NamedTuple):
 
 
 class _Intake:
-    """What is known of one stream while its messages come."""
+    """State of one stream while its messages come."""
 
     def __init__(self, key: str) -> None:
         self.key = key
