@@ -195,7 +195,7 @@ async def test_a_stream_without_a_hello_is_refused_in_the_end(
     collecting = Collecting(tmp_path)
     async with publishing(server) as publisher:
         await publisher.publish(0, 5)
-        taken = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
+        taken: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
         async with running(taken.run()):
             await poll(lambda: collecting.refused)
             await wait_until_written(collecting, publisher)
