@@ -14,8 +14,9 @@ from stepscope.collector.merge.plan import MergedWindow
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.windows.step_facts import COLLECTIVE_PREFIX
 
-COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|hccl|xccl):(?!:)\w")
+COLLECTIVE = re.compile(COLLECTIVE_PREFIX + r"(?!:)\w")
 """How torch calls collectives where they begin on the host."""
 MAX_ENTRIES = 2_000_000
 """Collectives of all ranks together that are compared; further ones are counted."""
