@@ -85,7 +85,7 @@ class Session(NamedTuple):
     retries: Retries
     refuse: Callable[[str, str], object]
     """Called with the subject of a message that is left out, and the reason."""
-    joined: Callable[[protocol.Hello], object] = lambda _: None
+    file_opened: Callable[[protocol.Hello], object] = lambda _: None
     """Called when the file of a stream is opened."""
     gap_seconds: float = GAP_SECONDS
     silent_seconds: float = DIED_AFTER
@@ -118,8 +118,8 @@ class _Intake:
         """Closes the file."""
         self.next = 0
         """All frames before this number were acknowledged."""
-        self.leaves = False
-        """Whether a connection wants the stream."""
+        self.claimed = False
+        """Whether the exporter has connected to this collector by WebSocket, which gets the stream then."""
         self.begun = self.heard = asyncio.get_running_loop().time()
         """When its first message came, and when its last new one."""
         self.reset()
@@ -354,12 +354,12 @@ class Partition:
             known = session.streams.all.get(hello.stream)
             if known is not None and known.job != job_of(hello.run):
                 raise FormatError(f"it is a stream of the job {known.job!r}")
-            intake.leaves = False
+            intake.claimed = False
             async with contextlib.AsyncExitStack() as files:
-                file = await files.enter_async_context(session.store.stream(hello, partial(_leave, intake)))
+                file = await files.enter_async_context(session.store.stream(hello, partial(_claim, intake)))
                 stream = files.enter_context(session.streams.connected(hello, process))
                 intake.file, intake.stream, intake.files = file, stream, files.pop_all()
-            session.joined(hello)
+            session.file_opened(hello)
         return intake.file, intake.stream
 
     async def _write(
@@ -431,11 +431,11 @@ class Partition:
             return
         self._looks_at = now + LOOK_SECONDS
         for intake in list(self._intakes.values()):
-            if intake.leaves and intake.file is not None:
+            if intake.claimed and intake.file is not None:
                 error = FullError("its exporter sends it to this collector by WebSocket")
                 self._session.retries.fail(intake.what, error)
             is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
-            if is_silent or intake.leaves:
+            if is_silent or intake.claimed:
                 await self._close(intake)
             if is_silent and intake.key not in self._session.roster.processes:  # its Hello has expired, or never came
                 del self._intakes[intake.key]
@@ -444,8 +444,8 @@ class Partition:
         await asyncio.gather(*map(self._close, self._intakes.values()), self._consumer.close())
 
 
-def _leave(intake: _Intake) -> None:
-    intake.leaves = True
+def _claim(intake: _Intake) -> None:
+    intake.claimed = True
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:
