@@ -23,7 +23,3 @@ class FullError(StepscopeError):
 
 class StuckError(StepscopeError):
     """The disk does not answer. It may do so later."""
-
-
-class ExcessError(StepscopeError):
-    """Reading what a client sent would take more time or memory than the limit."""

@@ -73,7 +73,7 @@ class LatestClock:
 
     @property
     def now(self) -> ClockBound:
-        """The offset at the time of the newest round trip."""
+        """The offset and its bound at the time of the newest round trip."""
         if self._now is None:
             self._now = self._before = self._read() or self._before
         return self._now

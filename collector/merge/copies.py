@@ -17,8 +17,8 @@ def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], li
 
     - Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays.
     - A recording is left out if another one of the same run has every window, with as many events or more.
-    - If no recording of a run has all its windows, as when its journal met its limit, each stretch of time is taken from one
-      of them: from the one that has most events there.
+    - If no recording of a run has all its windows, as when its journal met its limit, windows that overlap in time are taken
+      from one of them: from the one that has most events in these windows.
 
     Returns:
         The recordings that stay, in their order, and sentences for the report: streams of which no file has all events, and runs

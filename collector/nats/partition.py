@@ -41,7 +41,7 @@ GAP_SECONDS = 120.0
 """Seconds after the last message of an exporter until frames that JetStream never had count as lost. An exporter publishes every few
 seconds as long as it is connected."""
 REFUSE_SECONDS = 300.0
-"""Seconds for which messages of a stream are delivered again that has no valid `Hello`. An exporter puts it before it publishes."""
+"""Seconds for which messages of a stream without a valid `Hello` are delivered again. An exporter puts it before it publishes."""
 ACK_SECONDS = 10.0
 """Seconds after which JetStream delivers a message again that was not acknowledged."""
 INACTIVE_SECONDS = 86_400.0
@@ -120,8 +120,8 @@ class _Intake:
         """All frames before this number were acknowledged."""
         self.claimed = False
         """Whether the exporter has connected to this collector by WebSocket, which gets the stream then."""
-        self.begun = self.heard = asyncio.get_running_loop().time()
-        """When its first message came, and when its last new one."""
+        self.heard = self.known = asyncio.get_running_loop().time()
+        """When its last new message came, and when its `Hello` was valid last; at first, when its first message came."""
         self.reset()
 
     def reset(self) -> None:
@@ -305,6 +305,7 @@ class Partition:
         if not session.retries.wait(intake.what):
             try:
                 process = await session.roster.process(key)
+                intake.known = asyncio.get_running_loop().time()
                 file, stream = await self._opened(intake, process)
                 while left:
                     await self._write(intake, process, file, stream, left[0])
@@ -321,19 +322,17 @@ class Partition:
                 if isinstance(caught, TimeoutError):  # of JetStream
                     raise
                 error = caught
-        await self._leave_out(intake, left, error)
+        await self._return_or_refuse(intake, left, error)
 
-    async def _leave_out(self, intake: _Intake, messages: list[_Message], error: Exception | None) -> None:
-        """Returns messages of a stream that cannot be written to JetStream; after `refuse_seconds`, refuses those without a valid
-        `Hello`.
-        """
+    async def _return_or_refuse(self, intake: _Intake, messages: list[_Message], error: Exception | None) -> None:
+        """JetStream delivers messages again that could not be written, unless their stream had no valid `Hello` for too long."""
         session = self._session
         if error is not None:
             session.retries.fail(intake.what, error)
             await self._close(intake)
-        age = asyncio.get_running_loop().time() - intake.begun
+        unknown_seconds = asyncio.get_running_loop().time() - intake.known
         for one in messages:
-            if isinstance(error, FormatError) and age >= session.refuse_seconds:
+            if isinstance(error, FormatError) and unknown_seconds >= session.refuse_seconds:
                 intake.waiting.pop(one.number, None)
                 # If a valid Hello comes after all, these frames are missing, and the partition is read from the beginning.
                 self._consumer.from_beginning = False

@@ -24,7 +24,7 @@ _MOST_DISCARDED = 4 * KEPT
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
-"""Pairs of an output and a reason that are counted apart; other losses count as `OTHER`."""
+"""Pairs of a source, or the output to the collector, and a reason that are counted apart; other losses count as `OTHER`."""
 OTHER = "other"
 _STEP_BYTES = 24
 _OURS = "collector"
@@ -219,7 +219,7 @@ def add(lost: Counter[str], more: Mapping[str, int]) -> None:
 
 
 def losses(ledger: Ledger) -> Counter[str]:
-    """Events that sources and the output to the collector lost, by `output/reason`; `MOST_REASONS` and `OTHER` at most."""
+    """Events that sources and the output to the collector lost, by `name/reason`; `MOST_REASONS` and `OTHER` at most."""
     lost: Counter[str] = Counter()
     for name, source in ledger.sources.items():
         add(lost, {f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})

@@ -208,6 +208,33 @@ async def test_a_stream_without_a_hello_is_refused_in_the_end(
     assert collecting.numbers(publisher) == list(range(11))
 
 
+async def test_a_known_stream_is_not_refused_for_its_file(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it began: an operator can put the file right, and JetStream must have the messages then."""
+    monkeypatch.setattr(partition, "IDLE_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        await publisher.begin()
+        await publisher.publish(0, 5)
+        async with collecting.taking(publisher, refuse_seconds=0.5, silent_seconds=0.2):
+            await wait_until_written(collecting, publisher)
+            await poll(lambda: not collecting.store.connected(publisher.stream))
+            await asyncio.sleep(0.5)
+            directory = collecting.store.streams / publisher.stream
+            aside = directory.rename(tmp_path / "aside")
+            directory.symlink_to(aside)
+            await publisher.publish(5, 5)
+            await poll(lambda: "is a link" in collecting.retries.problem)
+            await asyncio.sleep(2)
+            assert not collecting.refused
+            directory.unlink()
+            aside.rename(directory)
+            await publisher.end(10)
+            await poll(lambda: collecting.ended(publisher))
+    assert collecting.numbers(publisher) == list(range(11))
+
+
 async def test_many_messages_of_a_stream_that_cannot_be_written(
     server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

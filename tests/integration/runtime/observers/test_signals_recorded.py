@@ -795,7 +795,7 @@ print(json.dumps(sorted(set(strings.texts(memory.events()["category"])))))
 
 
 def test_a_program_with_too_many_categories_is_observed_all_the_same(tmp_path: Path) -> None:
-    """What stepscope records by itself has its category: rules look for it by that."""
+    """The signals of stepscope keep their categories, by which rules find them."""
     done = run_to_end([sys.executable, "-c", MANY_CATEGORIES], cwd=tmp_path, timeout=60)
     assert done.returncode == 0, done.stderr
     categories = set(json.loads(done.stdout))
