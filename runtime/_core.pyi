@@ -219,7 +219,13 @@ def encode_frames(
     """
 
 def decode_columns(
-    columns: bytes, count: int, arguments: bytes, names: Any, tracks: Any, category: Callable[[int], int] | None, /
+    columns: ReadableBuffer,
+    count: int,
+    arguments: ReadableBuffer,
+    names: Any,
+    tracks: Any,
+    category: Callable[[int], int] | None,
+    /,
 ) -> tuple[bytearray, bytes, int]:
     """Events, their arguments, and how many events lost theirs, which make no sense.
 

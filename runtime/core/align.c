@@ -13,41 +13,46 @@ typedef struct {
     size_t count; /* of the knots */
     int64_t base;
     double before, after; /* slopes outside */
-    int64_t low, high; /* the knots around the last time: times are nearly in order */
-    double value, slope; /* from `low` on */
+    int64_t low, high; /* around the last time, without `high`: times are nearly in order */
+    int64_t from; /* the knot that the line between them goes through */
+    double value, slope; /* of that line */
 } Clock;
 
 #define ROUNDING 0x1.8p52 /* numbers of this size have no fraction */
 
 /* The nearest whole number. `rint` is a call where the processor is not known to have more than x86-64. */
-static int64_t whole(double ns) {
+static inline int64_t whole(double ns) {
     if (fabs(ns) < 0x1p51) return (int64_t)((ns + ROUNDING) - ROUNDING);
     return fabs(ns) < 0x1p63 ? (int64_t)ns : INT64_MIN;
 }
 
-static int64_t difference(int64_t one, int64_t other) { return (int64_t)((uint64_t)one - (uint64_t)other); }
+static inline int64_t difference(int64_t one, int64_t other) { return (int64_t)((uint64_t)one - (uint64_t)other); }
 
-/* Finds the knots around a time that is between the first and the last one. */
+/* Finds the line for a time. */
 static void go_to(Clock *clock, int64_t at) {
-    size_t from = 0, to = clock->count - 1; /* at[from] <= at < at[to] */
+    size_t last = clock->count - 1, from = 0, to = last; /* at[from] <= at < at[to] */
+    if (at < clock->at[0]) {
+        clock->low = INT64_MIN, clock->high = clock->from = clock->at[0];
+        clock->value = clock->ahead[0], clock->slope = clock->before;
+        return;
+    }
+    if (at >= clock->at[last]) {
+        clock->low = clock->from = clock->at[last], clock->high = INT64_MAX;
+        clock->value = clock->ahead[last], clock->slope = clock->after;
+        return;
+    }
     while (to - from > 1) {
         size_t middle = from + (to - from) / 2;
         if (clock->at[middle] <= at) from = middle;
         else to = middle;
     }
-    clock->low = clock->at[from], clock->high = clock->at[to], clock->value = clock->ahead[from];
+    clock->low = clock->from = clock->at[from], clock->high = clock->at[to], clock->value = clock->ahead[from];
     clock->slope = (clock->ahead[to] - clock->value) / (double)difference(clock->high, clock->low);
 }
 
-static int64_t convert(Clock *clock, int64_t at) {
-    size_t last = clock->count - 1;
-    double ahead;
-    if (at <= clock->at[0]) ahead = clock->ahead[0] + clock->before * (double)difference(at, clock->at[0]);
-    else if (at >= clock->at[last]) ahead = clock->ahead[last] + clock->after * (double)difference(at, clock->at[last]);
-    else {
-        if (at < clock->low || at >= clock->high) go_to(clock, at);
-        ahead = clock->value + clock->slope * (double)(at - clock->low);
-    }
+static inline int64_t convert(Clock *clock, int64_t at) {
+    if (at < clock->low || at >= clock->high) go_to(clock, at);
+    double ahead = clock->value + clock->slope * (double)difference(at, clock->from);
     return (int64_t)((uint64_t)at + (uint64_t)clock->base + (uint64_t)whole(ahead));
 }
 
@@ -70,18 +75,19 @@ PyObject *align_py_align(PyObject *self, PyObject *args) {
             Event e; /* a block may lie anywhere */
             char *place = (char *)events.buf + i * sizeof e;
             memcpy(&e, place, sizeof e);
-            int64_t start = convert(&clock, e.ts);
+            int64_t start = convert(&clock, e.ts), lasted = e.dur, own = e.self;
             flows |= e.kind >= KIND_FLOW_START && e.kind <= KIND_FLOW_END;
             if (e.dur > 0 && e.dur < LONGEST && e.ts > -LONGEST && e.ts < LONGEST) {
-                int64_t lasted = difference(convert(&clock, e.ts + e.dur), start);
+                lasted = difference(convert(&clock, e.ts + e.dur), start);
                 if (e.kind != KIND_COUNTER && e.kind != KIND_MEMORY) {
-                    int64_t own = whole((double)e.self * ((double)lasted / (double)e.dur));
-                    e.self = own < lasted ? own : lasted;
+                    if (lasted != e.dur) own = whole((double)own * ((double)lasted / (double)e.dur));
+                    if (own > lasted) own = lasted;
                 }
-                e.dur = lasted;
             }
-            e.ts = start;
-            memcpy(place, &e, sizeof e);
+            /* Field by field: the processor waits where it reads as a whole what was just written in parts. */
+            memcpy(place + offsetof(Event, ts), &start, sizeof start);
+            memcpy(place + offsetof(Event, dur), &lasted, sizeof lasted);
+            memcpy(place + offsetof(Event, self), &own, sizeof own);
         }
         Py_END_ALLOW_THREADS
         result = PyBool_FromLong(flows);

@@ -252,7 +252,7 @@ static const uint8_t *input_take(Input *in, size_t len) {
 enum {
     COLUMNS = 14,
     CATEGORIES = 2, /* which of them has the categories */
-    PART = 512 /* events whose rows stay in the processor's first cache while all columns are put into them */
+    PART = 128 /* events whose columns stay in the processor's first cache while rows are made of them */
 };
 
 typedef struct {
@@ -263,52 +263,51 @@ typedef struct {
 /* Sums of differences, up to a part. */
 typedef struct { uint64_t step, end, id, parent; } Sums;
 
-static void part_of(const Column *column, size_t count, size_t first, size_t n, uint64_t *values) {
-    memset(values, 0, n * sizeof *values);
-    for (uint8_t plane = 0; plane < column->width; plane++) {
-        const uint8_t *from = column->planes + plane * count + first;
+static void part_of(const Column *column, size_t count, size_t first, size_t n, uint64_t *restrict values) {
+    const uint8_t *restrict from = column->planes + first;
+    if (!column->width) memset(values, 0, n * sizeof *values);
+    else
+        for (size_t i = 0; i < n; i++) values[i] = from[i];
+    for (uint8_t plane = 1; plane < column->width; plane++) {
+        from += count;
         for (size_t i = 0; i < n; i++) values[i] |= (uint64_t)from[i] << (8 * plane);
     }
 }
 
-static uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
+static inline uint32_t known(Input *in, const FrameIds *ids, uint64_t place) {
     if (place < ids->count) return ids->ids[place];
     in->good = false;
     return 0;
 }
 
-#define EACH(statement)                                                                                                      \
-    do {                                                                                                                     \
-        part_of(column++, count, first, n, values);                                                                          \
-        for (size_t i = 0; i < n; i++) {                                                                                     \
-            Event *e = &events[i];                                                                                           \
-            uint64_t value = values[i];                                                                                      \
-            statement;                                                                                                       \
-        }                                                                                                                    \
-    } while (0)
-
-static void take_part(Input *in, const Column *column, size_t count, size_t first, size_t n, Event *events, Sums *sums,
+static void take_part(Input *in, const Column *columns, size_t count, size_t first, size_t n, Event *events, Sums *sums,
                       const FrameIds *names, const FrameIds *rows, const uint16_t *categories) {
-    uint64_t values[PART];
-    EACH(e->kind = (uint8_t)value);
-    EACH(e->flags = (uint8_t)value);
-    EACH(e->category = categories[value]);
-    EACH(e->name = known(in, names, value));
-    EACH(e->track = known(in, rows, value));
-    EACH(e->step = (int32_t)(sums->step += unzigzag(value)));
-    EACH(e->ts = (int64_t)unzigzag(value));
-    EACH(e->self = (int64_t)unzigzag(value));
-    EACH({
-        uint64_t lasted = unzigzag(value) + (uint64_t)e->self;
-        sums->end += (uint64_t)e->ts + (uint64_t)e->self;
-        e->dur = (int64_t)lasted;
-        e->ts = (int64_t)(sums->end - lasted);
-    });
-    EACH(e->id = sums->id += unzigzag(value));
-    EACH(e->parent = sums->parent += unzigzag(value));
-    EACH(if (!is_span(e)) e->self = (int64_t)value);
-    EACH(e->args_at = is_inline(e) ? known(in, names, value - 1) : 0);
-    EACH(e->args_len = (uint32_t)value);
+    uint64_t values[COLUMNS][PART];
+    Sums sum = *sums;
+    for (size_t i = 0; i < COLUMNS; i++) part_of(&columns[i], count, first, n, values[i]);
+    for (size_t i = 0; i < n; i++) {
+        uint64_t own = unzigzag(values[7][i]), lasted = unzigzag(values[8][i]) + own;
+        sum.step += unzigzag(values[5][i]);
+        sum.end += unzigzag(values[6][i]) + own;
+        sum.id += unzigzag(values[9][i]);
+        sum.parent += unzigzag(values[10][i]);
+        Event e = {.kind = (uint8_t)values[0][i],
+                   .flags = (uint8_t)values[1][i],
+                   .category = categories[values[CATEGORIES][i]],
+                   .name = known(in, names, values[3][i]),
+                   .track = known(in, rows, values[4][i]),
+                   .step = (int32_t)sum.step,
+                   .ts = (int64_t)(sum.end - lasted),
+                   .dur = (int64_t)lasted,
+                   .id = sum.id,
+                   .parent = sum.parent,
+                   .self = (int64_t)own,
+                   .args_len = (uint32_t)values[13][i]};
+        if (!is_span(&e)) e.self = (int64_t)values[11][i];
+        if (is_inline(&e)) e.args_at = known(in, names, values[12][i] - 1);
+        events[i] = e;
+    }
+    *sums = sum;
 }
 
 static void find_columns(Input *in, size_t count, Column *columns) {

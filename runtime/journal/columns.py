@@ -138,7 +138,7 @@ def decode_unnamed(count: int, stored: memoryview, compressed: bool, max_bytes: 
     return events, table.names
 
 
-def _parts(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[bytes, bytes, _Table]:
+def _parts(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> tuple[memoryview, memoryview, _Table]:
     """Columns, arguments and table."""
     if len(stored) < HEADER.size:
         raise FormatError("columns of events end before their header does")
@@ -155,7 +155,8 @@ def _parts(count: int, stored: memoryview, compressed: bool, max_bytes: int) -> 
         # An event has a name, a category, a track with a few parents, and arguments of 8 bytes or more, each with a key.
         if _array_length(content, table_at + 1) > 8 * count + arguments_bytes // 8 + 64:
             raise FormatError("a table of names has more of them than its events can use")
-        return content[:arguments_at], content[arguments_at:table_at], _decode_table.decode(content[table_at:])
+        view = memoryview(content)
+        return view[:arguments_at], view[arguments_at:table_at], _decode_table.decode(view[table_at:])
     except (ValueError, msgspec.DecodeError) as error:
         raise FormatError(f"columns of events are damaged: {error}") from error
 
@@ -169,16 +170,16 @@ def _array_length(data: bytes, at: int) -> int:
 
 
 def _events(
-    columns: bytes,
+    columns: memoryview,
     count: int,
-    args: bytes,
+    args: memoryview,
     names: NDArray[np.uint32],
     track_ids: NDArray[np.uint32],
     category: Callable[[int], int] | None,
 ) -> tuple[Block, bytes]:
     try:
-        packed, args, _ = _core.decode_columns(columns, count, args, names, track_ids, category)
+        packed, heap, _ = _core.decode_columns(columns, count, args, names, track_ids, category)
     except (ValueError, IndexError) as error:
         raise FormatError(f"columns of events are damaged: {error}") from error
     events: Block = np.frombuffer(packed, EVENT_DTYPE)
-    return events, args
+    return events, heap
