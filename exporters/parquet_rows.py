@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from stepscope.exporters.plainjson import dumps
 from stepscope.runtime import _core
@@ -19,9 +19,6 @@ from stepscope.runtime.export.run import Run
 
 MAX_SEEN = 1 << 14
 """Arguments of a block that are kept to be found again, for they repeat."""
-
-MOST_LOOKED_UP = 1 << 20
-"""Ids below this are looked up in a table."""
 
 DEEPEST = 8
 """Rows between one and its process, of which more are not followed: a damaged file may have a circle."""
@@ -70,7 +67,10 @@ DIVERSE = {"ts", "dur", "self_dur", "value", "id", "parent", "cut", "open", "err
 STATISTICS = ("rank", "window", "step", "ts", "dur", "name")
 """Columns by which readers leave out groups of rows."""
 
-_VALUED = (int(Kind.COUNTER), int(Kind.MEMORY))
+_WIDE = ("ts", "dur", "self_dur", "value", "id", "parent")
+_NARROW = ("step", "kind", "category", "name", "track")
+_BITS = ("has step", "has self_dur", "has value", "has id", "has parent", "is span", "cut", "open", "error")
+"""What `_core.arrow_columns` makes of 8 bytes, of 4 and of bits."""
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -90,6 +90,8 @@ class ParquetRows:
         """Args: the module pyarrow."""
         self._arrow = arrow
         self._keys: dict[int, str] = {}
+        self._made: dict[str, tuple[str | int | None, Any]] = {}
+        """Columns of one value, by their names."""
         self.schema: Any = self._schema()
 
     def _schema(self) -> Any:
@@ -113,49 +115,52 @@ class ParquetRows:
 
     def table(self, events: Block, batch: EventBatch, run: Run) -> Any:
         """The rows of some events of a batch, of a run."""
-        arrow = self._arrow
-        spans = events["kind"] == int(Kind.SPAN)
-        # Steps are spans without an id: nothing has them for a parent.
-        timed = spans & (events["flags"] & int(Flag.NUMBERED) == 0)
-        valued = np.isin(events["kind"], _VALUED)
-        process, thread, pid, tid = self._rows_of(events["track"], run)
-        error = run.metadata().get("aligned clock")
-        bound = cast(Mapping[str, Any], error).get("bound_ns") if isinstance(error, Mapping) else None
-        known = isinstance(bound, float) and bound < 2**62
-        number = len(events)
-        offset = run.anchor.wall_ns - run.anchor.monotonic_ns
+        arrow, number = self._arrow, len(events)
+        packed, given, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns)
+        buffer, room = arrow.py_buffer(packed), -(-number // 64) * 64
+        sizes = [8 * room] * len(_WIDE) + [4 * room] * len(_NARROW) + [room // 8] * len(_BITS)
+        ends = list(accumulate(sizes))
+        parts = {
+            name: buffer.slice(end - size, size)
+            for name, size, end in zip((*_WIDE, *_NARROW, *_BITS), sizes, ends, strict=True)
+        }
+        set_bits = dict(zip(_BITS, given, strict=True))
 
-        def column(values: NDArray[Any], known: NDArray[np.bool_] | None = None) -> Any:
-            return arrow.array(values, mask=None if known is None else ~known)
+        def column(name: str, known: str | None = None) -> Any:
+            nulls = 0 if known is None else number - set_bits[known]
+            kind = arrow.int32() if name in _NARROW else self.schema.field(name).type
+            return arrow.Array.from_buffers(kind, number, [parts[known or ""] if nulls else None, parts[name]], nulls)
 
-        def same(value: Any, kind: Any) -> Any:
-            return arrow.repeat(arrow.scalar(value, kind), number)
+        def texts(name: str, its: list[str]) -> Any:
+            return arrow.DictionaryArray.from_arrays(column(name), arrow.array(its, arrow.string()), safe=False)
 
-        def one(text: str) -> Any:
-            return arrow.DictionaryArray.from_arrays(np.zeros(number, np.int32), [text])
-
+        kinds, categories, names, used = keys
+        known = [tracks.get(track) for track in used]
+        where = np.frombuffer(parts["track"], np.int32, number)
+        pids, tids = (np.array([getattr(row, key, 0) for row in known], np.int64) for key in ("pid", "tid"))
+        bound = _bound(run)
         columns = [
-            same(run.rank, arrow.int64()),
-            one(run.host),
-            same(batch.window, arrow.int64()),
-            column(events["step"].copy(), events["step"] >= 0),
-            column(events["ts"] + offset),
-            column(events["dur"].copy()),
-            column(events["self_dur"].copy(), timed),
-            column(events["value"].copy(), valued),
-            self._dictionary(events["kind"], _kind),
-            self._dictionary(events["category"], strings.text),
-            self._names(events),
-            process,
-            thread,
-            column(pid),
-            column(tid),
-            column(events["id"].copy(), (events["id"] > 0) & (events["kind"] != int(Kind.STEP))),
-            column(events["parent"].copy(), events["parent"] > 0),
-            *(column(events["flags"] & int(flag) != 0, spans) for flag in (Flag.CLIPPED, Flag.OPEN, Flag.ERROR)),
+            self._same("rank", run.rank, number),
+            self._same("host", run.host, number),
+            self._same("window", batch.window, number),
+            column("step", "has step"),
+            column("ts"),
+            column("dur"),
+            column("self_dur", "has self_dur"),
+            column("value", "has value"),
+            texts("kind", [_kind(kind) for kind in kinds]),
+            texts("category", [_storable(strings.text(category)) for category in categories]),
+            texts("name", [_storable(_name(name)) for name in names]),
+            texts("track", [_storable(_process(row, run)) for row in known]),
+            texts("track", ["" if row is None else _storable(row.name) for row in known]),
+            arrow.array(pids[where]),
+            arrow.array(tids[where]),
+            column("id", "has id"),
+            column("parent", "has parent"),
+            *(column(flag, "is span") for flag in ("cut", "open", "error")),
             self._arguments(events, batch.args),
-            one(batch.source),
-            same(round(cast(float, bound)) if known else None, arrow.int64()),
+            self._same("source", batch.source, number),
+            self._same("error_ns", bound, number),
         ]
         return arrow.Table.from_arrays(columns, schema=self.schema)
 
@@ -182,39 +187,24 @@ class ParquetRows:
         ]
         return self._arrow.Table.from_arrays(columns, schema=self.schema)
 
-    def _names(self, events: Block) -> Any:
-        numbered = events["flags"] & int(Flag.NUMBERED) != 0
-        if not numbered.any():
-            return self._dictionary(events["name"], strings.text)
-        keys = events["name"].astype(np.int64)
-        # The step makes another name; 0 stands for none.
-        keys |= np.where(numbered, events["step"].astype(np.int64) + 1, 0) << 32
+    def _same(self, name: str, value: str | int | None, number: int) -> Any:
+        """A column that has one value, as often as needed."""
+        made = self._made.get(name)
+        if made is None or made[0] != value or len(made[1]) < number:
+            made = self._made[name] = value, self._repeated(value, self.schema.field(name).type, number)
+        return made[1].slice(0, number)
 
-        def text(key: int) -> str:
-            name = strings.text(key & 0xFFFFFFFF)
-            return f"{name}#{(key >> 32) - 1}" if key >> 32 else name
-
-        return self._dictionary(keys, text)
-
-    def _dictionary(self, keys: NDArray[Any], text: Callable[[int], str]) -> Any:
-        unique, indices = _distinct(keys)
-        return self._indexed(indices, [_storable(text(key)) for key in unique.tolist()])
-
-    def _rows_of(self, used: NDArray[np.uint32], run: Run) -> tuple[Any, Any, NDArray[np.int64], NDArray[np.int64]]:
-        unique, where = _distinct(used)
-        known = [tracks.get(number) for number in unique.tolist()]
-        threads = ["" if track is None else _storable(track.name) for track in known]
-        processes = [_storable(_process(track, run)) for track in known]
-        pids = np.array([0 if track is None else track.pid for track in known], np.int64)[where]
-        tids = np.array([0 if track is None else track.tid for track in known], np.int64)[where]
-        return self._indexed(where, processes), self._indexed(where, threads), pids, tids
-
-    def _indexed(self, indices: NDArray[np.int32], texts: list[str]) -> Any:
-        return self._arrow.DictionaryArray.from_arrays(indices, texts)
+    def _repeated(self, value: str | int | None, kind: Any, number: int) -> Any:
+        arrow = self._arrow
+        if isinstance(value, str):
+            return arrow.DictionaryArray.from_arrays(np.zeros(number, np.int32), [value])
+        return arrow.repeat(arrow.scalar(value, kind), number)
 
     def _arguments(self, events: Block, heap: bytes) -> Any:
         inline = events["flags"] & int(Flag.ARG_INLINE) != 0
         given = np.flatnonzero((events["args_len"] > 0) | inline)
+        if not len(given):
+            return self._same("args", None, len(events))
         texts: list[str | None] = [None] * len(events)
         seen: dict[bytes, str] = {}
         rows = zip(given.tolist(), *(events[key][given].tolist() for key in ("args_at", "args_len")), strict=True)
@@ -237,17 +227,17 @@ class ParquetRows:
         return self._keys[name]
 
 
-def _distinct(keys: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int32]]:
-    """The different keys in order, and for each key which of these it is. Small keys, as ids are, need no sorting."""
-    if not len(keys) or not 0 <= int(keys.max()) < MOST_LOOKED_UP or int(keys.min()) < 0:
-        unique, indices = np.unique(keys, return_inverse=True)
-        return unique, indices.astype(np.int32)
-    found = np.zeros(int(keys.max()) + 1, np.bool_)
-    found[keys] = True
-    unique = np.flatnonzero(found)
-    place = np.zeros(len(found), np.int32)
-    place[unique] = np.arange(len(unique), dtype=np.int32)
-    return unique, place[keys]
+def _bound(run: Run) -> int | None:
+    """How far the run's times may be off the collector's clock, in ns; `None`: unknown, or not merged."""
+    clock = run.metadata().get("aligned clock")
+    bound = cast(Mapping[str, Any], clock).get("bound_ns") if isinstance(clock, Mapping) else None
+    return round(bound) if isinstance(bound, float) and bound < 2**62 else None
+
+
+def _name(key: int) -> str:
+    step = key >> 32
+    name = strings.text(key & 0xFFFFFFFF)
+    return f"{name}#{step - 1}" if step else name
 
 
 def _process(track: Track | None, run: Run) -> str:

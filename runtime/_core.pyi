@@ -469,6 +469,23 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
         ValueError: if an argument is none of these.
     """
 
+def arrow_columns(events: Any, ahead: int, /) -> tuple[bytes, list[int], list[list[int]]]:
+    """The fields of a block as Arrow has columns, without a copy of each: `exporters/parquet_rows.py` names them.
+
+    Args:
+        events: the block.
+        ahead: ns that is added to the times.
+
+    Returns:
+        The columns, one after the other, each with room for a multiple of 64 events; how many bits are set in each column of bits; the
+        different kinds, categories, names and tracks, whose places the columns have. The key of a name has 1 + the step in its upper half
+        if that is shown.
+
+    Raises:
+        ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+        MemoryError: without memory.
+    """
+
 def survey(events: Any, /) -> tuple[int, ...]:
     """The fields of `Survey` in runtime/events/survey.py."""
 

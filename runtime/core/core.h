@@ -373,6 +373,7 @@ PyObject *intervals_py_share_time(PyObject *module, PyObject *args);
 PyObject *intervals_py_ending_after(PyObject *module, PyObject *args);
 PyObject *intervals_py_all_on(PyObject *module, PyObject *args);
 PyObject *align_py_align(PyObject *self, PyObject *args);
+PyObject *arrow_py_columns(PyObject *self, PyObject *args);
 PyObject *survey_py_set_categories(PyObject *self, PyObject *args);
 PyObject *survey_py_survey(PyObject *self, PyObject *block);
 PyObject *survey_py_of_kind(PyObject *self, PyObject *args);

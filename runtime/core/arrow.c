@@ -1,0 +1,138 @@
+/* The fields of a block of events as Arrow lays columns out: values one after the other, and a bit for each that says whether there is
+ * one. One pass: a pass of numpy for each field costs more than all else that a Parquet file needs. */
+#include "core.h"
+#include <stdlib.h>
+
+enum { TS, DUR, SELF, VALUE, ID, PARENT, WIDE }; /* 8 bytes a value */
+enum { STEP, KIND, CATEGORY, NAME, TRACK, NARROW, PLACES = KIND }; /* 4 bytes; but for steps, places among different ones */
+enum { HAS_STEP, HAS_SELF, HAS_VALUE, HAS_ID, HAS_PARENT, IS_SPAN, CLIPPED, OPEN, ERROR, BITS };
+
+/* Different keys in the order in which they came. */
+typedef struct {
+    uint64_t *keys, last;
+    uint32_t *slots; /* 1 + the place of a key, 0: free */
+    uint32_t count, room, last_place; /* room: of `keys`, half that of `slots` */
+} Distinct;
+
+static uint32_t *slot_of(const Distinct *d, uint64_t key) {
+    uint32_t mask = d->room * 2 - 1, at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & mask;
+    while (d->slots[at] && d->keys[d->slots[at] - 1] != key) at = (at + 1) & mask;
+    return &d->slots[at];
+}
+
+static bool make_room(Distinct *d) {
+    uint32_t room = d->room ? d->room * 2 : 256;
+    uint64_t *keys = realloc(d->keys, room * sizeof *keys);
+    if (keys) d->keys = keys;
+    uint32_t *slots = calloc(room * 2, sizeof *slots);
+    if (!keys || !slots) return free(slots), false;
+    free(d->slots);
+    d->slots = slots, d->room = room;
+    for (uint32_t i = 0; i < d->count; i++) *slot_of(d, d->keys[i]) = i + 1;
+    return true;
+}
+
+/* The place of a key; UINT32_MAX without memory. */
+static inline uint32_t place_of(Distinct *d, uint64_t key) {
+    if (d->count && key == d->last) return d->last_place;
+    if (d->count == d->room && !make_room(d)) return UINT32_MAX;
+    uint32_t *slot = slot_of(d, key);
+    if (!*slot) d->keys[d->count] = key, *slot = ++d->count;
+    d->last = key;
+    return d->last_place = *slot - 1;
+}
+
+static PyObject *keys_of(const Distinct *d) {
+    PyObject *list = PyList_New(d->count);
+    for (uint32_t i = 0; list && i < d->count; i++) {
+        PyObject *key = PyLong_FromUnsignedLongLong(d->keys[i]);
+        if (key) PyList_SET_ITEM(list, i, key);
+        else Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* The step makes another name. */
+static uint64_t name_key(const Event *e) {
+    return e->flags & FLAG_NUMBERED && e->step >= 0 ? e->name | ((uint64_t)e->step + 1) << 32 : e->name;
+}
+
+typedef struct {
+    char *wide[WIDE];
+    uint32_t *narrow[NARROW];
+    uint64_t *bits[BITS];
+    unsigned long long set[BITS]; /* how many bits are */
+    Distinct distinct[NARROW - PLACES];
+} Columns;
+
+static bool put_columns(Columns *c, const char *events, size_t count, uint64_t ahead) {
+    uint32_t most = 0;
+    uint64_t words[BITS] = {0};
+    for (size_t i = 0; i < count; i++) {
+        Event e; /* a block may lie anywhere */
+        memcpy(&e, events + i * sizeof e, sizeof e);
+        bool span = e.kind == KIND_SPAN;
+        uint64_t ts = (uint64_t)e.ts + ahead, keys[] = {e.kind, e.category, name_key(&e), e.track};
+        bool bits[BITS] = {
+            [HAS_STEP] = e.step >= 0,
+            [HAS_SELF] = span && !(e.flags & FLAG_NUMBERED), /* steps have no id: nothing has them for a parent */
+            [HAS_VALUE] = e.kind == KIND_COUNTER || e.kind == KIND_MEMORY,
+            [HAS_ID] = e.id && e.kind != KIND_STEP,
+            [HAS_PARENT] = e.parent,
+            [IS_SPAN] = span,
+            [CLIPPED] = e.flags & FLAG_CLIPPED,
+            [OPEN] = e.flags & FLAG_OPEN,
+            [ERROR] = e.flags & FLAG_ERROR,
+        };
+        memcpy(c->wide[TS] + i * 8, &ts, 8);
+        memcpy(c->wide[DUR] + i * 8, &e.dur, 8);
+        memcpy(c->wide[SELF] + i * 8, &e.self, 8);
+        memcpy(c->wide[VALUE] + i * 8, &e.value, 8);
+        memcpy(c->wide[ID] + i * 8, &e.id, 8);
+        memcpy(c->wide[PARENT] + i * 8, &e.parent, 8);
+        c->narrow[STEP][i] = (uint32_t)e.step;
+        for (int k = PLACES; k < NARROW; k++) {
+            uint32_t place = place_of(&c->distinct[k - PLACES], keys[k - PLACES]);
+            c->narrow[k][i] = place;
+            most = place > most ? place : most;
+        }
+        for (int k = 0; k < BITS; k++) words[k] |= (uint64_t)bits[k] << (i % 64);
+        if (i % 64 < 63 && i + 1 < count) continue;
+        for (int k = 0; k < BITS; k++) {
+            c->bits[k][i / 64] = words[k], c->set[k] += (unsigned)__builtin_popcountll(words[k]);
+            words[k] = 0;
+        }
+    }
+    return most < UINT32_MAX;
+}
+
+/* (events, ns that is added to their times): columns, one after the other, each as long as one of whole 64 events; how many bits are set
+ * in each column of bits; the keys whose places the columns of kinds, categories, names and tracks have. */
+PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
+    Py_buffer events;
+    long long ahead;
+    PyObject *packed = NULL, *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*L", &events, &ahead)) return NULL;
+    size_t count = (size_t)events.len / sizeof(Event), rows = (count + 63) / 64 * 64;
+    if (events.len % (Py_ssize_t)sizeof(Event)) PyErr_SetString(PyExc_ValueError, "a block has whole events");
+    else packed = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * (8 * WIDE + 4 * NARROW) + rows / 8 * BITS));
+    if (packed) {
+        Columns c = {0};
+        char *at = PyBytes_AS_STRING(packed);
+        for (int i = 0; i < WIDE; i++, at += 8 * rows) c.wide[i] = at;
+        for (int i = 0; i < NARROW; i++, at += 4 * rows) c.narrow[i] = (uint32_t *)at;
+        for (int i = 0; i < BITS; i++, at += rows / 8) c.bits[i] = (uint64_t *)at;
+        PyThreadState *released = release_for(count);
+        bool whole = put_columns(&c, events.buf, count, (uint64_t)ahead);
+        take_back(released);
+        if (!whole) PyErr_NoMemory();
+        else
+            result = Py_BuildValue("O[KKKKKKKKK][NNNN]", packed, c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5],
+                                   c.set[6], c.set[7], c.set[8], keys_of(&c.distinct[0]), keys_of(&c.distinct[1]),
+                                   keys_of(&c.distinct[2]), keys_of(&c.distinct[3]));
+        for (int i = 0; i < NARROW - PLACES; i++) free(c.distinct[i].keys), free(c.distinct[i].slots);
+        Py_DECREF(packed);
+    }
+    PyBuffer_Release(&events);
+    return result;
+}
