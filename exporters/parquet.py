@@ -16,7 +16,7 @@ import numpy as np
 
 from stepscope.exporters.completion import complete_all
 from stepscope.exporters.output import open_for_writing, output_error
-from stepscope.exporters.parquet_rows import COLUMNS, DIVERSE, STATISTICS, ParquetRows, Told
+from stepscope.exporters.parquet_rows import COLUMNS, DIVERSE, RISING, STATISTICS, STEADY, ParquetRows, Told
 from stepscope.exporters.plainjson import dumps
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import about_run, about_window
@@ -165,10 +165,11 @@ class ParquetExporter:
             self._writer = self._parquet.ParquetWriter(
                 self._file,
                 self._rows.schema,
-                compression="zstd",
-                compression_level=1,
+                compression={name: "none" if name in STEADY else "zstd" for name in COLUMNS},  # of level 1
                 use_dictionary=[name for name in COLUMNS if name not in DIVERSE],
+                column_encoding=dict.fromkeys(RISING, "DELTA_BINARY_PACKED"),
                 write_statistics=list(STATISTICS),
+                write_batch_size=ROW_GROUP // 2,
             )
         # At its first conversion pyarrow imports pandas, where that is installed: not while the program ends.
         self._arrow.array(np.empty(0))

@@ -62,9 +62,13 @@ COLUMNS: dict[str, tuple[str, str]] = {
 }
 """Type and meaning of each column."""
 
-DIVERSE = {"ts", "dur", "self_dur", "value", "id", "parent", "cut", "open", "error"}
+RISING = {"ts", "id"}
+"""Columns that are written as differences, which takes half the time of compressing them, and less space."""
+DIVERSE = {*RISING, "dur", "self_dur", "value", "parent", "cut", "open", "error"}
 """Columns whose values hardly repeat, or are bits: a dictionary of these costs more than it saves."""
-STATISTICS = ("rank", "window", "step", "ts", "dur", "name")
+STEADY = {"rank", "host", "window", "source", "error_ns"}
+"""Columns with few values in a row group: nothing is left to compress."""
+STATISTICS = ("rank", "window", "step", "ts", "dur")
 """Columns by which readers leave out groups of rows."""
 
 _WIDE = ("ts", "dur", "self_dur", "value", "id", "parent")
