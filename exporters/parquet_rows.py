@@ -73,7 +73,18 @@ STATISTICS = ("rank", "window", "step", "ts", "dur")
 
 _WIDE = ("ts", "dur", "self_dur", "value", "id", "parent")
 _NARROW = ("step", "kind", "category", "name", "track")
-_BITS = ("has step", "has self_dur", "has value", "has id", "has parent", "is span", "cut", "open", "error")
+_BITS = (
+    "has step",
+    "has self_dur",
+    "has value",
+    "has id",
+    "has parent",
+    "has arguments",
+    "is span",
+    "cut",
+    "open",
+    "error",
+)
 """What `_core.arrow_columns` makes of 8 bytes, of 4 and of bits."""
 
 
@@ -157,12 +168,12 @@ class ParquetRows:
             texts("name", [_storable(_name(name)) for name in names]),
             texts("track", [_storable(_process(row, run)) for row in known]),
             texts("track", ["" if row is None else _storable(row.name) for row in known]),
-            arrow.array(pids[where]),
-            arrow.array(tids[where]),
+            arrow.array(pids.take(where)),
+            arrow.array(tids.take(where)),
             column("id", "has id"),
             column("parent", "has parent"),
             *(column(flag, "is span") for flag in ("cut", "open", "error")),
-            self._arguments(events, batch.args),
+            self._arguments(events, batch.args) if set_bits["has arguments"] else self._same("args", None, number),
             self._same("source", batch.source, number),
             self._same("error_ns", bound, number),
         ]
@@ -207,8 +218,6 @@ class ParquetRows:
     def _arguments(self, events: Block, heap: bytes) -> Any:
         inline = events["flags"] & int(Flag.ARG_INLINE) != 0
         given = np.flatnonzero((events["args_len"] > 0) | inline)
-        if not len(given):
-            return self._same("args", None, len(events))
         texts: list[str | None] = [None] * len(events)
         seen: dict[bytes, str] = {}
         rows = zip(given.tolist(), *(events[key][given].tolist() for key in ("args_at", "args_len")), strict=True)

@@ -5,7 +5,7 @@
 
 enum { TS, DUR, SELF, VALUE, ID, PARENT, WIDE }; /* 8 bytes a value */
 enum { STEP, KIND, CATEGORY, NAME, TRACK, NARROW, PLACES = KIND }; /* 4 bytes; but for steps, places among different ones */
-enum { HAS_STEP, HAS_SELF, HAS_VALUE, HAS_ID, HAS_PARENT, IS_SPAN, CLIPPED, OPEN, ERROR, BITS };
+enum { HAS_STEP, HAS_SELF, HAS_VALUE, HAS_ID, HAS_PARENT, HAS_ARGUMENTS, IS_SPAN, CLIPPED, OPEN, ERROR, BITS };
 
 /* Different keys in the order in which they came. */
 typedef struct {
@@ -79,6 +79,7 @@ static bool put_columns(Columns *c, const char *events, size_t count, uint64_t a
             [HAS_VALUE] = e.kind == KIND_COUNTER || e.kind == KIND_MEMORY,
             [HAS_ID] = e.id && e.kind != KIND_STEP,
             [HAS_PARENT] = e.parent,
+            [HAS_ARGUMENTS] = e.args_len || e.flags & FLAG_ARG_INLINE,
             [IS_SPAN] = span,
             [CLIPPED] = e.flags & FLAG_CLIPPED,
             [OPEN] = e.flags & FLAG_OPEN,
@@ -127,8 +128,8 @@ PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
         take_back(released);
         if (!whole) PyErr_NoMemory();
         else
-            result = Py_BuildValue("O[KKKKKKKKK][NNNN]", packed, c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5],
-                                   c.set[6], c.set[7], c.set[8], keys_of(&c.distinct[0]), keys_of(&c.distinct[1]),
+            result = Py_BuildValue("O[KKKKKKKKKK][NNNN]", packed, c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5],
+                                   c.set[6], c.set[7], c.set[8], c.set[9], keys_of(&c.distinct[0]), keys_of(&c.distinct[1]),
                                    keys_of(&c.distinct[2]), keys_of(&c.distinct[3]));
         for (int i = 0; i < NARROW - PLACES; i++) free(c.distinct[i].keys), free(c.distinct[i].slots);
         Py_DECREF(packed);
