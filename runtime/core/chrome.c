@@ -197,9 +197,9 @@ static bool put_head(Out *o, char phase, uint16_t category, const char *name, si
     PUT(o, "{\"ph\":\"");
     *o->out.at++ = phase;
     PUT(o, "\",\"cat\":\"");
-    put(o, cat->json, cat->json_len);
+    output_put_short(&o->out, cat->json, cat->json_len);
     PUT(o, "\",\"name\":\"");
-    put(o, name, name_len);
+    output_put_short(&o->out, name, name_len);
     uint32_t slot = e->track & 63;
     if (o->tracks[slot].track != e->track || !o->tracks[slot].len) {
         const Track *track = track_get(e->track);
@@ -212,7 +212,7 @@ static bool put_head(Out *o, char phase, uint16_t category, const char *name, si
         o->tracks[slot].track = e->track;
         o->tracks[slot].len = (uint32_t)(p + 6 - o->tracks[slot].text);
     }
-    put(o, o->tracks[slot].text, o->tracks[slot].len);
+    output_put_short(&o->out, o->tracks[slot].text, o->tracks[slot].len);
     put_ts(o, ts);
     o->args = false;
     o->seen = 0;

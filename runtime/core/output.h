@@ -40,6 +40,18 @@ static inline bool output_reserve(Output *o, size_t need) { return (size_t)(o->e
 /* The room was reserved before. */
 static inline void output_put(Output *o, const void *bytes, size_t len) { memcpy(o->at, bytes, len), o->at += len; }
 
+/* The same for short texts, for which a call of memcpy costs more than the copy. */
+static inline void output_put_short(Output *o, const char *text, size_t len) {
+    char *to = o->at;
+    if (len >= 16) {
+        for (size_t at = 0; at < len - 16; at += 16) memcpy(to + at, text + at, 16);
+        memcpy(to + len - 16, text + len - 16, 16);
+    } else if (len >= 8) memcpy(to, text, 8), memcpy(to + len - 8, text + len - 8, 8);
+    else if (len >= 4) memcpy(to, text, 4), memcpy(to + len - 4, text + len - 4, 4);
+    else if (len) to[0] = text[0], to[len / 2] = text[len / 2], to[len - 1] = text[len - 1];
+    o->at = to + len;
+}
+
 /* The arguments of an event in its heap, one after the other. */
 typedef struct {
     const char *at, *end;

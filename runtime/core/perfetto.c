@@ -54,7 +54,7 @@ uint64_t mix(uint64_t base, uint64_t kind, uint64_t id) { /* splitmix64's finish
     return z ? z : 1;
 }
 
-static Interned *slot_of(const Encoder *c, uint64_t key) {
+static inline Interned *slot_of(const Encoder *c, uint64_t key) {
     uint32_t at = (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) & (c->interned_room - 1);
     while (c->interned[at].key && c->interned[at].key != key) at = (at + 1) & (c->interned_room - 1);
     return &c->interned[at];
@@ -81,7 +81,10 @@ static uint32_t *number_of(Encoder *c, uint64_t key) {
 }
 
 uint32_t intern(Encoder *c, Row *row, uint32_t kind, uint32_t id) {
-    uint32_t *iid = number_of(c, (uint64_t)(row - c->rows + 1) << 36 | (uint64_t)kind << 32 | id);
+    uint64_t key = (uint64_t)(row - c->rows + 1) << 36 | (uint64_t)kind << 32 | id;
+    const Interned *known = c->interned_room ? slot_of(c, key) : NULL;
+    if (known && known->key && known->iid) return known->iid;
+    uint32_t *iid = number_of(c, key);
     if (!iid || *iid) return iid ? *iid : 0;
     if (!MAKE_ROOM(c->fresh, c->fresh_room, c->fresh_used + 1)) return c->failed = true, 0;
     *iid = ++row->iids[kind];
@@ -288,9 +291,7 @@ static void put_other(Encoder *c, const Event *e) {
     Row *row = row_of(c, e->track);
     if (!row) return;
     switch (e->kind) {
-    case KIND_SPAN: /* does not nest */
-        if (e->flags & FLAG_ASYNC) put_pair(c, row, e, e->id);
-        return;
+    case KIND_SPAN: put_pair(c, row, e, e->id); return; /* does not nest */
     case KIND_COUNTER: put_counter(c, row, e); return;
     case KIND_FLOW_START:
     case KIND_FLOW_STEP:
@@ -299,6 +300,11 @@ static void put_other(Encoder *c, const Event *e) {
     case KIND_ASYNC_END: put_half(c, row, e, e->ts, 'e', e->id, true); return;
     case KIND_GAP: put_pair(c, row, e, (uint64_t)e->ts << 12 ^ e->track); return;
     }
+}
+
+static inline bool is_slice(const Event *e) {
+    if (e->kind == KIND_SPAN) return !(e->flags & FLAG_ASYNC);
+    return e->kind == KIND_INSTANT || e->kind == KIND_MEMORY || e->kind == KIND_METADATA || e->kind == 0 || e->kind > KIND_GAP;
 }
 
 /* Puts the numbers of slices and instants into `order`, by row; in a row they stay in their order. */
@@ -318,11 +324,9 @@ static bool sort_by_row(Encoder *c) {
     }
     for (size_t i = 0; i < c->n; i++) {
         event_at(c, i, &e);
-        bool slice = e.kind == KIND_SPAN ? !(e.flags & FLAG_ASYNC)
-                                         : e.kind == KIND_INSTANT || e.kind == KIND_MEMORY || e.kind == KIND_METADATA ||
-                                               e.kind == 0 || e.kind > KIND_GAP;
+        if (!is_slice(&e)) continue;
         Row *row = row_of(c, e.track);
-        if (slice) c->order[row->at + row->count++] = (uint32_t)i;
+        c->order[row->at + row->count++] = (uint32_t)i;
     }
     return true;
 }
@@ -334,7 +338,7 @@ static void put_block(Encoder *c) {
     /* Flows bind to the slice that is open at their time; readers take what has one time in the order of the file. */
     for (size_t i = 0; i < c->n && c->out.bytes && !c->failed; i++) {
         event_at(c, i, &e);
-        put_other(c, &e);
+        if (!is_slice(&e)) put_other(c, &e);
     }
 }
 

@@ -89,7 +89,11 @@ void put_point(Encoder *c, Row *row, const Event *e);
 void put_pair(Encoder *c, Row *row, const Event *e, uint64_t id);
 
 /* perfetto_rows.c */
-Row *row_of(Encoder *c, uint32_t track);                                /* NULL without memory */
+Row *new_row(Encoder *c, uint32_t track); /* or that of what has none; NULL without memory */
+static inline Row *row_of(Encoder *c, uint32_t track) {
+    uint32_t known = track < c->row_of_room ? c->row_of[track] : 0;
+    return known ? &c->rows[known - 1] : new_row(c, track);
+}
 void describe_row(Encoder *c, Row *row);
 uint64_t described_counter(Encoder *c, const Row *row, uint32_t name);  /* its uuid */
 uint64_t process_uuid(const Encoder *c, int64_t pid);

@@ -141,7 +141,7 @@ uint64_t described_counter(Encoder *c, const Row *row, uint32_t name) {
     return uuid;
 }
 
-Row *row_of(Encoder *c, uint32_t track) {
+Row *new_row(Encoder *c, uint32_t track) {
     if (!track_get(track)->kind) track = 0;
     if (!make_room((void **)&c->row_of, &c->row_of_room, (size_t)track + 1, sizeof *c->row_of) ||
         !make_room((void **)&c->rows, &c->rows_room, (size_t)c->rows_used + 1, sizeof *c->rows))
