@@ -164,7 +164,7 @@ class OutputFile:
     An operation whose caller is cancelled runs to its end before the next one begins.
     """
 
-    def __init__(self, path: Path, file: AsyncFileIO, gzip: bool, tail: bytes = b"") -> None:
+    def __init__(self, path: Path, file: AsyncFileIO, gzip: bool, tail: bytes = b"", alone: bool = False) -> None:
         self.path = path
         """Where the file is now."""
         self.tail = tail
@@ -176,6 +176,7 @@ class OutputFile:
         self.deleted = False
         """Whether the file was deleted before it was closed: the events in it are lost."""
         self._file = file
+        self._alone = alone
         self._at = 0  # where the next piece goes
         self._end = b""  # what follows the last piece
         self._deflate = zlib.compressobj(GZIP_LEVEL, wbits=31) if gzip else None
@@ -197,13 +198,15 @@ class OutputFile:
         return self._at + len(self._end) + self._waiting_bytes
 
     @classmethod
-    async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"") -> OutputFile:
+    async def create(cls, path: Path, *, gzip: bool, tail: bytes = b"", alone: bool = False) -> OutputFile:
         """Creates or empties the file, and the directories above it.
 
         Args:
             path: the file.
             gzip: whether to compress.
             tail: see the class.
+            alone: whether nothing else needs the loop. The caller's thread writes then: another processor would have to fetch
+                each piece from this one's cache.
 
         Raises:
             OutputError: if that cannot be done.
@@ -215,7 +218,7 @@ class OutputFile:
         try:
             await asyncio.to_thread(make_directory, path.parent)
             file = await aiofiles.open(path, "w+b", buffering=0, opener=open_for_writing)
-            output = cls(path, file, gzip, tail)
+            output = cls(path, file, gzip, tail, alone)
         except BaseException as error:
             being_written.discard(key)
             if isinstance(error, OSError):
@@ -238,7 +241,7 @@ class OutputFile:
         Raises:
             OutputError: if the system refused; the file is as it was.
         """
-        if len(piece) <= SMALL_PIECE_BYTES and (self._last is None or self._last.done()):
+        if (self._alone or len(piece) <= SMALL_PIECE_BYTES) and (self._last is None or self._last.done()):
             # How long a compressed piece will be is not known yet.
             if self._grouping and (limit is None or self._deflate is None):
                 return self._add_to_group(piece, limit, events)

@@ -117,7 +117,11 @@ class ParquetExporter:
             OutputError: if the system refused, then or earlier.
             ClosedError: before `open` or after `aclose`.
         """
-        await asyncio.to_thread(self._add, batch, self._opened())
+        run = self._opened()
+        if run.alone:
+            self._add(batch, run)
+        else:
+            await asyncio.to_thread(self._add, batch, run)
 
     async def close_window(self, window: Window) -> None:
         """Takes what there is to say of the window as a row.

@@ -90,11 +90,11 @@ class TraceFile(ABC):
             OutputError: if the system refused; the file ends with the last whole slice then.
         """
         done = 0
-        if len(events):
+        if len(events) and not self._opened:
             await self._open(int(events["ts"].min()))
-            self._last = max(self._last, int(events["ts"].max()))
         while done < len(events):
             some = events[done : done + self._slice]
+            self._last = max(self._last, int(some["ts"].max()))
             if await self._write(some, args, window):
                 done += len(some)
             elif len(some) > 1:
@@ -219,7 +219,7 @@ async def begin(path: Path, run: Run, note: TraceNote, *, gzip: bool, tail: byte
         OutputError: if that cannot be done.
     """
     await asyncio.to_thread(run.note_output, path, True, note)
-    return await OutputFile.create(path, gzip=gzip, tail=tail)
+    return await OutputFile.create(path, gzip=gzip, tail=tail, alone=run.alone)
 
 
 async def write_head(output: OutputFile, head: bytes) -> None:

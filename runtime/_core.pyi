@@ -489,6 +489,9 @@ def arrow_columns(events: Any, ahead: int, /) -> tuple[bytes, list[int], list[li
 def survey(events: Any, /) -> tuple[int, ...]:
     """The fields of `Survey` in runtime/events/survey.py."""
 
+def unnamed_tracks(events: Any, named: Any, /) -> set[int]:
+    """The tracks of a block whose byte in `named` is 0, or that are beyond it. The GIL stays."""
+
 def of_kind(events: Any, kind: int, /) -> bytes:
     """The events of one kind."""
 

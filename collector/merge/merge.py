@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 import numpy as np
@@ -21,7 +22,6 @@ from stepscope.collector.merge.report import MemberReport, MergeReport, evicted,
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.accounting.ledger import Ledger, sum_ledgers
 from stepscope.runtime.events.clock import ClockAnchor
-from stepscope.runtime.events.record import EventBatch
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.journal.records import RunRecord
@@ -139,8 +139,9 @@ class Merge:
         )
 
     async def _play(self, events: AlignedEvents, exporter: Exporter) -> None:
-        batches = iter(events)
-        while (batch := await anyio.to_thread.run_sync(_next, batches)) is not None:
+        # Nothing else needs the loop: in one thread, what one step made is still in the processor's cache for the next.
+        for batch in events:
+            await anyio.lowlevel.checkpoint()
             await exporter.export(batch)
             self._order.add(batch, events.member)
             self._events += len(batch)
@@ -189,6 +190,7 @@ class Merge:
             metadata=lambda: {"merged": msgspec.to_builtins(self.report())},
             ledger=lambda: self._ledger(self._present()),
             job=self._job.name,
+            alone=True,
         )
 
     def _member_run(self, member: Member, starts: Sequence[Member] = ()) -> Run:
@@ -206,6 +208,7 @@ class Merge:
             metadata=lambda: {**member.recording.metadata, "aligned clock": about},
             ledger=lambda: self._ledger(starts or [member]),
             job=self._job.name,
+            alone=True,
         )
 
     def _ledger(self, members: Sequence[Member]) -> Ledger:
@@ -263,7 +266,3 @@ async def _opened(exporter: Exporter, run: Run) -> AsyncGenerator[None]:
     finally:
         with anyio.CancelScope(shield=True):
             await exporter.aclose()
-
-
-def _next(batches: Iterator[EventBatch]) -> EventBatch | None:
-    return next(batches, None)

@@ -376,6 +376,7 @@ PyObject *align_py_align(PyObject *self, PyObject *args);
 PyObject *arrow_py_columns(PyObject *self, PyObject *args);
 PyObject *survey_py_set_categories(PyObject *self, PyObject *args);
 PyObject *survey_py_survey(PyObject *self, PyObject *block);
+PyObject *survey_py_unnamed_tracks(PyObject *self, PyObject *args);
 PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
 PyObject *survey_py_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_count_touching(PyObject *self, PyObject *args);

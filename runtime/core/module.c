@@ -98,6 +98,7 @@ static PyMethodDef methods[] = {
     {"encode_frames", columns_py_encode_frames, METH_VARARGS, NULL},
     {"align", align_py_align, METH_VARARGS, NULL},
     {"arrow_columns", arrow_py_columns, METH_VARARGS, NULL},
+    {"unnamed_tracks", survey_py_unnamed_tracks, METH_VARARGS, NULL},
     {"of_kind", survey_py_of_kind, METH_VARARGS, NULL},
     {"set_survey_categories", survey_py_set_categories, METH_VARARGS, NULL},
     {"count_touching", survey_py_count_touching, METH_VARARGS, NULL},

@@ -29,6 +29,28 @@ static bool get_events(PyObject *block, Py_buffer *view) {
     return false;
 }
 
+/* (block, which tracks are named, a byte each): those of its events that are not. */
+PyObject *survey_py_unnamed_tracks(PyObject *self, PyObject *args) {
+    PyObject *block, *found = PySet_New(NULL);
+    Py_buffer view, named;
+    if (!found || !PyArg_ParseTuple(args, "Oy*", &block, &named)) return Py_XDECREF(found), NULL;
+    if (!get_events(block, &view)) return PyBuffer_Release(&named), Py_DECREF(found), NULL;
+    uint32_t before = 0;
+    bool any = false;
+    for (Py_ssize_t at = 0; at < view.len && found; at += (Py_ssize_t)sizeof(Event)) {
+        uint32_t track;
+        memcpy(&track, (const char *)view.buf + at + offsetof(Event, track), sizeof track);
+        if ((any && track == before) || (track < (size_t)named.len && ((const char *)named.buf)[track])) continue;
+        before = track, any = true;
+        PyObject *id = PyLong_FromUnsignedLong(track);
+        if (!id || PySet_Add(found, id) < 0) Py_CLEAR(found);
+        Py_XDECREF(id);
+    }
+    PyBuffer_Release(&named);
+    PyBuffer_Release(&view);
+    return found;
+}
+
 static bool lasts(const Event *e) { return e->kind == KIND_SPAN || e->kind == KIND_GAP; }
 
 /* The fields of `Survey` in runtime/events/survey.py. */

@@ -6,12 +6,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from stepscope.runtime import _core
 from stepscope.runtime.events import tracks
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.events.tracks import Track
-
-_FEW = 256
-"""Blocks of up to so many events are processed without numpy."""
 
 
 class NamedTracks:
@@ -23,20 +21,9 @@ class NamedTracks:
 
     def missing(self, events: Block) -> list[Track]:
         """Tracks of these events that are not written yet, in the order of their ids. Call `add` once they are."""
-        used = events["track"]
-        if len(used) <= _FEW:  # numpy would release the interpreter's lock
-            few = sorted(track for track in set(used.tolist()) if track not in self)
-            return [track for track in map(tracks.get, few) if track is not None]
-        top = int(used.max())
-        if top >= len(self._named):
-            # An invalid id must cost no memory.
-            used = used[used <= tracks.MAX_TRACKS] if top > tracks.MAX_TRACKS else used
-            self._grow(min(top, tracks.MAX_TRACKS))
-        if self._named[used].all():
-            return []
-        # Not np.unique, which imports numpy.ma, and so would delay the first steps of training.
-        new = sorted(set(used[~self._named[used]].tolist()))
-        return [track for track in map(tracks.get, new) if track is not None]
+        # Numpy would release the interpreter's lock, and go over the events several times.
+        unnamed = sorted(_core.unnamed_tracks(events, self._named))
+        return [track for track in map(tracks.get, unnamed) if track is not None]
 
     def add(self, named: Iterable[Track]) -> None:
         """Marks tracks as written."""
