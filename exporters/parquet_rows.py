@@ -131,10 +131,11 @@ class ParquetRows:
     def table(self, events: Block, batch: EventBatch, run: Run) -> Any:
         """The rows of some events of a batch, of a run."""
         arrow, number = self._arrow, len(events)
-        packed, given, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns)
-        buffer, room = arrow.py_buffer(packed), -(-number // 64) * 64
+        room = -(-number // 64) * 64
         sizes = [8 * room] * len(_WIDE) + [4 * room] * len(_NARROW) + [room // 8] * len(_BITS)
         ends = list(accumulate(sizes))
+        buffer = arrow.allocate_buffer(ends[-1])
+        given, keys = _core.arrow_columns(events, run.anchor.wall_ns - run.anchor.monotonic_ns, buffer)
         parts = {
             name: buffer.slice(end - size, size)
             for name, size, end in zip((*_WIDE, *_NARROW, *_BITS), sizes, ends, strict=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Mapping
 from types import FrameType
 from typing import Any, Final, Literal, Self, TypeVar
 
-from _typeshed import ReadableBuffer
+from _typeshed import ReadableBuffer, WriteableBuffer
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _T = TypeVar("_T")
@@ -469,20 +469,20 @@ def align(events: Any, at: Any, ahead: Any, base: int, before: float, after: flo
         ValueError: if an argument is none of these.
     """
 
-def arrow_columns(events: Any, ahead: int, /) -> tuple[bytes, list[int], list[list[int]]]:
-    """The fields of a block as Arrow has columns, without a copy of each: `exporters/parquet_rows.py` names them.
+def arrow_columns(events: Any, ahead: int, room: WriteableBuffer, /) -> tuple[list[int], list[list[int]]]:
+    """Writes the fields of a block as Arrow has columns: `exporters/parquet_rows.py` names them.
 
     Args:
         events: the block.
         ahead: ns that is added to the times.
+        room: is filled with the columns, one after the other, each with room for a multiple of 64 events.
 
     Returns:
-        The columns, one after the other, each with room for a multiple of 64 events; how many bits are set in each column of bits; the
-        different kinds, categories, names and tracks, whose places the columns have. The key of a name has 1 + the step in its upper half
-        if that is shown.
+        How many bits are set in each column of bits; the different kinds, categories, names and tracks, whose places the columns have.
+        The key of a name has 1 + the step in its upper half if that is shown.
 
     Raises:
-        ValueError: if the block is not a multiple of 64 bytes or not contiguous.
+        ValueError: if the block is not a multiple of 64 bytes or not contiguous, or the room has another size.
         MemoryError: without memory.
     """
 

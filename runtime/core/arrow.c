@@ -107,19 +107,21 @@ static bool put_columns(Columns *c, const char *events, size_t count, uint64_t a
     return most < UINT32_MAX;
 }
 
-/* (events, ns that is added to their times): columns, one after the other, each as long as one of whole 64 events; how many bits are set
- * in each column of bits; the keys whose places the columns of kinds, categories, names and tracks have. */
+/* (events, ns that is added to their times, room for the columns): fills the room with columns, one after the other, each as long as one
+ * of whole 64 events; returns how many bits are set in each column of bits, and the keys whose places the columns of kinds, categories,
+ * names and tracks have. */
 PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
-    Py_buffer events;
+    Py_buffer events, room;
     long long ahead;
-    PyObject *packed = NULL, *result = NULL;
-    if (!PyArg_ParseTuple(args, "y*L", &events, &ahead)) return NULL;
+    PyObject *result = NULL;
+    if (!PyArg_ParseTuple(args, "y*Lw*", &events, &ahead, &room)) return NULL;
     size_t count = (size_t)events.len / sizeof(Event), rows = (count + 63) / 64 * 64;
-    if (events.len % (Py_ssize_t)sizeof(Event)) PyErr_SetString(PyExc_ValueError, "a block has whole events");
-    else packed = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(rows * (8 * WIDE + 4 * NARROW) + rows / 8 * BITS));
-    if (packed) {
+    if (events.len % (Py_ssize_t)sizeof(Event) || (uintptr_t)room.buf % 8 ||
+        (size_t)room.len != rows * (8 * WIDE + 4 * NARROW) + rows / 8 * BITS)
+        PyErr_SetString(PyExc_ValueError, "arrow_columns() takes whole events, and aligned room for their columns");
+    else {
         Columns c = {0};
-        char *at = PyBytes_AS_STRING(packed);
+        char *at = room.buf;
         for (int i = 0; i < WIDE; i++, at += 8 * rows) c.wide[i] = at;
         for (int i = 0; i < NARROW; i++, at += 4 * rows) c.narrow[i] = (uint32_t *)at;
         for (int i = 0; i < BITS; i++, at += rows / 8) c.bits[i] = (uint64_t *)at;
@@ -128,12 +130,12 @@ PyObject *arrow_py_columns(PyObject *self, PyObject *args) {
         take_back(released);
         if (!whole) PyErr_NoMemory();
         else
-            result = Py_BuildValue("O[KKKKKKKKKK][NNNN]", packed, c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5],
-                                   c.set[6], c.set[7], c.set[8], c.set[9], keys_of(&c.distinct[0]), keys_of(&c.distinct[1]),
+            result = Py_BuildValue("[KKKKKKKKKK][NNNN]", c.set[0], c.set[1], c.set[2], c.set[3], c.set[4], c.set[5], c.set[6],
+                                   c.set[7], c.set[8], c.set[9], keys_of(&c.distinct[0]), keys_of(&c.distinct[1]),
                                    keys_of(&c.distinct[2]), keys_of(&c.distinct[3]));
         for (int i = 0; i < NARROW - PLACES; i++) free(c.distinct[i].keys), free(c.distinct[i].slots);
-        Py_DECREF(packed);
     }
     PyBuffer_Release(&events);
+    PyBuffer_Release(&room);
     return result;
 }
