@@ -14,7 +14,7 @@ import pytest
 from stepscope.exporters.base import Exporter
 from stepscope.exporters.chrome import ChromeTraceExporter
 from stepscope.exporters.chrome_rows import NOTES_TID
-from stepscope.exporters.output import OutputFile
+from stepscope.exporters.output import SMALL_PIECE_BYTES, OutputFile
 from stepscope.runtime.errors import ClosedError, OutputError
 from stepscope.runtime.events.record import EventBatch, Kind
 from tests.support.blocks import instant_block
@@ -351,3 +351,15 @@ async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
     await third.export(batch)
     await third.aclose()
     assert json.loads((tmp_path / "t.json").read_text())
+
+
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_large_piece_leaves_the_loop_free_unless_nothing_else_needs_it(tmp_path: Path, alone: bool) -> None:
+    """Alone, it is in the file when the call returns, which has waited for no other thread."""
+    output = await OutputFile.create(tmp_path / "t", gzip=False, alone=alone)
+    others: list[bool] = []
+    asyncio.get_running_loop().call_soon(lambda: others.append(True))
+    assert await output.write(b"x" * (2 * SMALL_PIECE_BYTES))
+    assert others == ([] if alone else [True])
+    await output.close()
+    assert (tmp_path / "t").stat().st_size == 2 * SMALL_PIECE_BYTES
