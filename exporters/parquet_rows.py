@@ -140,7 +140,7 @@ class ParquetRows:
             name: buffer.slice(end - size, size)
             for name, size, end in zip((*_WIDE, *_NARROW, *_BITS), sizes, ends, strict=True)
         }
-        set_bits = dict(zip(_BITS, given, strict=True))
+        set_bits: dict[str, int] = dict(zip(_BITS, given, strict=True))
 
         def column(name: str, known: str | None = None) -> Any:
             nulls = 0 if known is None else number - set_bits[known]
