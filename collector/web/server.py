@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from litestar.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
-from starlette.responses import Response
+from litestar.response.base import ASGIResponse
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -240,7 +240,7 @@ def _check_dependencies() -> None:
     Raises:
         ImportError: naming what is missing, and the versions.
     """
-    config = Config(Response(), lifespan="off", log_config=None)
+    config = Config(ASGIResponse(), lifespan="off", log_config=None)
     config.load()
     given: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
     loop = asyncio.new_event_loop()

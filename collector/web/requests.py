@@ -1,0 +1,67 @@
+"""What a request brings: which parameters an operation has, and why what was sent is not taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.constants import RESERVED_KWARGS
+from litestar.datastructures import State
+from litestar.exceptions import HTTPException, ValidationException
+from litestar.handlers import BaseRouteHandler
+
+from stepscope.collector.problems import Problem, ProblemError, problem
+from stepscope.collector.web.guard import TICKET
+from stepscope.collector.web.tokens import Token
+from stepscope.runtime.settings.arguments import shown
+from stepscope.runtime.settings.validation import did_you_mean
+
+Asked = Request[None, Token | None, State]
+"""A request that the guard has let in."""
+MOST_BODY = 4096
+"""Bytes of what is sent."""
+MOST_DETAIL = 1000
+"""Characters of what is said of a parameter that is wrong: it may be as long as an address."""
+ANY_PARAMETERS = {"any_parameters": True}
+"""Of operations that heed no parameter: probes and scrapers add things of their own."""
+
+
+async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Refuses parameters that an operation does not have, where Litestar passes over them.
+
+    Raises:
+        ProblemError: 400, naming the parameter.
+    """
+    if handler.opt.get("any_parameters"):
+        return
+    given = handler.resolve_dependencies()
+    signatures = [handler.parsed_fn_signature, *(one.parsed_fn_signature for one in given.values())]
+    known = {name for one in signatures for name in one.parameters}
+    known -= RESERVED_KWARGS | given.keys() | connection.path_params.keys()
+    for name in connection.query_params:
+        if name not in known and name != TICKET:
+            why = f"unknown field {name!r}{did_you_mean(name, known)}"
+            raise ProblemError(400, f"a parameter is wrong: {why}"[:MOST_DETAIL])
+
+
+def refused(request: Asked, error: HTTPException) -> Response[Problem]:
+    """Says why the framework does not take a request: a parameter or a body."""
+    if error.status_code == 413:
+        detail = f"more than {MOST_BODY} bytes were sent"
+    elif isinstance(error, ValidationException) and isinstance(error.extra, list):
+        detail = "; ".join(_invalid(request, **one) for one in error.extra)
+    else:
+        detail = f"what was sent cannot be read: {error.detail}"
+    return problem(error.status_code, detail[:MOST_DETAIL])
+
+
+def _invalid(request: Asked, message: str, key: str = "", source: str = "") -> str:
+    if source == "body":
+        if key == "data":  # all of it
+            why = "it is empty: expected a JSON object" if message == "'data'" else message
+        else:
+            why = f"{key}: {message}"
+        return f"what was sent cannot be read: {why}"
+    given = {**request.query_params, **request.path_params}
+    return f"a parameter is wrong: {key} is {shown(given[key])}: {message}"
