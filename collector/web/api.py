@@ -43,7 +43,7 @@ from stepscope.collector.runs.windows import KEPT
 from stepscope.collector.web import charts, metrics
 from stepscope.collector.web.guard import ORDERS
 from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
-from stepscope.collector.web.requests import ANY_PARAMETERS, Asked, known_parameters, refused
+from stepscope.collector.web.requests import ANY_PARAMETERS, Asked, Exact, known_parameters, refused
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tickets import SECONDS
@@ -178,6 +178,8 @@ class Api(Controller):
         ORDERS,
         summary="Asks running processes for a window, extends or aborts one, or tells what is armed",
         status_code=200,
+        dto=Exact[WindowOrder],
+        return_dto=None,
         responses=_problems(403, 404, 409, 413),
         guards=[not_exposed],
         exception_handlers={HTTPException: unread_order},
@@ -281,6 +283,8 @@ class Api(Controller):
         "/v1/tickets",
         summary="A ticket for one download, for the parameter `ticket` of its address",
         status_code=200,
+        dto=Exact[TicketRequest],
+        return_dto=None,
         responses=_problems(413),
         opt=ANY_PARAMETERS,
     )

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from litestar import Request, Response
 from litestar.connection import ASGIConnection
 from litestar.constants import RESERVED_KWARGS
 from litestar.datastructures import State
-from litestar.exceptions import HTTPException, ValidationException
+from litestar.dto import MsgspecDTO
+from litestar.exceptions import ClientException, HTTPException, ValidationException
 from litestar.handlers import BaseRouteHandler
 
 from stepscope.collector.problems import Problem, ProblemError, problem
 from stepscope.collector.web.guard import TICKET
 from stepscope.collector.web.tokens import Token
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.errors import ControlError
 from stepscope.runtime.settings.arguments import shown
 from stepscope.runtime.settings.validation import did_you_mean
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 Asked = Request[None, Token | None, State]
 """A request that the guard has let in."""
@@ -25,6 +31,26 @@ MOST_DETAIL = 1000
 """Characters of what is said of a parameter that is wrong: it may be as long as an address."""
 ANY_PARAMETERS = {"any_parameters": True}
 """Of operations that heed no parameter: probes and scrapers add things of their own."""
+
+
+class Exact(MsgspecDTO[T]):
+    """A body of JSON, read as strictly as a control file: Litestar takes a text for a number."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """What was sent.
+
+        Raises:
+            ClientException: if it cannot be read; says where.
+        """
+        try:
+            return decode_json(value, self.model_type)
+        except ControlError as error:
+            raise ClientException(f"what was sent cannot be read: {error}") from error
+
+    @classmethod
+    def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
+        """Its type by its own name."""
+        return schema_creator.for_field_definition(field_definition)
 
 
 async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -52,16 +78,12 @@ def refused(request: Asked, error: HTTPException) -> Response[Problem]:
     elif isinstance(error, ValidationException) and isinstance(error.extra, list):
         detail = "; ".join(_invalid(request, **one) for one in error.extra)
     else:
-        detail = f"what was sent cannot be read: {error.detail}"
+        detail = error.detail
     return problem(error.status_code, detail[:MOST_DETAIL])
 
 
 def _invalid(request: Asked, message: str, key: str = "", source: str = "") -> str:
-    if source == "body":
-        if key == "data":  # all of it
-            why = "it is empty: expected a JSON object" if message == "'data'" else message
-        else:
-            why = f"{key}: {message}"
-        return f"what was sent cannot be read: {why}"
+    if source == "body":  # else `Exact` has read it
+        return "what was sent cannot be read: it is empty: expected a JSON object"
     given = {**request.query_params, **request.path_params}
     return f"a parameter is wrong: {key} is {shown(given[key])}: {message}"
