@@ -69,5 +69,5 @@ def _unknown(_: Request[Any, Any, Any], error: HTTPException) -> Response[Proble
 
 
 def _failed(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
-    log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+    log.error("%s %r failed", request.method, request.scope["path"], exc_info=error)
     return problem(500, "something went wrong; the collector's log has more")

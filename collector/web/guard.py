@@ -81,8 +81,11 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
+        scope = scope.copy()
         # Litestar takes `/v1//windows/` for `/v1/windows`: what is checked must be what is asked for.
         scope["path"] = normalize_path(scope["path"])
+        # Litestar keeps the headers in it, and with them the token; the server may log what it has of a request.
+        scope["state"] = {}
         started = False
 
         async def sent(message: Message) -> None:
@@ -99,14 +102,13 @@ class Guard:
             if scope["type"] == ScopeType.WEBSOCKET:  # the connection ends itself, and says why
                 await self._app(scope, receive, sent)
                 return
-            asked = scope.copy()
             if scope["method"] == "HEAD":  # the server leaves the body out
-                asked["method"] = "GET"
+                scope["method"] = "GET"
             limit = asyncio.timeout(None)
             try:
                 async with limit:
                     with self._tokens.using(found, _needed(scope), lambda: limit.reschedule(0)):
-                        await self._app(asked, receive, sent)
+                        await self._app(scope, receive, sent)
                 return
             except TimeoutError:
                 if not limit.expired():

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from litestar import Request, Response
-from litestar.response.base import ASGIResponse
+from litestar.response.streaming import ASGIStreamingResponse
 from litestar.types import Receive, Scope, Send
 
 from stepscope.collector.problems import ProblemError, send_problem
@@ -26,16 +26,14 @@ class Streamed(Response[Any]):
 
     def to_asgi_response(
         self, app: Any, request: Request[Any, Any, Any], *, media_type: str | None = None, **_: Any
-    ) -> ASGIResponse:
+    ) -> ASGIStreamingResponse:
         """Args: as Litestar gives them; the media type is that of the operation."""
         return _Sending(self.content, self.headers, media_type)
 
 
-class _Sending(ASGIResponse):
-    _should_set_content_length = False
-
+class _Sending(ASGIStreamingResponse):
     def __init__(self, chunks: AsyncGenerator[bytes], headers: dict[str, str], media_type: str | None) -> None:
-        super().__init__(headers=headers, media_type=media_type)
+        super().__init__(iterator=chunks, headers=headers, media_type=media_type)
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
