@@ -1,4 +1,4 @@
-"""What devices did in steps, and what the host did while they idled."""
+"""Activity of devices in steps, and of the host while they idled."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_SPANS = 1 << 18
 
 
 class Activity(IntEnum):
-    """What the threads do that step or launch. Where several go on at once, the first of them has the time."""
+    """Activity of the threads that step or launch. Where several go on at once, the first of them has the time."""
 
     SYNCHRONISING = 0
     DATA = 1
@@ -202,7 +202,7 @@ class DeviceBuilder:
             runs[name] += count
 
     def finish(self, steps: Interval | None = None) -> list[DeviceUse]:
-        """What each device did, up to `MOST_DEVICES`.
+        """The activity of each device, up to `MOST_DEVICES`.
 
         Args:
             steps: the time, in ns, that is judged; by default that from each device's first to its last event.
@@ -282,7 +282,7 @@ class DeviceBuilder:
 
 
 class DeviceUse(msgspec.Struct):
-    """What a device did in some windows. The time between windows is no idling."""
+    """The activity of a device in some windows. The time between windows is no idling."""
 
     name: str
     total: int
@@ -337,7 +337,7 @@ class DeviceUse(msgspec.Struct):
 
 
 def answers(windows: Iterable[tuple[DeviceBuilder, Interval | None]]) -> tuple[DeviceAnswer, ...]:
-    """What each device of a process did, summed over windows, in the order of the devices' names.
+    """The activity of each device of a process, summed over windows, in the order of the devices' names.
 
     Args:
         windows: each with the time, in ns, that is judged; `None`: all.
@@ -359,7 +359,7 @@ def idlest(ranks: Iterable[RankAnswer]) -> tuple[RankAnswer, DeviceAnswer] | Non
 
 
 def use_of(device: DeviceAnswer) -> str:
-    """What a device did, as a part of a sentence."""
+    """The activity of a device, as a part of a sentence."""
     parts = [
         f"{text} {human_time(ns)}"
         for text, ns in (
@@ -373,7 +373,7 @@ def use_of(device: DeviceAnswer) -> str:
 
 
 def meanwhile_of(device: DeviceAnswer) -> str:
-    """What the host did while a device idled, as a part of a sentence: the longest first, without those below 1 %. Activities of
+    """The activity of the host while a device idled, as a part of a sentence: the longest first, without those below 1 %. Activities of
     10 % or more have names of spans."""
     said: list[str] = []
     for activity in device.meanwhile:

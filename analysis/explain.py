@@ -74,7 +74,7 @@ def judge(recording: Recording, summaries: list[RankSummary]) -> Answer:
 
 
 def findings_of(job: Job, steps: int) -> tuple[Finding, ...]:
-    """What the rules find, the most costly first, one finding for each cause.
+    """The findings of the rules, the most costly first, one for each cause.
 
     Args:
         job: its processes.
@@ -91,7 +91,7 @@ def _of_devices(ranks: tuple[RankAnswer, ...]) -> str:
 
 
 def _nothing(rank: RankSummary, steps: int) -> str:
-    """What is said where no rule finds anything: of a loop that no rule knows, where its time goes."""
+    """The text if no rule finds anything: for a loop that no rule knows, where its time goes."""
     if steps < FEWEST_STEPS:
         return NOTHING_OF_TASKS
     took = float(durations(rank.judged_steps).sum())
@@ -241,7 +241,7 @@ def _trust(recording: Recording, summaries: list[RankSummary]) -> str:
 
 
 def _unknown(summaries: list[RankSummary]) -> tuple[str, ...]:
-    """What the data do not say. Of torch only if the program uses it, of steps only if it has some."""
+    """Facts that the data lack. Of torch only if the program uses it, of steps only if it has some."""
     said: list[str] = []
     numbers: list[tuple[RankSummary, set[int]]] = [
         (summary, set(summary.judged_steps["step"].tolist())) for summary in summaries if len(summary.facts) > 1

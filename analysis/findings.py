@@ -48,9 +48,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...]
     """Sentences with numbers."""
     action: str = ""
-    """What to try first."""
+    """The change to try first."""
     gain: str = ""
-    """What that would gain."""
+    """Its gain."""
     certainty: str = "likely"
     """`certain`, `likely` or `possible`."""
     steps: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class NameShare(msgspec.Struct, frozen=True):
 
 
 class HostActivity(msgspec.Struct, frozen=True):
-    """What the host did while a device idled."""
+    """The activity of the host while a device idled."""
 
     name: str
     ns: int
@@ -120,7 +120,7 @@ class DeviceAnswer(msgspec.Struct, frozen=True, kw_only=True):
     copy_ns: int
     """Copies with no kernel beside them."""
     meanwhile: tuple[HostActivity, ...]
-    """What the host did while the device idled. Each nanosecond counts once, so these add up to `idle_ns`. It need not be what
+    """The activity of the host while the device idled. Each nanosecond counts once, so these add up to `idle_ns`. It need not be what
     kept the device idle."""
     kernels: tuple[KernelTime, ...]
     """The kernels with the most time."""

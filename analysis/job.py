@@ -1,4 +1,4 @@
-"""What a rule is, and the job that it checks."""
+"""The interface of rules, and the job that they check."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     needs: str
-    """What must have been recorded."""
+    """The data that it needs."""
     finds: str
     threshold: str
     """From when on there is a finding."""
     wrong_if: str
-    """What would prove a finding wrong."""
+    """A check that would prove a finding wrong."""
     check: Callable[[Job], list[Finding]]
     of_steps: bool = True
     """Whether it judges steps. Such a rule is checked only if there are `FEWEST_STEPS` or more."""

@@ -38,7 +38,7 @@ class _LiveRank(Rank):
 
 
 def judge_steps(processes: Sequence[LiveProcess]) -> list[LiveFinding]:
-    """What is slow in the newest steps of a job, the most costly first.
+    """Findings in the newest steps of a job, the most costly first.
 
     The last `NEWEST_STEPS` of each process are judged, and all that are given. A finding of both has the larger cost.
 

@@ -1,4 +1,4 @@
-"""What rules on operators share: the time between them, and the program's function that calls them."""
+"""Shared by rules on operators: the time between them, and the program's function that calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rules read of a rank: facts of its steps and a few small tables, gathered in one pass over its events."""
+"""The input of rules for a rank: facts of its steps and a few small tables, gathered in one pass over its events."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class RankSummary:
         self.name = rank.name
         self.samples: list[Sample] = []
         self.loaders: list[dict[str, Any]] = []
-        """What is known of each DataLoader that the program iterated over."""
+        """Facts of each DataLoader that the program iterated over."""
         self.collections: list[Collection] = []
         self.tasks: list[TaskRun] = []
         self.callbacks: list[TaskRun] = []
@@ -172,7 +172,7 @@ class RankSummary:
         self.facts: Facts = finished(rank, builders) if known is None else known
         self.not_finite = {name: ts for name, ts in self.not_finite.items() if self._finite_again[name] < 0}
         self.notes = rank.notes
-        """What was left out, and why."""
+        """Sentences: data that were left out, and why."""
         if impossible:
             self.notes += (f"{human_count(impossible, 'event')} left out, at times that no clock shows",)
         self.rows = [

@@ -1,4 +1,4 @@
-"""What was recorded, as arrays: `stepscope.load`."""
+"""A recording as arrays: `stepscope.load`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ SAME_JOB_NS = 600 * 1_000_000_000
 
 
 class Launch(msgspec.Struct):
-    """What was recorded together: one process, the ranks of one job, or the streams of one job in a collector's directory."""
+    """Recordings that belong together: of one process, the ranks of one job, or the streams of one job in a collector's directory."""
 
     journals: list[Path]
     ranks: dict[int, str]

@@ -74,7 +74,7 @@ class SlowSteps:
         return () if place is None else (place,)
 
     def cause(self) -> str:
-        """What differs in them, as a sentence; empty if that is not known."""
+        """The difference of these steps, as a sentence; empty if unknown."""
         share = f"{min(self._more / self.excess_ns, 1):.0%}"
         if self.place is not None:
             return f"{self.place.share:.0%} of their stack samples are in {self.place}, where other steps hardly are"

@@ -171,7 +171,7 @@ def parts(shares: tuple[Share, ...], rows: int) -> Iterator[Line]:
 
 
 def without_steps(answer: Answer) -> Iterator[Line]:
-    """What a process without steps did: its asyncio tasks, a line for each name, or where its samples are."""
+    """The activity of a process without steps: its asyncio tasks, a line for each name, or where its samples are."""
     rank = next((rank for rank in answer.ranks if (rank.tasks or rank.places) and not rank.has_steps), None)
     if rank is None:
         return
@@ -189,7 +189,7 @@ def without_steps(answer: Answer) -> Iterator[Line]:
 
 
 def _device(answer: Answer) -> Iterator[Line]:
-    """What the device that idles most did."""
+    """The activity of the device that idles most."""
     found = idlest(answer.ranks)
     if found is None:
         return

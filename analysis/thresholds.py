@@ -20,7 +20,7 @@ USUAL_STEPS = 0.95
 MOST_WORKERS = 32
 """More workers of a loader are not proposed."""
 HANDOVER_NS = 1_000_000
-"""What a worker adds to a step: it hands its batch over to the training process. Measured with torch 2.13 on two cores of an Intel
+"""Time that a worker adds to a step, as it hands its batch over to the training process. Measured with torch 2.13 on two cores of an Intel
 Xeon: a DataLoader with one worker, whose 32 items were one tensor that was there already, gave a batch every 0.9 to 1.3 ms,
 and every 0.02 to 0.04 ms without workers; a batch that was ready took `next()` 1.0 to 1.3 ms at the median."""
 HANDOVER = 0.30
@@ -67,7 +67,7 @@ GROWTH_PER_100_STEPS = 0.03
 GROWTH_BYTES = 64 << 20
 """Less than this in the whole run is no growth."""
 RECORDED_BYTES = 256
-"""What recording may hold in memory for each event until a window ends: torch's engine was seen to hold 155."""
+"""Bytes of memory for each event until a window ends: torch's engine was seen to take 155."""
 LATE_GROWTH = 0.15
 """Share of the growth that the last third of the run must have: a cache that fills grows at first."""
 
@@ -97,7 +97,7 @@ OTHER_THREAD = 0.30
 NO_PLACE = 0.50
 """Share from which on Python between operators is a finding even if no function is named."""
 RECORDING_NS = 1_000
-"""What recording adds to an operator, which is not the program's own time."""
+"""Time that recording adds to an operator, which is not the program's own."""
 UNCOVERED_PLACE = 0.30
 """Share of the samples outside of torch that must be in one function to name it."""
 WAITING = 0.3

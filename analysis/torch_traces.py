@@ -38,7 +38,7 @@ MOST_STEP = (1 << 31) - 1
 _FARTHEST_NS = 1 << 61
 """ns: no clock shows more."""
 _HEAD = {"schemaVersion", "deviceProperties", "distributedInfo", "baseTimeNanoseconds"}
-"""What only kineto says before the events."""
+"""Keys that only kineto writes before the events."""
 _CATEGORIES = {"cpu_op", "user_annotation", "python_function", "kernel", "cuda_runtime", "Trace"}
 _RANK = re.compile(r"(?:^|[._-])(?:rank|worker)[._-]?(\d{1,7})(?=[._-])", re.IGNORECASE)
 _CYCLE = re.compile(r"^(?P<worker>.+)\.(?P<time>\d{6,})\.pt\.trace\.json(?:\.gz)?$")

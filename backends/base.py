@@ -61,13 +61,13 @@ class Backend(Protocol):
         ...
 
     def report(self) -> BackendReport:
-        """What was recorded, at what cost, and what could not be. Any time, any thread."""
+        """Reports events, costs and failures. Any time, any thread."""
         ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """What a backend may have besides, if it could deliver at the end of a window only, or while it goes on."""
+    """The interface of a backend that can deliver at the end of a window only, or while it goes on."""
 
     def stream_only(self) -> None:
         """Called before `open` by a profiler that does not know beforehand when a window ends.
@@ -80,7 +80,7 @@ class Streaming(Protocol):
 
 @runtime_checkable
 class Adjustable(Protocol):
-    """What a backend may have besides, if its windows can have more or less than it was made for."""
+    """The interface of a backend whose windows can have more or less detail than it was made for."""
 
     def can_choose(self, what: str, on: bool) -> str | None:
         """Whether a window can have something, or lack it. Any time, any thread.

@@ -58,11 +58,11 @@ class CountingBackend(SamplingBackend):
         """The figures now; what cannot be read is left out, and told by `_note`."""
 
     def _rates(self, rates: Mapping[str, float]) -> Mapping[str, float]:
-        """What is recorded of the increase in a second of each total."""
+        """The values of counters, from the increase of each total in a second."""
         return rates
 
     def _nothing(self, why: object) -> BackendError:
-        """What `open` raises where there is nothing to read."""
+        """The error of `open` where there is nothing to read."""
         return BackendError(f"backend {self.name!r} can read nothing here: {why}")
 
     def _note(self, text: str) -> None:

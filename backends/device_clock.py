@@ -30,7 +30,7 @@ class DeviceClock:
         self.read()
 
     def stamp(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """What the device writes down for these times of ours."""
+        """The device's times for these times of the process."""
         drifted: NDArray[np.int64] = np.rint((times - self._origin) * self._rate).astype(np.int64)
         return times + (drifted + self._skew)
 

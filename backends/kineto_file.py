@@ -13,7 +13,7 @@ from stepscope.runtime.errors import FormatError
 
 _EVENTS = b'"traceEvents": ['
 _BETWEEN = b"\n  },"
-"""What stands between two events: strings hold no raw line break, and what is inside an event is indented further."""
+"""The separator of two events: strings hold no raw line break, and lines inside an event are indented further."""
 
 MOST_EVENT = 64 << 20
 """Bytes of one event."""

@@ -1,4 +1,4 @@
-"""What torch's profiler recorded, for everybody who takes it: torch exports a result once only, and frees it slowly."""
+"""A result of torch's profiler, shared by all who read it: torch exports a result once only, and frees it slowly."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MOST_HEAD = 64 << 20
 _GZIP = b"\x1f\x8b"
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KINETO = re.compile(rb'\s*\n  \{\n    "')
-"""What follows where kineto itself wrote the file, rather than a program that read and wrote it again."""
+"""The next characters in a file that kineto itself wrote, rather than a program that read and wrote it again."""
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d{1,19})\b')
 _NEXT = re.compile(r"\s*,?\s*")
 _value = json.JSONDecoder(strict=False).raw_decode

@@ -31,11 +31,11 @@ _SLACK_NS = 1_000_000
 
 
 class Member(Protocol):
-    """Who takes part."""
+    """A backend that takes part."""
 
     @property
     def wants(self) -> TorchSettings:
-        """What it asks of torch now."""
+        """The settings of torch's profiler now."""
         ...
 
     def take(self, trace: FinishedTrace) -> None:
@@ -154,7 +154,7 @@ class KinetoSession:
         """The thread that records has ended, with a member that did not leave. From any thread.
 
         Returns:
-            What torch said when it was told to end, empty for nothing.
+            torch's error at the end; empty for none.
         """
         with self._lock:
             self._warm = [other for other in self._warm if other is not member]
@@ -392,7 +392,7 @@ def find_device(torch: Any, wants: TorchSettings) -> str | None:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without torch's own stack."""
+    """The text of an error, without torch's own stack."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

@@ -1,4 +1,4 @@
-"""What happens to a finished kineto trace off the training thread: export, conversion, delivery."""
+"""Exports, converts and delivers a finished kineto trace off the training thread."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FinishedTrace(msgspec.Struct, frozen=True):
     """A stopped recording on its way to the sink."""
 
     result: SharedResult
-    """What torch recorded; to be released once."""
+    """torch's result; to be released once."""
     until: int
     """Everything before this time is in it, or was never recorded."""
     anchors: tuple[ClockAnchor, ...]
@@ -75,7 +75,7 @@ class KinetoWorker:
         self._working: BackgroundCall[None] | None = None
         self._told = 0.0
         self.problems: Counter[str] = Counter()
-        """What went wrong, and how often."""
+        """Failures and their counts."""
         self.clock_error_ns = 0
         """How far the times of any trace may be off, checked against the markers."""
 

@@ -25,7 +25,7 @@ from stepscope.runtime.threads.native_threads import SimpleQueue
 
 _lock = locks.reentrant()
 _owner: MindSporeBackend | None = None
-"""Who records with MindSpore's profiler now: it is one for the process."""
+"""The user of MindSpore's profiler, of which a process has one."""
 
 BLOCK = 1 << 15
 """Events delivered at a time."""
@@ -126,7 +126,7 @@ class MindSporeBackend:
         return "" if what in self._made_for else None
 
     def choose(self, chosen: Mapping[str, bool]) -> None:
-        """What windows have that begin from now on."""
+        """The detail of windows that begin from now on."""
         self._wanted = {what: chosen.get(what, on) for what, on in self._made_for.items()}
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""What MindSpore's files say, as blocks of ours."""
+"""Reads MindSpore's files into blocks."""
 
 from __future__ import annotations
 

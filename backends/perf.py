@@ -1,4 +1,4 @@
-"""What the processor does for this process: instructions, cycles, cache and branch misses, as counters."""
+"""Counters of the processor for this process: instructions, cycles, cache and branch misses."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MOST_FILES = 2048
 
 
 class Event(NamedTuple):
-    """What is counted: type and number of the kernel's."""
+    """The kernel's type and number of an event."""
 
     type: int
     config: int

@@ -125,7 +125,7 @@ class Playback:
         return self._packed(part)
 
     def due(self, now: int) -> tuple[Block, bytes, int | None, bool]:
-        """What is due at the time `now`, as far as it is recorded.
+        """The events that are due at the time `now`, as far as they are recorded.
 
         Returns:
             Events, their arguments, the watermark after them (every event that began before it was given) if there is

@@ -1,4 +1,4 @@
-"""What a `ScriptedBackend` plays: events and when they are delivered."""
+"""The script of a `ScriptedBackend`: events, and when they are delivered."""
 
 from __future__ import annotations
 

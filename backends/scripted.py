@@ -132,7 +132,7 @@ class ScriptedBackend:
             self._sink = None
 
     def report(self) -> BackendReport:
-        """What was given at construction."""
+        """The argument of the constructor."""
         return self._report
 
     def _play(self, moment: Moment, sink: Sink) -> None:

@@ -24,7 +24,7 @@ _CHUNK = 65_536  # kernels generated before the loop gets a turn
 
 
 class Kernel(msgspec.Struct, frozen=True, gc=False):
-    """What truly happened on the device; times in ns of the process's clock."""
+    """The true events of the device; times in ns of the process's clock."""
 
     stream: int
     name: str

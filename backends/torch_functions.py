@@ -34,7 +34,7 @@ class ReplacesTorch(SignalSource):
             self._undo.pop()()
 
     def forget(self) -> None:
-        """What is replaced stays so: a worker of a DataLoader is a forked child."""
+        """Replaced functions stay replaced: a worker of a DataLoader is a forked child."""
 
     def _imported(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What torch.distributed knows of this process, read while it is there: at the begin and end of windows."""
+"""Process groups of torch.distributed, read while they exist: at the begin and end of windows."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class GroupReadings:
     def __init__(self) -> None:
         self._readings: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=KEPT)
         self.problem = ""
-        """What this version of torch does not tell; empty if it tells all."""
+        """Facts that this version of torch does not have; empty if it has all."""
 
     def take(self, at: int) -> None:
         """Reads now, as a window begins or ends at this time, in ns; on the thread that trains."""
         self._readings.append((at, self.read()))
 
     def of_window(self, end_ns: int) -> Mapping[str, Any]:
-        """What was read as the window ended, or else as it began; if neither is known, what is there now."""
+        """The groups at the end of the window, or else at its begin; if neither is known, those of now."""
         known = [facts for at, facts in list(self._readings) if at <= end_ns][-2:]
         return next((facts for facts in reversed(known) if facts), {} if known else self.read())
 

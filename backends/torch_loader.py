@@ -1,4 +1,4 @@
-"""What torch's DataLoaders do, as the signal `loader`."""
+"""The signal `loader`: torch's DataLoaders."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _forks(loader: Any) -> bool:
 
 
 def facts_of(loader: Any) -> dict[str, Any]:
-    """What is to be known of a DataLoader."""
+    """The facts of a DataLoader that rules read."""
     dataset: Any = loader.dataset
     collate: Any = loader.collate_fn
     for _ in range(MOST_WRAPPERS):

@@ -1,4 +1,4 @@
-"""What is asked of torch's profiler."""
+"""Settings of torch's profiler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SWITCHES = {
     "flops": "with_flops",
     "modules": "with_modules",
 }
-"""What can be chosen for a window, and torch's name for it."""
+"""Details that can be chosen for a window, and torch's names for them."""
 _FLAGS = tuple(SWITCHES.values())
 
 

@@ -125,7 +125,7 @@ class _Stand:
 
 
 class TorchSlot:
-    """Who uses torch's slot. Any method may be called from any thread."""
+    """The users of torch's slot. Any method may be called from any thread."""
 
     def __init__(self) -> None:
         self.occupants: list[Occupant] = []

@@ -1,4 +1,4 @@
-"""What torch's libraries export and its Python interface does not give, each checked before it is used.
+"""Functions of torch's libraries that its Python interface does not have, each checked before it is used.
 
 Nothing here is taken on trust: every address, offset and calling convention is compared with what torch's Python
 interface says of the same thing, in this process. Whatever does not agree is not used, and the reason is told.

@@ -1,4 +1,4 @@
-"""What a training writes, as signals: checkpoints (`torch.save`) and what TensorBoard's `SummaryWriter` is given."""
+"""Signals of a training's outputs: checkpoints (`torch.save`) and calls of TensorBoard's `SummaryWriter`."""
 
 from __future__ import annotations
 

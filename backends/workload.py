@@ -1,4 +1,4 @@
-"""What a simulated accelerator computes: kernels on streams, a pure function of a seed.
+"""The work of a simulated accelerator: kernels on streams, a pure function of a seed.
 
 Each stream is a sequence of slots of equal length, one kernel each: a host thread launches it early in its slot, it
 begins after the launch and ends before the slot does. So kernels of a stream never overlap, launches of a thread

@@ -77,7 +77,7 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
     """
     prepared = payload(max(rate // FRAMES, 1))
     load = os.getloadavg()[0]
-    with scratch() as directory, collecting(directory) as collector:
+    with scratch() as directory, collecting(directory, "--max-streams", str(max(ranks, 4096))) as collector:
         url = collector.url.replace("ws", "http", 1)
         with shown.listening(url) as told:
             page = None if browser is None else shown.Page(url, browser)

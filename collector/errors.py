@@ -1,4 +1,4 @@
-"""What goes wrong in a collector."""
+"""Errors of a collector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,3 @@ class FullError(StepscopeError):
 
 class StuckError(StepscopeError):
     """The disk does not answer. It may do so later."""
-
-
-class ExcessError(StepscopeError):
-    """What a client sent takes more to look into than it may."""

@@ -10,7 +10,7 @@ from stepscope.runtime.export.delivery_outcome import counted
 
 
 def lines(ledger: Ledger) -> Iterator[str]:
-    """What the sources made and lost; then each source that had events in no window, each output, and what was left out or cut."""
+    """Rows: events that sources made and lost; then each source with events in no window, each output, and texts that were left out or cut."""
     yield str(ledger)
     for name, source in ledger.sources.items():
         if source.outside or source.superseded:

@@ -146,5 +146,5 @@ class ChromeFile(TraceFile):
 
 
 def _tail(run: Run, layout: Layout) -> str:
-    """What makes valid JSON of the pieces written so far, each of which ends with a comma."""
+    """The bytes that make valid JSON of the pieces written so far, each of which ends with a comma."""
     return metadata_event("process_name", run.pid, 0, run.name).removesuffix(",\n") + _CLOSING[layout.form]

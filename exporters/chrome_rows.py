@@ -27,7 +27,7 @@ def metadata_event(name: str, pid: int, tid: int, value: str | int) -> str:
 
 
 class Rows:
-    """What one file has said of its rows so far: each is named before its first event."""
+    """The rows that one file has named so far: each is named before its first event."""
 
     def __init__(self, run: Run) -> None:
         self._run = run

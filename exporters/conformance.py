@@ -27,7 +27,7 @@ ReadBack = Callable[[Exporter, Path], Iterable[str]]
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What one check works with."""
+    """The parts of one check."""
 
     factory: Factory
     directory: Path

@@ -20,7 +20,7 @@ from stepscope.runtime.windows.summary import SORT_KEYS
 
 
 class ConsoleStatistics(msgspec.Struct, frozen=True):
-    """What the progress line says."""
+    """Counts of the progress line."""
 
     step: int = -1
     """The newest step seen, 0-based; -1 before the first."""
@@ -82,7 +82,7 @@ class ConsoleExporter:
         self._run: Run | None = None
 
     def statistics(self) -> ConsoleStatistics:
-        """What the next progress line will say."""
+        """The counts of the next progress line."""
         return self._statistics
 
     async def open(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""What exporters of trace files share: the run that is written, and the files that are open for it."""
+"""State of exporters of trace files: the run that is written, and its open files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of the events that a settling exporter was given, until the outlet asks."""
+"""Outcomes of the events of a settling exporter, until the outlet asks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Outcomes:
             self._dropped.setdefault(window, Counter())[reason] += count
 
     def take(self) -> list[DeliveryResult]:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         windows = sorted({*self._exported, *self._dropped})
         taken = [
             DeliveryResult(

@@ -168,7 +168,7 @@ class OutputFile:
         self.path = path
         """Where the file is now."""
         self.tail = tail
-        """What follows the last piece, from the next piece on."""
+        """The end of the file, after the last piece, from the next piece on."""
         self.pieces = 0
         """Pieces written."""
         self.events = 0

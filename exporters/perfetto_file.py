@@ -28,7 +28,7 @@ INSTANT = 3
 
 
 def base_of(run: Run) -> int:
-    """What tells the rows of this run from those of other ranks, processes and runs: 64 bits."""
+    """64 bits that differ between runs, ranks and processes, for ids of rows."""
     text = repr((run.host, run.pid, run.rank, run.anchor.monotonic_ns, run.anchor.wall_ns))
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest(), "little")
 
@@ -116,7 +116,7 @@ class PerfettoFile(TraceFile):
         return self._clocks(at) + self._instant("run", at, about)
 
     def _clocks(self, at: int) -> bytes:
-        """What the wall clock showed at a monotonic time."""
+        """The wall clock at a monotonic time."""
         wall = self._run.wall(at)
         self._ahead = wall - at
         return packet(SAYING, _snapshot(at, wall))

@@ -171,7 +171,7 @@ def _packet_end(data: bytes, at: int) -> int | None:
 
 
 def _pieces(path: Path) -> Iterator[bytes]:
-    """What a file holds, inflated if it is gzip, up to its end or to where it was cut or damaged."""
+    """The bytes of a file, inflated if it is gzip, up to its end or to where it was cut or damaged."""
     with path.open("rb") as file:
         inflate = zlib.decompressobj(wbits=31) if file.peek(2)[:2] == b"\x1f\x8b" else None
         while data := file.read(_CHUNK):

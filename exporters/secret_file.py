@@ -22,7 +22,7 @@ _ADVICE = {
 
 
 def read_secret(path: Path) -> str:
-    """What it holds, without white space around it.
+    """The text of the file, without white space around it.
 
     If others than its owner can read or change the file, that is a warning, once; secrets that are mounted often are so.
 

@@ -18,7 +18,7 @@ _NO_TLS = frozenset(
 
 
 def wants_plain(error: object, plain: str) -> str:
-    """What to say if the other end has answered without TLS; empty if the failure is another.
+    """A message if the other end has answered without TLS; empty if the failure is another.
 
     Args:
         error: that TLS failed by.
@@ -30,7 +30,7 @@ def wants_plain(error: object, plain: str) -> str:
 
 
 def wants_tls(secure: str) -> str:
-    """What to say if the other end has closed a connection without TLS and has not answered, or not by HTTP.
+    """A message if the other end has closed a connection without TLS and has not answered, or not by HTTP.
 
     Args:
         secure: scheme of a URL with TLS.

@@ -190,7 +190,7 @@ class TraceFile(ABC):
 
     @abstractmethod
     def _opening(self, at: int) -> bytes:
-        """What the file says of its run, at a monotonic time in ns."""
+        """Metadata of the run in the file, at a monotonic time in ns."""
 
     @abstractmethod
     async def _write(self, events: Block, args: bytes, window: int) -> bool:
@@ -236,12 +236,12 @@ async def write_head(output: OutputFile, head: bytes) -> None:
 
 
 def about_run(run: Run) -> dict[str, Any]:
-    """What a file says of the run at its end: the facts that were added, and its accounts."""
+    """Metadata of the run at the end of a file: facts that were added, and its accounts."""
     return {"run": run.name, "metadata": dict(run.metadata()), "ledger": run.ledger()}
 
 
 def about_window(window: Window) -> dict[str, Any]:
-    """What a file says of a window: its steps, what was lost, and why it may be empty or partial."""
+    """Metadata of a window in a file: its steps, lost events, and why it may be empty or partial."""
     return {
         "window": window.index,
         "profiler": window.profiler,

@@ -25,7 +25,7 @@ from stepscope.runtime.settings.arguments import file_argument, number_argument,
 from stepscope.runtime.windows.window import Window
 
 OnFull: TypeAlias = Literal["rotate", "stop"]
-"""What happens at the size limit: the next file is begun, or events are dropped and counted."""
+"""Behaviour at the size limit: the next file is begun, or events are dropped and counted."""
 
 SMALLEST = 65_536
 """Smallest size limit in bytes: room for the head, the end and some events."""
@@ -154,7 +154,7 @@ _ENDINGS = {"chrome": ".json", "perfetto": ".pftrace"}
 
 
 class TraceExporter(OpenFiles[TraceSeries]):
-    """What exporters of trace files share; see those for their arguments."""
+    """The base of exporters of trace files; see those for their arguments."""
 
     def __init__(
         self, kind: str, path: str | os.PathLike[str], gzip: bool | None, max_bytes: int | None, on_full: OnFull

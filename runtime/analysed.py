@@ -1,4 +1,4 @@
-"""What analysis makes of a run, and of what is shown in notebooks.
+"""Results of the analysis of a run, also for notebooks.
 
 Analysis is above this package: `stepscope.build`, which makes profilers, says here who does it.
 """
@@ -30,7 +30,7 @@ class Analysis(Protocol):
 
 
 by: Analysis | None = None
-"""Who does it; `None` if nothing here has made a profiler."""
+"""The analysis; `None` if nothing here has made a profiler."""
 
 
 def as_html(shown: object) -> str:

@@ -221,7 +221,7 @@ class Profiler:
 
     @property
     def control(self) -> Controller | None:
-        """What takes requests for windows from outside: `trace(control=...)`."""
+        """The control that takes requests for windows from outside: `trace(control=...)`."""
         return self._life.control
 
     @property

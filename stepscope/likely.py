@@ -1,4 +1,4 @@
-"""What was probably meant by an argument of `trace()` that does not fit, for messages."""
+"""Guesses what an unfit argument of `trace()` was meant to be, for messages."""
 
 from __future__ import annotations
 

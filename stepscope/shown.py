@@ -1,4 +1,4 @@
-"""What notebooks show of a profiler, its table and its report."""
+"""HTML of a profiler, its table and its report, for notebooks."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def content_of(recording: Recording, summaries: Sequence[RankSummary], answer: A
 
 
 def label_of(rank: Rank | RankSummary | RankAnswer) -> str:
-    """What a process is called."""
+    """The name of a process."""
     return f"rank {rank.rank}" if rank.rank is not None else rank.name or "process"
 
 
@@ -428,7 +428,7 @@ def _facts(recording: Recording, summaries: Sequence[RankSummary]) -> Iterable[t
 
 
 def _settings(recording: Recording, summaries: Sequence[RankSummary]) -> dict[str, Sequence[str]]:
-    """What was recorded and where it went, as the windows say it."""
+    """Sentences: the recorded windows, and their outputs."""
     windows = [window for rank in recording.ranks for window in rank.windows.values()]
     of_one = [window.steps for rank in recording.ranks[:1] for window in rank.windows.values() if window.steps]
     steps = [" to ".join(f"{step.number:,}" for step in (each[:1] + each[1:][-1:])) for each in of_one[:MOST_WINDOWS]]

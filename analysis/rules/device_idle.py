@@ -27,7 +27,7 @@ ACTIONS = {
         Activity.RUNTIME
     ]: "find out why the loop calls the device's runtime: allocating memory and emptying caches are such calls",
 }
-"""What to try by what the host did most while the device idled."""
+"""Changes to try, by the host's longest activity while the device idled."""
 
 
 def check(job: Job) -> list[Finding]:

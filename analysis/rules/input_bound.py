@@ -42,7 +42,7 @@ _OF_WORKERS = "to hand a batch over, a worker and the training process take abou
 
 
 def more_workers(batch_ns: float, rest: float, whole: float, job: Job) -> tuple[str, str]:
-    """What to try, and what it would gain: as many workers as keep up, or as have processors of their own.
+    """The change to try, and its gain: as many workers as keep up, or as have processors of their own.
 
     Args:
         batch_ns: ns that one takes to make a batch.

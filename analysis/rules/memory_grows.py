@@ -29,7 +29,7 @@ def check(job: Job) -> list[Finding]:
             continue  # as much as recording may hold
         if not monotonic or growth < GROWTH_BYTES or slope * 100 < GROWTH_PER_100_STEPS * values[0] or late <= 0:
             continue
-        # What grows at first and then no more is a cache that fills.
+        # Memory that grows at first and then no more is a cache that fills.
         if float(thirds[2][-1] - thirds[2][0]) < LATE_GROWTH * float(values[-1] - values[0]):
             continue
         found.append(

@@ -21,7 +21,7 @@ about, and who reads one clock is known to be exactly in order."""
 
 
 def pieces_by_clock(syncs: Iterable[ClockSync], limits: ClockLimits) -> Pieces:
-    """What round trips of one process say of its clock."""
+    """Pieces of the clocks with which one process was compared, by clock."""
     by_clock: dict[str, list[ClockSync]] = {}
     for sync in syncs:
         by_clock.setdefault(sync.clock, []).append(sync)

@@ -32,7 +32,7 @@ class ClockBound(msgspec.Struct, frozen=True, gc=False):
 class LatestClock:
     """The time line of `collector/clocks`, of the newest round trips of one stream to the collector's latest clock.
 
-    What it says depends on the round trips alone, and not on when they came: read from a file they say the same. It is
+    The result depends on the round trips alone, and not on when they came: read from a file they give the same. It is
     fitted again when some are new and somebody looks; in between the bound grows as the model has it.
     """
 
@@ -73,7 +73,7 @@ class LatestClock:
 
     @property
     def now(self) -> ClockBound:
-        """What holds at the time of the newest round trip."""
+        """The offset and its bound at the time of the newest round trip."""
         if self._now is None:
             self._now = self._before = self._read() or self._before
         return self._now

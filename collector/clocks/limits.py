@@ -1,4 +1,4 @@
-"""What is assumed of clocks."""
+"""Assumptions about clocks."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Ppm = Annotated[float, msgspec.Meta(ge=0, le=100_000)]
 
 
 class ClockLimits(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What two clocks may do to each other. Bounds hold as long as the clocks keep to it. Unknown fields are refused."""
+    """The largest differences between two clocks. Bounds of times hold while clocks stay within them. Unknown fields are refused."""
 
     drift_ppm: Ppm = 500.0
     """The rates of two clocks never differ by more. Crystals keep to 100, NTP may correct one by 500."""
     piece_seconds: PositiveFloat = 240.0
     """For so long a clock is taken for steady."""
     wander_ppm: Ppm = 0.05
-    """What the rate may differ from its mean within a piece."""
+    """The largest difference of the rate from its mean within a piece."""
     change_ppm: Ppm = 5.0
-    """What the rate may differ from a piece's where nothing is measured: before it, after it, or while the collector is
-    away."""
+    """The largest difference of the rate from a piece's where nothing is measured: before it, after it, or while the collector
+    is away."""
     grain_ns: Annotated[int, msgspec.Meta(ge=0)] = 1
     """The clocks' resolution."""

@@ -10,7 +10,7 @@ from stepscope.collector.clocks.round_trips import RoundTrips, Times
 
 
 class Piece:
-    """What the round trips of a stretch leave possible for the offset between two clocks.
+    """Bounds of the offset between two clocks, from the round trips of a stretch.
 
     The offset is the collector's clock less the rank's. Where the rank's shows `sent` the collector's shows `arrived` or
     less, and where it shows `returned`, `answered` or more: nothing travels back in time. That alone bounds the line.
@@ -81,7 +81,7 @@ def pieces_of(trips: RoundTrips, limits: ClockLimits) -> tuple[list[Piece], int]
 
 
 def _slack(limits: ClockLimits) -> float:
-    """What a clock of a piece may be off a line, in ns."""
+    """The largest distance of a clock of a piece from a line, in ns."""
     return limits.grain_ns + limits.wander_ppm * 1e-6 * limits.piece_seconds * 1e9 / 2
 
 

@@ -18,7 +18,7 @@ from stepscope.runtime.journal.records import ClockSync
 
 
 class Readings(msgspec.Struct, frozen=True):
-    """What one rank's clock was compared with."""
+    """Comparisons of a rank's clock with the collector's."""
 
     syncs: Sequence[ClockSync]
     anchor: ClockAnchor
@@ -166,6 +166,6 @@ def _difference(one: Piece, other: Piece, at: int) -> _Link:
 
 
 def _both(one: _Link, other: _Link) -> _Link:
-    """What two measurements leave possible; all that either does, if they contradict each other."""
+    """The offsets that both measurements allow; those that either allows, if they contradict each other."""
     low, high = max(one.low, other.low), min(one.high, other.high)
     return _Link(low, high) if low <= high else _Link(min(one.low, other.low), max(one.high, other.high))

@@ -17,7 +17,7 @@ CHUNK = 1 << 18
 
 
 class ProcessBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process may take."""
+    """Limits of one process."""
 
     memory_bytes: int = 4 << 30
     file_bytes: int = 0

@@ -40,7 +40,7 @@ _HELD_BACK = 1 << 16
 
 
 class Bounds(ProcessBounds, frozen=True, kw_only=True):
-    """What the making of one file, and its sending, may take. `stepscope merge` makes larger ones."""
+    """Limits of one file that is made and sent. `stepscope merge` makes larger ones."""
 
     file_bytes: int = 64 << 30
     grace: float = 60.0
@@ -55,7 +55,7 @@ class Source(msgspec.Struct, frozen=True):
     rank: str
     path: Path
     job: str = ""
-    """What its job is called; empty: it is not said."""
+    """Name of its job; empty: unknown."""
 
 
 Command = Callable[[Sequence[Source], int | None, Path], Sequence[str]]
@@ -76,7 +76,7 @@ class Download(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def converted(format: str) -> Command:
-    """What `stepscope convert` makes of a window of one stream."""
+    """The command that has `stepscope convert` write a window of one stream."""
 
     def command(sources: Sequence[Source], window: int | None, target: Path) -> Sequence[str]:
         chosen = [] if window is None else ["--window", str(window)]
@@ -202,7 +202,7 @@ class _Pace:
 async def _grown(
     disk: Disk, path: Path, process: asyncio.subprocess.Process, grows: bool, bounds: Bounds
 ) -> AsyncGenerator[bytes]:
-    """What a process writes to a file, until it ends.
+    """Yields the bytes that a process writes to a file, until it ends.
 
     Raises:
         ProblemError: if it fails before it wrote anything.

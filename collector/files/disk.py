@@ -55,10 +55,10 @@ class Disk:
         return future
 
     async def run(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-        """What a thread made. One that is cancelled, however often, waits for it all the same, unless the disk hangs, and it
-        is undone.
+        """Runs a function on a thread; returns its result. A cancelled caller still waits for it, unless the disk hangs, and the
+        result is undone.
 
-        Who calls bounds how many wait: each connection has one call, say.
+        The caller bounds the number of calls that wait, such as one for each connection.
         """
         future = asyncio.wrap_future(self.submit(work))
         try:
@@ -69,7 +69,7 @@ class Disk:
             raise
 
     async def ask(self, work: Callable[[], T], undo: Callable[[T], object] = lambda _: None) -> T:
-        """What a thread made, if it does so soon. Else, and if this is cancelled, nobody waits for it, and it is undone.
+        """Runs a function on a thread; returns its result if that comes soon. Else, or if the caller is cancelled, the result is undone.
 
         Raises:
             StuckError: if the disk does not answer in `PATIENCE` seconds, or too many wait for it already.

@@ -23,11 +23,11 @@ FILES = (
     "identity",
     "lock",
 )
-"""What is there besides; files of others do not count."""
+"""Other files of a collector in its directory. Files of other programs do not count."""
 
 
 Failed = Callable[[Path, OSError], object]
-"""Is told of what cannot be looked at, and why."""
+"""Called with each path that cannot be read, and the reason."""
 
 
 def fails(_: Path, error: OSError) -> None:

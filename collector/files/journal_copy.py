@@ -42,7 +42,7 @@ class JournalCopy:
         self._open(self._left.pop(0), begin=True)
 
     def next(self) -> bytes:
-        """What follows; empty at the end, and once it is closed.
+        """The next bytes; empty at the end, and once it is closed.
 
         Raises:
             OSError: if a segment cannot be read.

@@ -1,4 +1,4 @@
-"""What goes on though who waits for it is cancelled: it must not be left half done, and takes as long as a disk hangs."""
+"""Work that continues when its caller is cancelled, as it must not be left half done. It takes as long as a disk hangs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("stepscope.collector")
 
 
 async def outlasting(work: asyncio.Future[T]) -> T:
-    """What a task or future gives. It is not cancelled with who waits here, who waits for `PATIENCE` more seconds then."""
+    """Returns the result of a task or future. A cancelled caller waits for `PATIENCE` more seconds, and the task continues."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
@@ -28,9 +28,9 @@ async def outlasting(work: asyncio.Future[T]) -> T:
 
 @contextlib.asynccontextmanager
 async def lasting(manager: AbstractAsyncContextManager[T], over: Callable[[], object]) -> AsyncGenerator[T]:
-    """What a context manager gives, which a task of its own enters and leaves, as soon as that is possible.
+    """Enters and leaves a context manager in a task of its own; yields its value.
 
-    Who is cancelled, inside or meanwhile, waits for `PATIENCE` more seconds, and the task goes on.
+    A cancelled caller waits for `PATIENCE` more seconds, and the task continues.
 
     Args:
         manager: is not told what is raised inside.

@@ -114,7 +114,7 @@ class Room:
         self._waiting.append(size)
         try:
             async with asyncio.timeout(PATIENCE), self._looked:
-                # What a look has found for it others may have taken.
+                # Others may have taken the bytes that the last measurement found free.
                 while self._left < size and (self._ended < awaited or self._offered >= size):
                     self.due.set()
                     await self._looked.wait()

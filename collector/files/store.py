@@ -79,7 +79,7 @@ class Store:
         self._owners: dict[str, _StreamOwner] = {}
         self._unused: Callable[[], object] = lambda: None
         self._writes: dict[StreamFile, asyncio.Future[None]] = {}
-        """What is being written."""
+        """The newest write of each file."""
         self._open: set[str] = set()
         self._stuck: set[str] = set()
         """Streams whose files hold what the disk has lost, and could not be cut. That is not noted on the disk, which refuses
@@ -93,7 +93,7 @@ class Store:
         """Those that were let in, and may not be there yet."""
         self._disk = Disk(THREADS)
         self.room = Room()
-        """What may be written until the disk is looked at again."""
+        """Bytes that may be written until the disk is measured again."""
         try:
             make_directories(self.streams)
             _check_own(self.streams)
@@ -405,7 +405,7 @@ class Store:
 
 
 class _StreamOwner:
-    """Who has a stream, and who waits for it."""
+    """The user of a stream, and those who wait for it."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()

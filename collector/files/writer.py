@@ -81,7 +81,7 @@ class Writer:
             over: is called on the loop when it is written, or could not be, with the reason.
 
         Returns:
-            What is done then, or has the `OSError`. It must not be cancelled.
+            A future that is done when the frames are written, or has the `OSError`. It must not be cancelled.
 
         Raises:
             OSError: if there is no thread, and none can be had.

@@ -1,4 +1,4 @@
-"""What streams have brought, in numbers."""
+"""Counts of events and bytes of streams."""
 
 from __future__ import annotations
 

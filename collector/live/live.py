@@ -39,7 +39,7 @@ _MOST_SLOW = 10
 
 
 class _Look(msgspec.Struct):
-    """What was seen at one moment."""
+    """A snapshot, and when it was made."""
 
     number: int
     at_ns: int

@@ -1,4 +1,4 @@
-"""What streams are behind with is looked into in slices: one message holds up the collector's loop for some ms at most."""
+"""Reads the frames of streams in slices, so that one message blocks the collector's loop for a few ms at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a rank: how it is now, and its starts."""
+"""Views of a rank: its state, and its starts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepscope.collector.live.slowest import STEPS, median
+from stepscope.collector.live.step_times import communicates
 from stepscope.collector.live.stream import State, Stream
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import RankView, SlowRank, StreamView
@@ -34,8 +35,7 @@ def pace(rank: Rank, now: float) -> Pace:
     stream = rank.latest
     steps = stream.steps.newest(STEPS)
     known = steps[steps["own_ms"] >= 0]
-    communicates = bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
-    return Pace(rank, stream.state(now), steps["ms"], known["own_ms"], communicates)
+    return Pace(rank, stream.state(now), steps["ms"], known["own_ms"], communicates(steps))
 
 
 def rank_view(found: Pace, now: float, slow: SlowRank | None) -> RankView:

@@ -33,10 +33,10 @@ _MOST_BYTES = 4 << 20
 """Of frames that are read together."""
 _BLOCK = 1 << 16
 """Bytes of small ones that are read at once."""
-READ_WHOLE = 2
-"""Segments of a stream, the last ones, of which all frames are read; and of further ones"""
-READ_WHOLE_BYTES = 64 << 20
-"""up to so many bytes, as long as they have fewer windows than are shown."""
+LAST_SEGMENTS = 2
+"""Number of the last segments of a stream of which all frames are read."""
+MAX_FURTHER_BYTES = 64 << 20
+"""Bytes of earlier segments that are read as well, until there are as many windows as are shown."""
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -157,16 +157,16 @@ class Restoring:
 def _skip_earlier(reader: FrameReader, path: Path, evicted: Sequence[Evicted]) -> _Earlier:
     """Reads the indexes of all but the last segments, and moves the reader behind these. Damaged ones are read frame by frame."""
     segments = segment_paths(path)
-    if len(segments) <= READ_WHOLE:
+    if len(segments) <= LAST_SEGMENTS:
         return _Earlier()
     contents: list[Evicted] = []
     try:
-        for segment in segments[:-READ_WHOLE]:
+        for segment in segments[:-LAST_SEGMENTS]:
             about = segment.stat()
             found = SegmentContents.of(segment, about.st_size, about.st_mtime_ns, [*evicted, *contents])
             contents.append(found.counts)
         windows = nbytes = 0
-        while contents and windows < KEPT and nbytes + contents[-1].nbytes <= READ_WHOLE_BYTES:
+        while contents and windows < KEPT and nbytes + contents[-1].nbytes <= MAX_FURTHER_BYTES:
             windows, nbytes = windows + contents[-1].windows, nbytes + contents.pop().nbytes
         if not contents:
             return _Earlier()

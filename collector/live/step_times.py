@@ -107,5 +107,11 @@ class StepTimes:
         return found
 
 
+def communicates(steps: NDArray[np.void]) -> bool:
+    """Whether steps, as `newest` returns them, are known to wait for other ranks. A share below 1/512 is rounding."""
+    known = steps[steps["own_ms"] >= 0]
+    return bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
+
+
 def _row(step: StepTime) -> tuple[int, int, float, float]:
     return step.number, step.begin, (step.end - step.begin) / 1e6, step.own / 1e6

@@ -1,4 +1,4 @@
-"""What is known of one stream: the live state that its frames tell, in bounded memory."""
+"""The live state of one stream, from its frames and summaries, in bounded memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _HOUR = 3600 * 10**9
 
 
 class State(Enum):
-    """What becomes of a stream."""
+    """State of a stream."""
 
     CONNECTED = "connected"
     SILENT = "silent"
@@ -95,7 +95,7 @@ class Stream:
         """
         self.id, self.run = id, run
         self.job = job_of(run)
-        """What its job is called, as `stepscope merge --job` takes it."""
+        """Name of its job, as `stepscope merge --job` takes it."""
         self.born_ns = time.time_ns() if born_ns is None else born_ns
         self.connection: object | None = None
         self.process: Process | None = None
@@ -255,7 +255,7 @@ class Stream:
             self.missing += frames
 
     def state(self, now: float) -> State:
-        """What becomes of it, at a monotonic time in seconds."""
+        """Its state at a monotonic time in seconds."""
         if self.ended or (self._heard_end and self.connection is None):
             return State.ENDED
         if self.connection is not None or now - self._heard_at < SILENT_AFTER:
@@ -264,7 +264,7 @@ class Stream:
 
     @property
     def amounts(self) -> Amounts:
-        """What it has brought so far."""
+        """Its amounts so far."""
         return Amounts(self.events, self.bytes, self.lost, self.windows.discarded)
 
     @property

@@ -157,7 +157,7 @@ class Streams:
             self._remove(known)
 
     def totals(self) -> tuple[Amounts, dict[str, Amounts]]:
-        """What all streams have brought since the collector was started, over all jobs and by job: it never falls."""
+        """Sums of all streams since the start of the collector, over all jobs and by job. They never fall."""
         return self._totals.look(self.all.values())
 
     def __iter__(self) -> Iterator[Rank]:

@@ -1,4 +1,4 @@
-"""What all streams have brought since the collector was started: sums that never fall."""
+"""Sums of all streams since the start of the collector. They never fall."""
 
 from __future__ import annotations
 

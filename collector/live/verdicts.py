@@ -1,4 +1,4 @@
-"""What is slow in each job, from the newest steps of its ranks.
+"""Findings of each job, from the newest steps of its ranks.
 
 The collector does not know the rules: `judge` is given to it, and gets facts of steps as a recording has them.
 """

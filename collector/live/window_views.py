@@ -1,4 +1,4 @@
-"""What is told of the windows of jobs."""
+"""Views of the windows of jobs."""
 
 from __future__ import annotations
 

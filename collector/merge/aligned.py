@@ -38,7 +38,7 @@ class AlignedEvents:
 
     @property
     def damage(self) -> Damage:
-        """What could not be read, so far."""
+        """Damage that was found so far."""
         return beyond(self._reader.damage, self.member.recording.gaps)
 
     def close(self) -> None:

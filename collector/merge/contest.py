@@ -1,4 +1,4 @@
-"""Who was last, where several members do the same: with what clocks allow to say."""
+"""Finds the last of several members that do the same, as far as clocks are sure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Contests(msgspec.Struct, frozen=True):
     spread: Ints
     """ns between the two."""
     bound: Floats
-    """What the spread may be off, in ns."""
+    """The error bound of the spread, in ns."""
     sure: Bools
     """Whether the last one was later than all others by more than the clocks may be off."""
     waited: Floats

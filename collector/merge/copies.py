@@ -1,4 +1,4 @@
-"""What was recorded once and lies in several files: each event counts once in a merge."""
+"""Copies: of a recording that lies in several files, a merge takes each event once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from stepscope.runtime.journal.records import ClockSync, RunRecord
 
 
 def without_copies(recordings: Sequence[Recording]) -> tuple[list[Recording], list[str]]:
-    """Leaves out recordings that others have as well; their round trips go to those.
+    """Leaves out copies of recordings. Their round trips are added to the recordings that stay.
 
     - Of several files of one stream, as several collectors leave them when one takes it over, the one with most events stays.
     - A recording is left out if another one of the same run has every window, with as many events or more.
-    - Where none of a run's recordings has all, as when its journal met its limit, each window is in one of them only: of
-      windows that overlap in time, all those of the recording that has most events in them.
+    - If no recording of a run has all its windows, as when its journal met its limit, windows that overlap in time are taken
+      from one of them: from the one that has most events in these windows.
 
     Returns:
-        The others, in their order, and what is to be said: that of several files of one stream none has all, and that windows of a run overlap.
+        The recordings that stay, in their order, and sentences for the report: streams of which no file has all events, and runs
+        whose windows overlap.
     """
     said: list[str] = []
     kept = dict[str, Recording]()

@@ -31,7 +31,7 @@ from stepscope.runtime.windows.window import Step, Window
 
 @runtime_checkable
 class PerMember(Protocol):
-    """What an exporter may have besides, if it writes down whose each event is."""
+    """The interface of an exporter that writes to which member each event belongs."""
 
     async def begin_member(self, run: Run) -> None:
         """The batches that follow are of this run, until it is called again."""
@@ -39,7 +39,7 @@ class PerMember(Protocol):
 
 
 Progress = Callable[[int], object]
-"""Is told how many events were written so far."""
+"""Called with the number of events written so far."""
 
 
 class Merge:
@@ -116,7 +116,7 @@ class Merge:
         return self.report()
 
     def report(self) -> MergeReport:
-        """What was merged, so far."""
+        """The report, so far."""
         missing = self._job.missing
         return MergeReport(
             job=self._job.name,

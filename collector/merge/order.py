@@ -1,4 +1,4 @@
-"""What the ranks of a job say of each other: who is slow, who comes last, and what cannot be told."""
+"""Compares the ranks of a job: slow steps, and who comes last to collectives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from stepscope.collector.merge.plan import MergedWindow
 from stepscope.collector.runs.job import Job, Member
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import EventBatch, Kind
+from stepscope.runtime.windows.step_facts import COLLECTIVE_PREFIX
 
-COLLECTIVE = re.compile(r"(nccl|gloo|mpi|ucc|hccl|xccl):(?!:)\w")
+COLLECTIVE = re.compile(COLLECTIVE_PREFIX + r"(?!:)\w")
 """How torch calls collectives where they begin on the host."""
 MAX_ENTRIES = 2_000_000
 """Collectives of all ranks together that are compared; further ones are counted."""
@@ -30,16 +31,16 @@ class SlowStep(msgspec.Struct, frozen=True, kw_only=True):
     window: int
     step: int
     member: str
-    """Who needed most time for it. A rank measures its steps by its own clock, so this is sure."""
+    """The member with the longest time. A rank measures its steps by its own clock, so this is sure."""
     duration_ns: int
     median_ns: int
-    """What the members needed."""
+    """The median of the members' times."""
     last: str
-    """Who began it last; empty if only one did."""
+    """The member that began it last; empty if only one did."""
     spread_ns: int
     """From the first to the last beginning."""
     bound_ns: float | None
-    """What the spread may be off; `None`: unknown."""
+    """The error bound of the spread; `None`: unknown."""
     sure: bool
     """Whether it is sure who began last."""
 
@@ -54,7 +55,7 @@ class Lateness(msgspec.Struct, frozen=True, kw_only=True):
     sure: int
     """Of these, those where clocks cannot be off by so much."""
     waited_ns: int
-    """What the others waited for it then, each, all together."""
+    """The sum of the times that the others waited for it then."""
 
 
 class Order:
@@ -136,7 +137,7 @@ class Order:
         return sorted(rows, key=lambda row: -row.waited_ns)
 
     def notes(self) -> list[str]:
-        """What was left out."""
+        """Sentences: comparisons that were left out."""
         if not self._left_out:
             return []
         return [f"{self._left_out:,} collectives were not compared: more than {MAX_ENTRIES:,} are not held in memory"]
@@ -163,7 +164,7 @@ class Order:
         return entries[kept]
 
     def _errors(self, members: NDArray[np.int64], at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """What the times of members may be off."""
+        """The error bounds of members' times, in ns."""
         errors = np.empty(len(members))
         for member in self._members:
             where = members == member.number

@@ -1,4 +1,4 @@
-"""What a merge may be written as."""
+"""Formats that a merge can be written in."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Joined(msgspec.Struct, frozen=True):
     parts: set[Path]
     """Journals of which all is in those."""
     said: list[str]
-    """What was done, as sentences."""
+    """Sentences: the changes that were made."""
 
 
 class _Part(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from stepscope.runtime.journal.ids import MAX_TRACKS, IdMap
 from stepscope.runtime.journal.records import TrackRecord
 
 Sharing = Literal["job", "rank"]
-"""Who shares the trace: all members of a job, or the processes that were the same rank one after the other."""
+"""Members with a part of the trace: all of a job, or the processes that were the same rank one after the other."""
 
 PROCESSES = 100_000
 """Process numbers that each member has in a trace of the job."""

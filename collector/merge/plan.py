@@ -17,7 +17,7 @@ from stepscope.runtime.windows.window import Step, Window
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """What to merge; everything by default."""
+    """Selects the windows to merge; by default all."""
 
     window: int | None = None
     """Index of the only window."""
@@ -175,7 +175,7 @@ def _absent(job: Job, stretches: Sequence[Stretch]) -> list[Member]:
 
 
 def repeated_steps(windows: Sequence[MergedWindow]) -> list[str]:
-    """What ranks did again after they were started again, as sentences."""
+    """Sentences: steps that ranks repeated after a restart."""
     done: dict[int, set[int]] = {}
     said: list[str] = []
     stretches = [stretch for window in windows for stretch in window.stretches if stretch.member.rank is not None]

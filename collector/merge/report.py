@@ -1,4 +1,4 @@
-"""What a merge says of itself."""
+"""The report of a merge."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     stream: str
     offset_ns: int
-    """What was added to its wall clock, as it was when its run began."""
+    """Added to its wall clock of the beginning of its run."""
     drift_ppm: float
-    """What the reference gains on its clock, where it was merged."""
+    """The rate at which the reference gains on its clock, where it was merged."""
     drift_bound_ppm: float | None
-    """What that may be off: much, after few seconds. `None`: nothing was measured."""
+    """The error bound of that rate: large after few seconds. `None`: nothing was measured."""
     bound_ns: float | None
-    """What its aligned times may be off at most; `None`: nothing was measured."""
+    """The error bound of its aligned times; `None`: nothing was measured."""
     round_trips: int
-    """What the bound was made from."""
+    """Number of round trips from which the bound was made."""
     refused: int
     """Round trips that made no sense."""
     unsteady: int
@@ -53,7 +53,7 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     ended: bool
     """Whether its stream was closed in order."""
     damage: str
-    """What of its stream could not be read; empty: nothing."""
+    """Damage of its stream, as a sentence; empty: none."""
 
 
 def member_report(member: Member, start: int, end: int, events: int, damage: Damage | None = None) -> MemberReport:
@@ -91,7 +91,7 @@ def member_report(member: Member, start: int, end: int, events: int, damage: Dam
 
 
 def evicted(members: Sequence[Member]) -> list[str]:
-    """What collectors evicted for want of room, as a sentence."""
+    """A sentence: the events that collectors evicted when their disks were full."""
     of = [member for member in members if member.recording.discarded]
     if not of:
         return []
@@ -101,7 +101,7 @@ def evicted(members: Sequence[Member]) -> list[str]:
 
 
 class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was merged, and how far its order can be believed."""
+    """The merged members, and the error bounds of their order."""
 
     job: str
     clock: str

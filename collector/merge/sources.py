@@ -1,4 +1,4 @@
-"""What there is to merge: the recordings of some directories, each event and each round trip once."""
+"""The recordings of some directories, each event and each round trip once."""
 
 from __future__ import annotations
 

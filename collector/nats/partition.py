@@ -40,6 +40,8 @@ log = logging.getLogger("stepscope.collector")
 GAP_SECONDS = 120.0
 """Seconds after the last message of an exporter until frames that JetStream never had count as lost. An exporter publishes every few
 seconds as long as it is connected."""
+REFUSE_SECONDS = 300.0
+"""Seconds for which messages of a stream without a valid `Hello` are delivered again. An exporter puts it before it publishes."""
 ACK_SECONDS = 10.0
 """Seconds after which JetStream delivers a message again that was not acknowledged."""
 INACTIVE_SECONDS = 86_400.0
@@ -71,7 +73,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.5, 15.0
 
 
 class Session(NamedTuple):
-    """What the partitions of a collector share."""
+    """Shared by the partitions of a collector."""
 
     client: Client
     jetstream: JetStreamContext
@@ -83,12 +85,13 @@ class Session(NamedTuple):
     retries: Retries
     refuse: Callable[[str, str], object]
     """Called with the subject of a message that is left out, and the reason."""
-    joined: Callable[[protocol.Hello], object] = lambda _: None
+    file_opened: Callable[[protocol.Hello], object] = lambda _: None
     """Called when the file of a stream is opened."""
     gap_seconds: float = GAP_SECONDS
     silent_seconds: float = DIED_AFTER
     """Seconds without a message after which a stream counts as not connected, and its file is closed until the next one."""
     ack_seconds: float = ACK_SECONDS
+    refuse_seconds: float = REFUSE_SECONDS
 
 
 class _Message(NamedTuple):
@@ -105,7 +108,7 @@ class _Message(NamedTuple):
 
 
 class _Intake:
-    """What is known of one stream while its messages come."""
+    """State of one stream while its messages come."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -115,10 +118,10 @@ class _Intake:
         """Closes the file."""
         self.next = 0
         """All frames before this number were acknowledged."""
-        self.leaves = False
-        """Whether a connection wants the stream."""
-        self.heard = asyncio.get_running_loop().time()
-        """When its last new message came."""
+        self.claimed = False
+        """Whether the exporter has connected to this collector by WebSocket, which gets the stream then."""
+        self.heard = self.known = asyncio.get_running_loop().time()
+        """When its last new message came, and when its `Hello` was valid last; at first, when its first message came."""
         self.reset()
 
     def reset(self) -> None:
@@ -302,6 +305,7 @@ class Partition:
         if not session.retries.wait(intake.what):
             try:
                 process = await session.roster.process(key)
+                intake.known = asyncio.get_running_loop().time()
                 file, stream = await self._opened(intake, process)
                 while left:
                     await self._write(intake, process, file, stream, left[0])
@@ -318,11 +322,23 @@ class Partition:
                 if isinstance(caught, TimeoutError):  # of JetStream
                     raise
                 error = caught
+        await self._return_or_refuse(intake, left, error)
+
+    async def _return_or_refuse(self, intake: _Intake, messages: list[_Message], error: Exception | None) -> None:
+        """JetStream delivers messages again that could not be written, unless their stream had no valid `Hello` for too long."""
+        session = self._session
         if error is not None:
             session.retries.fail(intake.what, error)
             await self._close(intake)
-        for one in left:
-            await self._postpone(intake, one, max(session.retries.wait(intake.what), RETRY_SECONDS))
+        unknown_seconds = asyncio.get_running_loop().time() - intake.known
+        for one in messages:
+            if isinstance(error, FormatError) and unknown_seconds >= session.refuse_seconds:
+                intake.waiting.pop(one.number, None)
+                # If a valid Hello comes after all, these frames are missing, and the partition is read from the beginning.
+                self._consumer.from_beginning = False
+                await self._terminate(one.message, error)
+            else:
+                await self._postpone(intake, one, max(session.retries.wait(intake.what), RETRY_SECONDS))
 
     async def _opened(self, intake: _Intake, process: NatsProcess) -> tuple[StreamFile, Stream]:
         """The file and the state of a stream.
@@ -337,12 +353,12 @@ class Partition:
             known = session.streams.all.get(hello.stream)
             if known is not None and known.job != job_of(hello.run):
                 raise FormatError(f"it is a stream of the job {known.job!r}")
-            intake.leaves = False
+            intake.claimed = False
             async with contextlib.AsyncExitStack() as files:
-                file = await files.enter_async_context(session.store.stream(hello, partial(_leave, intake)))
+                file = await files.enter_async_context(session.store.stream(hello, partial(_claim, intake)))
                 stream = files.enter_context(session.streams.connected(hello, process))
                 intake.file, intake.stream, intake.files = file, stream, files.pop_all()
-            session.joined(hello)
+            session.file_opened(hello)
         return intake.file, intake.stream
 
     async def _write(
@@ -413,20 +429,22 @@ class Partition:
         if now < self._looks_at:
             return
         self._looks_at = now + LOOK_SECONDS
-        for intake in self._intakes.values():
-            if intake.leaves and intake.file is not None:
+        for intake in list(self._intakes.values()):
+            if intake.claimed and intake.file is not None:
                 error = FullError("its exporter sends it to this collector by WebSocket")
                 self._session.retries.fail(intake.what, error)
             is_silent = now - intake.heard >= self._session.silent_seconds and not intake.waiting
-            if is_silent or intake.leaves:
+            if is_silent or intake.claimed:
                 await self._close(intake)
+            if is_silent and intake.key not in self._session.roster.processes:  # its Hello has expired, or never came
+                del self._intakes[intake.key]
 
     async def _close_all(self) -> None:
         await asyncio.gather(*map(self._close, self._intakes.values()), self._consumer.close())
 
 
-def _leave(intake: _Intake) -> None:
-    intake.leaves = True
+def _claim(intake: _Intake) -> None:
+    intake.claimed = True
 
 
 def _check_job(process: NatsProcess, new_frames: NewFrames) -> None:

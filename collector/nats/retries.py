@@ -1,4 +1,4 @@
-"""What cannot be read from NATS for now, and when it is tried again."""
+"""Failures of reading from NATS, and when to try again."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Roster:
         """By the key of a stream, the identity of the directory that has all of it."""
 
     async def followers(self) -> list[Follower]:
-        """What keeps it up to date, to be run."""
+        """The followers that keep it up to date. The caller runs them."""
         return [
             Follower(self._client, self._jetstream, name, (await bucket.status()).ttl, note, self._retries)
             for name, bucket, note in (

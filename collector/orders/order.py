@@ -1,4 +1,4 @@
-"""What operators ask running processes for through the collector, and what they are told."""
+"""Orders of operators to running processes, and the answers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process answered."""
+    """The answer of one process."""
 
     id: str
     """Of the rank, as in `/v1/ranks`."""
@@ -54,13 +54,13 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
     obeys: bool
     """Whether it does what was asked for."""
     text: str
-    """What it does, or why nothing, in words."""
+    """A sentence: the effect, or why there is none."""
     armed: Armed | None = None
     windows: tuple[ArmedStatus, ...] = ()
 
 
 class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an order."""
+    """The result of an order."""
 
     outcome: Literal["done", "partly", "refused"]
     """`partly`: some processes do not do what the others do."""

@@ -1,1 +1,1 @@
-"""What a collector keeps when its disk is not enough, and what it gives up."""
+"""Retention: which segments a collector deletes when its disk is full."""

@@ -36,7 +36,7 @@ LATE = 2.0
 
 
 class Look(msgspec.Struct):
-    """What one look at the disk found and did."""
+    """Result of one look at the disk."""
 
     used: int
     """Bytes on disk afterwards."""

@@ -1,1 +1,1 @@
-"""What journals say of the runs that they are of: which job each belongs to, its windows, and what there is of them."""
+"""Reads from journals which job a run belongs to, its windows, and the parts of them that exist."""

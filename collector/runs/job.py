@@ -82,7 +82,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """What it is called in reports and on rows."""
+        """Its name in reports and on rows."""
         rank = f"rank {self.rank}" if self.rank is not None else f"process {self.recording.run.pid}"
         return f"{rank} (start {self.start + 1})" if self.start else rank
 
@@ -91,7 +91,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
         return int(self.model.to_reference(np.array([at], np.int64))[0])
 
     def error(self, at: int) -> float:
-        """What that may be off, in ns."""
+        """The error bound of that time, in ns."""
         return float(self.model.error(np.array([at], np.int64))[0])
 
 
@@ -162,7 +162,7 @@ class Job:
 
 
 def error_between(one: Member, one_at: int, other: Member, other_at: int) -> float:
-    """What the distance between times of two members may be off, in ns; nothing if they read one clock."""
+    """The error bound of the distance between times of two members, in ns; 0 if they read one clock."""
     if one.clock == other.clock:
         return 0.0
     return one.error(one_at) + other.error(other_at)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Steps = tuple[int, int]
 """Numbers of the first and the last step."""
 Mark = tuple[int, Steps | None]
-"""What a window says of itself: its index, counted by its process, and its steps as far as they are known."""
+"""A window's index, counted by its process, and its steps as far as they are known."""
 
 MARKS = np.dtype([("window", "<i8"), ("first_step", "<i8"), ("last_step", "<i8")])
 Marks = NDArray[np.void]

@@ -1,4 +1,4 @@
-"""What a stream holds, found without reading its events."""
+"""Contents of a stream, found without reading its events."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Recording(msgspec.Struct, kw_only=True):
     gaps: Damage
     """The damage that a reader of the whole stream counts where segments were evicted."""
     metadata: dict[str, Any]
-    """What was added to the run, as it was at the end."""
+    """Metadata that was added to the run, as it was at the end."""
     ledger: Ledger | None
     """The accounts of the run; `None` if it did not say them before it ended."""
     discarded: int
@@ -94,7 +94,7 @@ class Recording(msgspec.Struct, kw_only=True):
 
     @property
     def process(self) -> RunRecord:
-        """What is the same in all recordings of its run, and in no other."""
+        """Identity: equal in all recordings of its run, and in no other."""
         return identity(self.run)
 
     @classmethod
@@ -337,7 +337,7 @@ class _ClockSamples:
             self._close_group()
 
     def kept(self) -> list[ClockSync]:
-        """What is kept of them."""
+        """The round trips that were selected."""
         return [*self._kept, *([_quickest(self._group)] if self._group else [])][:MAX_SYNCS]
 
     def _close_group(self) -> None:

@@ -1,4 +1,4 @@
-"""What a segment of a stream contains, as its index says, or without one the headers of its frames."""
+"""Contents of a segment, from its index, or without one from the headers of its frames."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class SegmentWindow(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def mark(self) -> Mark:
-        """What tells which window of the job it is."""
+        """Identifies the window among those of the job."""
         return self.index, self.steps
 
 
 class SegmentContents(msgspec.Struct, frozen=True):
-    """What a segment contains. Its times are no later than its last change, as the clock of a rank may be wrong."""
+    """Contents of a segment. Its times are no later than its last change, as the clock of a rank may be wrong."""
 
     run: RunRecord | None
     counts: Evicted

@@ -1,4 +1,4 @@
-"""What the collector keeps of a stream's windows, the newest ones."""
+"""The newest windows of a stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_DISCARDED = 4 * KEPT
 MOST_ACCOUNT = 1 << 16
 """Bytes of a ledger, or of diagnostics, that are read: they become many times as large in memory, at some ms for so many."""
 MOST_REASONS = 64
-"""Who lost events and why, told one by one; what is lost otherwise is `OTHER`."""
+"""Pairs of a source, or the output to the collector, and a reason that are counted apart; other losses count as `OTHER`."""
 OTHER = "other"
 _STEP_BYTES = 24
 _OURS = "collector"
@@ -144,7 +144,7 @@ class StreamWindows:
             del self._discarded[window]
 
     def marks(self) -> list[Mark]:
-        """What these windows say of themselves, the oldest first."""
+        """The places of these windows, the oldest first."""
         return [*self._marks, *((index, self._open_steps.get(index)) for index in self._open)]
 
     def stepped(self, index: int, numbers: NDArray[np.int32] | NDArray[np.int64]) -> None:
@@ -219,7 +219,7 @@ def add(lost: Counter[str], more: Mapping[str, int]) -> None:
 
 
 def losses(ledger: Ledger) -> Counter[str]:
-    """What sources lost, and the output to the collector, by `who/why`; `MOST_REASONS` and `OTHER` at most."""
+    """Events that sources and the output to the collector lost, by `name/reason`; `MOST_REASONS` and `OTHER` at most."""
     lost: Counter[str] = Counter()
     for name, source in ledger.sources.items():
         add(lost, {f"{name[:40]}/{why[:40]}": count for why, count in source.dropped.items() if count})

@@ -20,7 +20,7 @@ from stepscope.runtime.journal.frame_reader import FrameReader
 
 
 class Restored(msgspec.Struct, frozen=True):
-    """What `restore` did."""
+    """Result of `restore`."""
 
     streams: int
     """Streams in the store."""
@@ -29,7 +29,7 @@ class Restored(msgspec.Struct, frozen=True):
     nbytes: int
     """Their size."""
     errors: list[str]
-    """What could not be restored, and what is damaged."""
+    """Sentences: files that could not be restored, or are damaged."""
 
 
 def restore(objects: ObjectStore, directory: Path) -> Restored:

@@ -289,7 +289,7 @@ class Uploading:
                 executor.shutdown()
 
     def view(self) -> UploadView:
-        """What the page and `/v1/job` show."""
+        """State of the upload for the page and `/v1/job`."""
         made, silence = self._uploader, self._uploader.store.silence
         return UploadView(
             url=self._url,

@@ -13,7 +13,7 @@ import numpy as np
 from litestar.params import QueryParameter
 from numpy.typing import NDArray
 
-from stepscope.collector.live.step_times import RECENT, StepTimes
+from stepscope.collector.live.step_times import RECENT, StepTimes, communicates
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import Heatmap
 
@@ -83,7 +83,7 @@ def _draw(ranks: Sequence[tuple[str, StepTimes]], query: HeatmapQuery) -> Heatma
     width = max(math.ceil(count / query.columns), 1)
     columns = math.ceil(count / width)
     per_row = max(math.ceil(len(ranks) / query.rows), 1)
-    own = query.value == "own" and any(_communicates(each) for each in steps)
+    own = query.value == "own" and any(communicates(each) for each in steps)
     field = "own_ms" if own else "ms"
     longest: Matrix = np.zeros((math.ceil(len(ranks) / per_row), columns), np.float32)
     sampled = {*np.linspace(0, len(ranks) - 1, min(len(ranks), MEDIAN_OF)).astype(np.int64).tolist()}
@@ -121,11 +121,6 @@ def _newest(steps: Sequence[int]) -> int:
         return 0
     most = sorted(steps)[(len(steps) - 1) // 2] + RECENT
     return max(step for step in steps if step <= most)
-
-
-def _communicates(steps: NDArray[np.void]) -> bool:
-    known = steps[steps["own_ms"] >= 0]
-    return bool((known["own_ms"] < known["ms"] * (1 - 1 / 512)).any())
 
 
 def _medians(samples: Sequence[Matrix], columns: int) -> Matrix:

@@ -77,7 +77,7 @@ class Guarded(Client):
     async def close(self) -> None:
         """Closes the connection. Idempotent.
 
-        Who is cancelled meanwhile, however often, leaves no socket behind, nor does a server that takes nothing more.
+        No socket is left behind, also if the caller is cancelled, or the server takes nothing more.
         """
         try:
             with contextlib.suppress(TimeoutError):

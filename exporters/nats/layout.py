@@ -1,4 +1,4 @@
-"""What exporters and collectors share in JetStream.
+"""Names and limits in JetStream that exporters and collectors share.
 
 Messages are those of `exporters/stream/protocol.py`: `Frames` with their payload, on a subject for each stream. The
 `Hello` of a stream is a value in a bucket, as those who come later need it as well. Which collector takes which partition is a

@@ -1,4 +1,4 @@
-"""What JetStream keeps of all streams together."""
+"""Limits of all streams together in JetStream."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class NatsLimits(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_age: Annotated[float, msgspec.Meta(ge=0)] = 7 * 86_400.0
     """Seconds after which what was published is thrown away, taken or not; 0: never."""
     discard: Literal["old", "new"] = "old"
-    """What goes when it is full: `old` throws the oldest away, taken or not, and readers count what is missing; `new` takes
+    """Which messages go when it is full: `old` throws the oldest away, taken or not, and readers count what is missing; `new` takes
     nothing more, so that exporters keep it, until age has made room."""

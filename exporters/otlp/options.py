@@ -20,7 +20,7 @@ log = logging.getLogger("stepscope")
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
 
 Signal: TypeAlias = Literal["traces", "metrics"]
-"""What a request carries."""
+"""Kinds of data in requests."""
 
 DEFAULT = "http://localhost:4318"
 PREFIX = "OTEL_EXPORTER_OTLP_"
@@ -35,7 +35,7 @@ _RESERVED = {"content-type", "content-encoding", "content-length", "transfer-enc
 
 
 class OtlpOptions(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is sent over OTLP, and how; unknown fields are refused. Sizes in bytes, times in seconds.
+    """Options of an OTLP exporter; unknown fields are refused. Sizes in bytes, times in seconds.
 
     Raises:
         ValueError: naming the field, the value and what it should be.

@@ -55,7 +55,7 @@ class _Retryable(Exception):
 
 
 class _Response(msgspec.Struct, frozen=True):
-    """What a receiver answered, as far as it was read."""
+    """The answer of a receiver, as far as it was read."""
 
     status: int
     retry_after: float | None
@@ -170,7 +170,7 @@ class Sender:
             body = gzip.compress(body, 4, mtime=0)
         deadline = anyio.current_time() + self._options.retry_seconds
         while True:
-            # What a receiver asked for applies to the requests that follow, too.
+            # A delay that a receiver asked for applies to the requests that follow, too.
             if self._throttled and self._not_before >= deadline:
                 tried = f"not tried: it is to come again in {self._not_before - anyio.current_time():.0f} s"
                 raise BrokenError(f"{self.target}: {self._failure}; {tried}")

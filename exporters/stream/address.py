@@ -15,7 +15,7 @@ from stepscope.runtime.settings.arguments import got
 
 TOKEN_VARIABLE = "STEPSCOPE_TOKEN"
 NO_TOKEN = "token missing or wrong (token=, --token-file, STEPSCOPE_TOKEN)"
-"""What is said of a collector that asks for another token."""
+"""Message when a collector asks for another token."""
 UNFIT_TOKEN = "the token holds characters that a header cannot: it must be printable ASCII without spaces"
 
 _HOST = re.compile(r"[\w.-]{1,100}(:\d{1,5})?")
@@ -64,7 +64,7 @@ class Address:
             self.headers()  # it is read again for each connection; who waits for the first one would learn of it late
 
     def headers(self) -> dict[str, str]:
-        """What is sent with the request for a connection.
+        """Headers of the request for a connection.
 
         Raises:
             OSError: if the token's file cannot be read.

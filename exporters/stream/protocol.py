@@ -1,4 +1,4 @@
-"""What exporters and collectors tell each other over a WebSocket. `docs/collector-protocol.md` describes it.
+"""Messages of exporters and collectors over a WebSocket. `docs/collector-protocol.md` describes it.
 
 A message is the length of its header (four bytes, little-endian), the header in MessagePack, and a payload. Only `Frames`
 has one: whole frames of a journal, one after the other, as they stand in the rank's file and in the collector's. Their
@@ -210,14 +210,14 @@ def short(run: RunRecord) -> RunRecord:
 
 
 def identity(run: RunRecord) -> RunRecord:
-    """What identifies a run: the same in each of its journals and streams, and in those of no other."""
+    """Identity of a run: equal in each of its journals and streams, and in no others."""
     return msgspec.structs.replace(short(run), created_ns=0)
 
 
 def job_of(run: RunRecord) -> str:
-    """What tells jobs apart: the launcher's name for it, or the run's name and its number of ranks."""
+    """Identity of a job: the launcher's name for it, or the run's name and its number of ranks."""
     if run.job:
         return run.job
-    # What an exporter says of itself before its stream has names cut to this.
+    # Names in a Hello are cut to this.
     name = run.name[:MAX_NAME]
     return name if run.world_size is None else f"{name} x{run.world_size}"

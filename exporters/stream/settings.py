@@ -20,7 +20,7 @@ class LinkSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     buffer_bytes: Annotated[int, msgspec.Meta(ge=1 << 16)] = 1 << 30
-    """What may wait on disk for the collector in a run that keeps no journal of all windows. A journal has a limit of its own."""
+    """Bytes that may wait on disk for the collector in a run without a journal of all windows. A journal has a limit of its own."""
     message_bytes: Annotated[int, msgspec.Meta(ge=1 << 12, le=8 << 20)] = 1 << 20
     """Frames are sent together up to this size."""
     timeout: PositiveFloat = 10.0

@@ -38,7 +38,7 @@ class LinkStatistics(msgspec.Struct, frozen=True):
     refused: bool
     """Whether the last attempt was refused for a reason that time alone does not change."""
     last_error: str
-    """What went wrong last; empty while it is connected."""
+    """The last failure; empty while it is connected."""
 
 
 class Transport(ABC):
@@ -67,7 +67,7 @@ class Transport(ABC):
             limit_segments: called with the bytes that a segment should have at most.
         """
         self.where = where
-        """What is connected to, for messages."""
+        """The address, for messages."""
         self.logged = ""
         """The last error that was logged."""
         self._settings = settings
@@ -150,7 +150,7 @@ class Transport(ABC):
             self._task = None
 
     def statistics(self) -> LinkStatistics:
-        """What it has been through so far."""
+        """Counts of the connection so far."""
         return LinkStatistics(self._connected, self._connections, self._frames, self._refused, self._last_error)
 
     # for those who know how to connect
@@ -160,7 +160,7 @@ class Transport(ABC):
         """Connects, and sends until the connection is lost."""
 
     def _reason(self, failure: Exception) -> tuple[str, bool]:
-        """What to say of a failure, and whether somebody has to do something about it."""
+        """The text of a failure, and whether somebody has to act."""
         if isinstance(failure, OSError | TimeoutError | FormatError | ValueError):
             return f"{type(failure).__name__}: {failure}", False
         return type(failure).__name__, False  # what others' code may raise, a proxy's for one: without its text

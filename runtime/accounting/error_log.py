@@ -149,7 +149,7 @@ class InternalErrors:
     def __init__(self, owner: str) -> None:
         """Args: name of the profiler or the loop, for messages."""
         self.raised: ErrorLog[Exception] = ErrorLog()
-        self._owner = owner
+        self.owner = owner
         self._logged: set[type[Exception]] = set()
 
     def record(self, where: str, error: Exception) -> None:
@@ -168,7 +168,7 @@ class InternalErrors:
             self._logged.add(type(error))
             log.error(
                 "%s: a fault of stepscope in %s(): %s; it goes on, but what it had in hand may be missing: please report it",
-                self._owner,
+                self.owner,
                 where,
                 error_text(error),
                 exc_info=error,

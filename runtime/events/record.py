@@ -41,6 +41,13 @@ QUIET = ("step signal", "thread cpu", "stack sample", "processor demand")
 events counts as empty."""
 OF_SIGNALS = (*QUIET, "asyncio queue", "loader")
 """Categories of counters and instants that are not the program's own. Tables do not show them."""
+RESERVED = (
+    *OF_SIGNALS,
+    *("user_annotation", "overhead", "gc", "loop callback", "forced write", "checkpoint", "logging"),
+    *("cpu_op", "python_function", "kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset"),
+)
+"""Categories that stepscope itself records, and those of devices and operators that rules read. They have an id before the program's
+first category, so that the table always has room for them."""
 
 
 class Kind(IntEnum):

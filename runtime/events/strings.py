@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from stepscope.runtime import _core
-from stepscope.runtime.events.record import Flag
+from stepscope.runtime.events.record import RESERVED, Flag
 
 FIRST_NAME = _core.FIRST_NAME
 
@@ -23,6 +23,9 @@ intern = _core.intern
 
 category = _core.category
 """`category(text) -> id` below `FIRST_NAME`; 0, the empty category, if the table of categories is full."""
+
+for _name in RESERVED:
+    category(_name)
 
 text = _core.text
 """`text(id) -> str`; `""` for unknown ids."""

@@ -20,7 +20,7 @@ Frame = tuple[int, int, bytes]
 LAST_BYTES = 1024
 """Upper bound for the frame at the end of a journal."""
 _AHEAD_BYTES = 2048
-"""What is read at once of a frame: small ones are whole then. It is more than `MAX_EVENTS_HEADER`."""
+"""Bytes of a frame that are read at once: small ones are whole then. It is more than `MAX_EVENTS_HEADER`."""
 _SCAN_BYTES = 1 << 20
 _MAX_SEARCHED = 2 * fmt.MAX_PAYLOAD
 

@@ -229,7 +229,7 @@ class IndexBuilder:
         return due
 
     def outlines(self) -> Iterator[EventBatch]:
-        """What recovery needs of the events of open windows since the last index: step marks, gaps and spans of steps."""
+        """Events of open windows since the last index that recovery needs: step marks, gaps and spans of steps."""
         for number, window in self.open.items():
             for source, blocks in window.outline.items():
                 yield EventBatch(source, number, join_blocks(blocks), b"")

@@ -172,7 +172,7 @@ class Lifecycle:
         """Opens the run.
 
         Returns:
-            What the system does not give, such as a directory, a thread or memory; empty if all is well.
+            A sentence: the resource that the system refused, such as a directory, a thread or memory; empty if all is well.
 
         Raises:
             OutputError: if the directory that the user named cannot be used.

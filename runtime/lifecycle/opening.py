@@ -36,7 +36,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What `start()` has opened."""
+    """The parts that `start()` has opened."""
 
     hub: drain_loop.DrainLoop
     pipeline: Pipeline

@@ -141,7 +141,7 @@ class Reporting:
             raise ExceptionGroup(f"profiler {self._facts.name!r} kept {human_count(len(errors), 'error')}", errors)
 
     def explain(self) -> Answer:
-        """What is slow in the run so far."""
+        """Findings of the run so far."""
         state, output = self._steps.state, self._facts.output
         if state == "new" or analysed.by is None:
             raise ProfilerStateError(

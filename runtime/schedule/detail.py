@@ -16,7 +16,7 @@ from stepscope.runtime.events.survey import OPERATORS_CATEGORY
 
 EVENTS, OPERATORS = _core.RECORD_EVENTS, _core.RECORD_OPERATORS
 EVERYTHING = EVENTS | OPERATORS
-"""What the recorder can record."""
+"""All kinds of events that the recorder can record, as bits."""
 
 _KEPT = 1 << 16
 """Changes of what is wanted that events are sorted by; older ones are let go. Events come within seconds."""
@@ -31,19 +31,19 @@ class Detail(msgspec.Struct, frozen=True):
     every: int = 1
     """Events of the program are recorded in one step of so many, those with a number that it divides; 0: in none."""
     chosen: tuple[tuple[str, bool], ...] = ()
-    """What backends that have a method `choose` switch on or off, whatever they were made for."""
+    """Options of backends with a method `choose`, and whether they are on, whatever the backends were made for."""
     shortest: int = 0
     """Operators that arrive live and took less, in ns, are left out."""
     asked: bool = False
     """Whether what is left out was asked for, so that nobody needs to be told."""
 
     def wanted(self, step: int) -> int:
-        """What is recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
+        """Kinds of events that are recorded in a step: the sum of `EVENTS` and `OPERATORS`, or 0."""
         return self.kept if self.every and step % self.every == 0 else 0
 
     @property
     def kept(self) -> int:
-        """What is recorded in the steps that are recorded at all."""
+        """Kinds of events in the steps that are recorded."""
         return EVERYTHING if self.operators else EVENTS
 
 
@@ -51,7 +51,7 @@ FULL = Detail("full")
 NO_OPERATORS = Detail("no operators", operators=False)
 MARKS_ONLY = Detail("step marks only", operators=False, every=0)
 LEVELS = (FULL, NO_OPERATORS, MARKS_ONLY)
-"""What an overhead budget chooses from, highest first."""
+"""Levels that an overhead budget chooses from, highest first."""
 
 
 def are_operators(events: Block) -> Mask:
@@ -71,7 +71,7 @@ class DetailFilter:
         self._changes: list[tuple[int, Detail]] = []
         self._times: list[int] = []
         self._masks: list[tuple[int, int]] = []
-        """What is recorded from each of these times on, and the shortest operator of it."""
+        """For each of these times, the kinds of events that are recorded from then on, and the shortest operator, in ns."""
         self._arrays: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
         self._last_mark = 0
         self.left_out = 0

@@ -1,4 +1,4 @@
-"""What a run's note says of a trace that is being written: how the same trace is written anew, if the process is killed."""
+"""Entry of a run's note for a trace that is being written. It says how to write the same trace anew, if the process is killed."""
 
 from __future__ import annotations
 

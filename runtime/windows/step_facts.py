@@ -123,8 +123,10 @@ _OTHER_SLOTS = bytes(
 """The same on all other tracks, where only devices, backward and collectives count."""
 _SIGNAL_IDS = {name: strings.intern(name) for name in SIGNALS}
 _SIGNAL_ROWS = np.array([_SIGNAL_IDS[name] for name in SIGNALS], np.int64)
+COLLECTIVE_PREFIX = r"(?:nccl|gloo|mpi|ucc|hccl|xccl):"
+"""How names of torch's collectives begin: with the library of the process group."""
 _COLLECTIVE = re.compile(
-    r"gloo:|nccl:|mpi:|hccl:|_?c10d(_functional)?::|record_param_comms"
+    COLLECTIVE_PREFIX + r"|_?c10d(_functional)?::|record_param_comms"
     r"|(all_?reduce|all_?gather|reduce_scatter|all_to_all|broadcast|barrier)(?![a-z0-9_])",
     re.IGNORECASE,
 )

@@ -23,7 +23,7 @@ def add(parser: Any) -> None:
 
 
 def context(given: argparse.Namespace) -> ssl.SSLContext:
-    """What the options say.
+    """The settings that the options give.
 
     Raises:
         ValueError: if a file cannot be used; says why.

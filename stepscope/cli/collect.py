@@ -262,7 +262,7 @@ def _check(parser: argparse.ArgumentParser, kind: type[Checked], values: Mapping
 
 
 def _exporter(url: str, token: Path | None) -> str:
-    """What sends to a collector, as one would write it."""
+    """The line of code that sends to a collector."""
     from stepscope.exporters.stream.address import is_local
 
     parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What commands that write a trace share: the formats they know, and the options that choose one."""
+"""Formats of the commands that write a trace, and the options that choose one."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class LateTorch:
             self._backend.orphaned()
 
     def derive(self, batch: EventBatch) -> Block | None:
-        """What the backend makes of the recorder's events."""
+        """The blocks that the backend makes of the recorder's events."""
         return self._backend.derive(batch) if self._opened else None
 
     async def aclose(self) -> None:

@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsed(words: list[str]) -> argparse.Namespace:
-    """What the words mean; ends with help, or with wrong usage that names the likely command or option."""
+    """Parses the arguments; ends with help, or with wrong usage that names the likely command or option."""
     top = parser()
     if not words:
         top.print_help(sys.stderr)

@@ -58,7 +58,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def access(given: argparse.Namespace) -> NatsAccess:
-    """Who one is, and whom one trusts; ends with wrong usage if what was given does not go together."""
+    """The credentials and trusted authorities; ends with wrong usage if options contradict each other."""
     try:
         return NatsAccess(
             credentials=given.nats_credentials,
@@ -75,7 +75,7 @@ def access(given: argparse.Namespace) -> NatsAccess:
 
 
 def limits(given: argparse.Namespace) -> NatsLimits:
-    """What JetStream is to keep; ends with wrong usage if a limit is none."""
+    """The limits of JetStream; ends with wrong usage if one is not valid."""
     try:
         return NatsLimits(max_bytes=given.nats_max_bytes, max_age=given.nats_max_age, discard=given.nats_discard)
     except ValueError as error:

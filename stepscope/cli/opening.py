@@ -30,7 +30,7 @@ def tensorboard(logdir: Path) -> str:
 
 
 def perfetto(trace: Path) -> str:
-    """What to do to see a Chrome trace; the page reads it in the browser, and sends it nowhere."""
+    """How to open a Chrome trace; the page reads it in the browser, and sends it nowhere."""
     return f"open {PERFETTO} and drag {shown(trace)} into it"
 
 

@@ -25,7 +25,7 @@ MOST_BYTES = 64 << 20
 
 
 class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process answered; as much of it as is shown."""
+    """The answer of one process, as far as it is shown."""
 
     id: str
     rank: int | None
@@ -39,7 +39,7 @@ class OrderedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrderResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it; as much as is shown."""
+    """The result, as far as it is shown."""
 
     outcome: str
     reason: str = ""

@@ -29,9 +29,9 @@ class Outcome(msgspec.Struct, frozen=True):
     code: int
     """Its exit code."""
     error: BaseException | None = None
-    """What it raised, `SystemExit` apart."""
+    """Its exception, if that is no `SystemExit`."""
     message: str = ""
-    """What it gave to `SystemExit` for standard error."""
+    """The text of its `SystemExit` for standard error."""
 
     def tell(self) -> None:
         """Prints what the interpreter would have printed at the end: the error as `sys.excepthook` shows it."""

@@ -54,13 +54,13 @@ _STEPS = ("wait", "warmup", "active", "repeat", "skip_first")
 
 
 class TracedProgram(msgspec.Struct, frozen=True):
-    """What `stepscope run` makes of its arguments."""
+    """The profiler of `stepscope run`, and what belongs to it."""
 
     profiler: Profiler
     steps: OptimizerSteps
     watch: TorchImport
     files: dict[str, Path]
-    """What is written, by exporter."""
+    """The files that are written, by exporter."""
     children: ChildProcesses
     ranks: str
     """The command that traces the ranks, if the program is a launcher."""
@@ -128,7 +128,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
             message("\n".join(f"see it     {how}" for how in say))
 
     def _ending(self, notes: tuple[tuple[str, str], ...] = (), failed: str = "") -> Ending:
-        """What the end says, with where the files are."""
+        """The last lines, with the paths of the files."""
         run = self.profiler.output.path
         rank, size = rank_from_environment()
         files = [("See it", how) for how in self._opening()] or [("Files", opening.shown(run))]
@@ -156,7 +156,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
         return [] if problem is None else [("No steps", f"{type(problem).__name__}: {problem}")]
 
     def _empty(self) -> list[tuple[str, str]]:
-        """What to do if the program recorded nothing but its steps."""
+        """Advice if the program recorded nothing but its steps."""
         found = self.profiler.aggregates()
         spans = [row.name for row in (*found.rows, *found.elsewhere) if not row.name.startswith("ProfilerStep")]
         if spans or found.counters or found.instants or not self.profiler.statistics().windows:
@@ -201,7 +201,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
 
 def _failure_text(failure: BaseException) -> str:
-    """What the program raised, on one line, and what to do if it is a module that this environment does not have."""
+    """The exception of the program, on one line, with advice if this environment lacks a module."""
     text = printable(error_text(failure))
     if isinstance(failure, ModuleNotFoundError):
         text += f". The program ran with {sys.executable}: install stepscope into the environment that has its modules."

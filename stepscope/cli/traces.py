@@ -72,7 +72,7 @@ def _rewrite(recovery: Recovery, place: Path, trace: TraceNote, cut: Path, writt
 
 
 def _use(cut: Path) -> str:
-    """What can be done with a file that was cut."""
+    """Advice for a file that was cut."""
     if cut.name.endswith(PART):
         return "to have a trace of what was recovered, convert the journal"
     return "Perfetto opens it as it is"

@@ -1,1 +1,1 @@
-"""What `stepscope demo` trains. Imports torch and scikit-learn, so nothing else here imports it."""
+"""The training of `stepscope demo`. Imports torch and scikit-learn, so nothing else here imports it."""

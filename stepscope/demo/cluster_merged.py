@@ -1,4 +1,4 @@
-"""What the demonstration of a cluster makes of all streams in the end: one trace of all ranks, looked at as its readers do."""
+"""The last part of the demonstration of a cluster: one trace of all ranks, read as viewers do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def spans(place: Path, name: str) -> Counter[tuple[int, int]]:
 
 
 def told(report: MergeReport, place: Path | None) -> str:
-    """What was made, and how far its times can be believed.
+    """The merged trace, and the error bounds of its times.
 
     Args:
         report: of the merge.

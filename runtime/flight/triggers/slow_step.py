@@ -27,7 +27,7 @@ class SlowStep(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     factor: Annotated[float, msgspec.Meta(ge=1)] = 1.5
     """How many times the usual a step must take to be slow."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
-    """What counts as usual: 0.95 is the time that 95 % of the steps before stayed below."""
+    """The quantile of earlier steps' times that counts as usual: 0.95 is the time that 95 % of these steps stayed below."""
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 20
     """Steps that are only learned from, from the beginning of the run on; the first ones compile and fill caches."""
     least: Annotated[float, msgspec.Meta(ge=0)] = 0.001

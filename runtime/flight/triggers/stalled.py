@@ -26,7 +26,7 @@ class Stalled(Checked, frozen=True, kw_only=True, forbid_unknown_fields=True):
     factor: Annotated[float, msgspec.Meta(ge=1)] = 10.0
     """How many times the usual a step must last to be a stall."""
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] = 0.95
-    """What counts as usual: 0.95 is the time that 95 % of the steps before stayed below."""
+    """The quantile of earlier steps' times that counts as usual: 0.95 is the time that 95 % of these steps stayed below."""
     least: Annotated[float, msgspec.Meta(gt=0)] = 30.0
     """Seconds; no shorter step is a stall. Saving a checkpoint, say, may take its time."""
     warmup: Annotated[int, msgspec.Meta(ge=1)] = 3

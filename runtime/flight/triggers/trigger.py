@@ -38,7 +38,7 @@ NO_STEPS = StepTimes(*(np.empty(0, np.int64) for _ in range(3)))
 
 
 class News(Documented, frozen=True, kw_only=True):
-    """What has happened since the last look, some times a second."""
+    """Events since the last look, some times a second."""
 
     now: int
     """Time up to which everything is known, in ns of `stepscope.runtime.events.clock`."""

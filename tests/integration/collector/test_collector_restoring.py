@@ -147,8 +147,8 @@ async def test_of_earlier_segments_the_index_is_read(tmp_path: Path, monkeypatch
     files["c"][1].write_bytes(data[:100] + b"\0" * 200 + data[300:])
     monkeypatch.setattr(restoring_module, "KEPT", 5)
     found: list[dict[str, tuple[int, int, int]]] = []
-    for whole in (restoring_module.READ_WHOLE, 1000):
-        monkeypatch.setattr(restoring_module, "READ_WHOLE", whole)
+    for whole in (restoring_module.LAST_SEGMENTS, 1000):
+        monkeypatch.setattr(restoring_module, "LAST_SEGMENTS", whole)
         streams = Streams(8)
         restoring = Restoring(store, streams)
         restoring.look()

@@ -94,10 +94,10 @@ def test_the_page_follows_the_ranks(tmp_path: Path) -> None:
             training(collector.url, rank, steps=10_000, seconds=s, world=4) for rank, s in enumerate((0.01, 0.01, 0.05))
         ]
         with running[0] as first, running[1], running[2]:
-            page.get_by_text("rank 2 on").wait_for()
+            page.locator("#verdict", has_text="rank 2 on").wait_for()
             assert "slow" in cell(page, 2, "Step time")
             page.get_by_text("Not seen yet: rank 3").wait_for()
-            page.get_by_text("rank 2 (slow)").wait_for()
+            page.locator("#legend").get_by_text("rank 2 (slow)").wait_for()
             assert page.locator("#plot canvas").count() == 1
             told = page.locator("#chart-text")
             until(lambda: told.inner_text().startswith("Latest: "))
@@ -268,7 +268,7 @@ def _look_at_a_thousand(url: str, collector: Collector) -> None:
     with quiet_page() as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
         page.goto(url)
-        page.get_by_text("rank 7 on").wait_for()
+        page.locator("#verdict", has_text="rank 7 on").wait_for()
         rows = page.locator("#rank-table tbody tr")
         page.get_by_role("button", name="rank 0", exact=True).focus()
         table = page.get_by_role("region", name="Table of ranks")

@@ -73,7 +73,7 @@ def see(page: Page, url: str) -> None:
     """Opens the page; returns when the heat map is there, and what is above it has its height."""
     visit(page, url)
     page.get_by_role("heading", name="Ranks and steps").wait_for()
-    page.get_by_text("Latest: ").wait_for()
+    page.locator("#chart-text", has_text="Latest: ").wait_for()
 
 
 def when(page: Page, look: Callable[[], bool]) -> None:
@@ -215,7 +215,7 @@ def test_a_rank_alone_has_none(tmp_path: Path) -> None:
         with quiet_page() as page:
             asked = asked_of(page)
             visit(page, url)
-            page.get_by_text("Latest: ").wait_for()
+            page.locator("#chart-text", has_text="Latest: ").wait_for()
             page.wait_for_timeout(1500)
             assert not asked and not page.get_by_role("heading", name="Ranks and steps").is_visible()
 

@@ -78,11 +78,15 @@ class Collecting:
 
     def taking(self, publisher: Publishing, **seconds: Any) -> contextlib.AbstractAsyncContextManager[object]:
         """Takes the partition meanwhile."""
+        return running(self.partition(publisher, **seconds).run())
+
+    def partition(self, publisher: Publishing, **seconds: Any) -> Partition:
+        """The partition, to be taken into the directory."""
         session = Session(
             publisher.client, publisher.jetstream, publisher.team, publisher.roster, self.store, self.streams,
             publisher.budget, self.retries, self.refuse, gap_seconds=NEVER,
         )._replace(**seconds)  # fmt: skip
-        return running(Partition(session, PARTITION).run())
+        return Partition(session, PARTITION)
 
     async def take(self, *publishers: Publishing, **seconds: float) -> None:
         """Takes the partition until these streams have ended."""
@@ -181,6 +185,54 @@ async def test_a_stream_that_cannot_be_written_keeps_no_other_from_it(server: Na
             await poll(lambda: collecting.ended(unknown) and collecting.ended(foreign))
             assert not collecting.retries.problem
     assert collecting.numbers(unknown) == collecting.numbers(foreign) == list(range(6))
+
+
+async def test_a_stream_without_a_hello_is_refused_in_the_end(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JetStream does not deliver it for ever, and nothing of it stays in memory. If its Hello comes after all, all is written."""
+    monkeypatch.setattr(partition, "IDLE_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        await publisher.publish(0, 5)
+        taken: Any = collecting.partition(publisher, refuse_seconds=1.5, silent_seconds=0.5)
+        async with running(taken.run()):
+            await poll(lambda: collecting.refused)
+            await wait_until_written(collecting, publisher)
+            await poll(lambda: not taken._intakes)
+            await publisher.begin()
+            await publisher.publish(5, 5)
+            await publisher.end(10)
+            await poll(lambda: collecting.ended(publisher))
+    assert all("has no Hello" in reason for reason in collecting.refused)
+    assert collecting.numbers(publisher) == list(range(11))
+
+
+async def test_a_known_stream_is_not_refused_for_its_file(
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long ago it began: an operator can put the file right, and JetStream must have the messages then."""
+    monkeypatch.setattr(partition, "IDLE_SECONDS", 0.2)
+    collecting = Collecting(tmp_path)
+    async with publishing(server) as publisher:
+        await publisher.begin()
+        await publisher.publish(0, 5)
+        async with collecting.taking(publisher, refuse_seconds=0.5, silent_seconds=0.2):
+            await wait_until_written(collecting, publisher)
+            await poll(lambda: not collecting.store.connected(publisher.stream))
+            await asyncio.sleep(0.5)
+            directory = collecting.store.streams / publisher.stream
+            aside = directory.rename(tmp_path / "aside")
+            directory.symlink_to(aside)
+            await publisher.publish(5, 5)
+            await poll(lambda: "is a link" in collecting.retries.problem)
+            await asyncio.sleep(2)
+            assert not collecting.refused
+            directory.unlink()
+            aside.rename(directory)
+            await publisher.end(10)
+            await poll(lambda: collecting.ended(publisher))
+    assert collecting.numbers(publisher) == list(range(11))
 
 
 async def test_many_messages_of_a_stream_that_cannot_be_written(

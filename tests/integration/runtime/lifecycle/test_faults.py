@@ -74,13 +74,13 @@ class NoMemory:
 def owner_of(part: Any) -> str:
     """The name under which faults of a pipeline, or of its backlog, are counted."""
     faults: InternalErrors = part.faults if hasattr(part, "faults") else part._faults
-    return faults._owner
+    return faults.owner
 
 
 @contextmanager
-def no_memory(*where: str, owner: str = "") -> Generator[NoMemory]:
+def no_memory(file: str, function: str, caller: str = "", owner: str = "") -> Generator[NoMemory]:
     """Gives the fault of threads that are started inside."""
-    before, fault = threading.gettrace(), NoMemory(*where, owner=owner)
+    before, fault = threading.gettrace(), NoMemory(file, function, caller, owner)
     threading.settrace(cast(Any, fault))
     try:
         yield fault

@@ -35,6 +35,7 @@ from stepscope.runtime.windows.step_facts import SIGNAL, Phase, StepFactsBuilder
 from stepscope.runtime.windows.step_facts import SIGNALS as READINGS
 from tests.support import commands
 from tests.support.basics import require
+from tests.support.launch import run_to_end
 from tests.support.recording import Row, rows_of
 
 THREE_STEPS = sc.schedule(wait=1, warmup=0, active=3, repeat=1)
@@ -761,3 +762,41 @@ def test_torch_is_as_it_was(tmp_path: Path) -> None:
         assert data.DataLoader.__iter__ is not before[1]
     assert (torch.save, data.DataLoader.__iter__) == before
     assert torch.serialization.save is torch.save
+
+
+MANY_CATEGORIES = """
+import asyncio, gc, json, os, tempfile, time
+import stepscope as sc
+from stepscope.runtime import _core
+from stepscope.runtime.events import strings
+
+def blocks():
+    end = time.thread_time() + 0.06
+    while time.thread_time() < end:
+        pass
+
+async def main():
+    queue = asyncio.Queue()
+    queue.put_nowait(1)
+    asyncio.get_running_loop().call_soon(blocks)
+    await asyncio.sleep(2.2)
+
+for number in range(1100):
+    _core.category(f"category {number}")
+memory, options = sc.exporters.MemoryExporter(), sc.Options(signals=("steps", "collections", "writes", "threads", "tasks"))
+with tempfile.TemporaryFile() as file, sc.trace(exporters=[memory], output_dir="run", options=options) as profiler:
+    os.fsync(file.fileno())
+    gc.collect()
+    profiler.step()
+    profiler.step()
+    asyncio.run(main())
+print(json.dumps(sorted(set(strings.texts(memory.events()["category"])))))
+"""
+
+
+def test_a_program_with_too_many_categories_is_observed_all_the_same(tmp_path: Path) -> None:
+    """The signals of stepscope keep their categories, by which rules find them."""
+    done = run_to_end([sys.executable, "-c", MANY_CATEGORIES], cwd=tmp_path, timeout=60)
+    assert done.returncode == 0, done.stderr
+    categories = set(json.loads(done.stdout))
+    assert {"asyncio queue", "forced write", "gc", "loop callback", "processor demand", "step signal"} <= categories

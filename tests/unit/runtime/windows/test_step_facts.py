@@ -238,3 +238,13 @@ def test_intervals_that_are_still_needed(rows: list[tuple[int, int, int, int]], 
     left = np.frombuffer(_core.intervals_ending_after(intervals, until), np.int64).reshape(-1, 4)
     assert left.tolist() == [list(row) for row in rows if row[3] > until]
     assert _core.intervals_all_on(intervals, 1, 2) == all(row[1] in {1, 2} for row in rows)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gloo:all_reduce", "xccl:all_reduce", "ucc:broadcast", "c10d::allreduce_", "record_param_comms", "all_reduce"],
+)
+def test_names_of_collectives(name: str) -> None:
+    """As torch names them, for each library of process groups, and as programs do."""
+    assert class_of(name, "user_annotation") == Phase.COMMUNICATION
+    assert class_of(f"my_{name}", "user_annotation") != Phase.COMMUNICATION
