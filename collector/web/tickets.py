@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from stepscope.collector.web.tokens import Token
 
@@ -28,8 +28,8 @@ class Tickets:
         while len(self._open) >= MOST:
             del self._open[next(iter(self._open))]
         ticket = secrets.token_urlsafe(24)
-        parts = urlsplit(path)
-        self._open[ticket] = _address(unquote(parts.path), parse_qsl(parts.query)), now + SECONDS, token
+        path, _, query = path.partition("?")
+        self._open[ticket] = _address(unquote(path), parse_qsl(query)), now + SECONDS, token
         return ticket
 
     def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> Token | None:

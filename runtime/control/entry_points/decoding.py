@@ -42,7 +42,7 @@ def decode_json(content: bytes, kind: type[T]) -> T:
 def _invalid(content: bytes, kind: type[msgspec.Struct], text: str) -> ControlError:
     try:
         invalid = find_invalid_value(msgspec.json.decode(content), kind)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         invalid = None  # a syntax error follows this one
     if invalid is None:
         invalid = InvalidValue((), text)

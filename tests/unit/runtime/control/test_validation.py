@@ -179,6 +179,7 @@ def test_wrong_values_in_files(text: str, message: str) -> None:
         (b'{"st\\u0065ps": 0}', (1, 1)),
         (b'{"steps": 0, "steps": 2}', (1, 2)),
         (b'{"steps": 0, nonsense', (1, 2)),
+        (b'{"steps": 0, "run_id": "\xff"}', (1, 2)),
     ],
 )
 def test_the_place_in_a_file(text: bytes, place: tuple[int, int]) -> None:
