@@ -33,7 +33,7 @@ class Streamed(Response[Any]):
 
 class _Sending(ASGIStreamingResponse):
     def __init__(self, chunks: AsyncGenerator[bytes], headers: dict[str, str], media_type: str | None) -> None:
-        super().__init__(iterator=chunks, headers=headers, media_type=media_type)
+        super().__init__(iterator=chunks, headers=headers, media_type=media_type)  # pyright: ignore[reportUnknownMemberType]
         self._chunks = chunks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
