@@ -129,9 +129,20 @@ class NatsSource:
         return self._tasks.keys() - self._leaving
 
     async def _connection(self) -> None:
-        self._client = client = await connect(
+        async with contextlib.AsyncExitStack() as clients:
+            self._client = client = await self._connect(clients)
+            # Thousands of ranks publish their summaries each second. On this connection they delay nothing but themselves.
+            live = await self._connect(clients)
+            await self._serve(client, live)
+
+    async def _connect(self, clients: contextlib.AsyncExitStack) -> Client:
+        client = await connect(
             self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
         )
+        clients.push_async_callback(client.close)
+        return client
+
+    async def _serve(self, client: Client, live: Client) -> None:
         followers: list[asyncio.Task[None]] = []
         leases: Leases | None = None
         try:
@@ -150,12 +161,12 @@ class NatsSource:
                 await asyncio.wait({complete, follower}, return_when=asyncio.FIRST_COMPLETED)
                 await end_tasks(complete)
             await layout.answer(client, names.clocks, self._answer_clock)
-            await layout.answer(client, names.live, partial(self._hear, roster))
+            await layout.answer(live, names.live, partial(self._hear, roster))
             session = Session(
                 client, jetstream, names, roster, self._store, self._streams, self._bound, self._retries, self._refuse,
                 self._note_stream, self._gap_seconds,
             )  # fmt: skip
-            while not client.is_closed:
+            while not (client.is_closed or live.is_closed):
                 for follower in followers:
                     if follower.done():
                         follower.result()
@@ -181,7 +192,6 @@ class NatsSource:
             self._tasks.clear()
             self._partitions.clear()
             self._leaving.clear()
-            await client.close()
 
     async def _poll(self, session: Session, leases: Leases) -> None:
         lost = await leases.renew() & self._owned
