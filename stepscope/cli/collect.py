@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -230,6 +231,8 @@ def collect(given: argparse.Namespace) -> int:
             flush=True,
         )
 
+    # Thousands of streams are many objects, and few of them are ever in a cycle: by the defaults looking for those takes 7 % of the time.
+    gc.set_threshold(50_000, 20, 50)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0
