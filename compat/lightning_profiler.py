@@ -19,7 +19,7 @@ EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class _Role(enum.Enum):
-    """What an action means for the steps."""
+    """The role of an action in the steps."""
 
     NONE = enum.auto()
     OPENS = enum.auto()

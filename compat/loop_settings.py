@@ -1,4 +1,4 @@
-"""What a framework's callback is told: one set of settings for all of them."""
+"""Settings that all framework callbacks share."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def _asked_for(self) -> bool:
-        """Whether windows can be asked for."""
+        """True if windows can be requested."""
         said = options_from_environment()
         return self.control is not None or (said is not None and said.control is not None)
 

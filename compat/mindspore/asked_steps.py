@@ -36,7 +36,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no window is asked for."""
+        """True if no window is requested."""
         return self.start == -1 or (self.start != "next" and self.last == -1)
 
     def text(self) -> str:

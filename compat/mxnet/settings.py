@@ -1,4 +1,4 @@
-"""What `set_config` takes."""
+"""Settings of `set_config`."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dump_period: PositiveFloat = 1.0
     """Seconds: the file is written at least this often."""
     aggregate_stats: bool = False
-    """Whether `dumps` returns statistics; without it, an empty text."""
+    """If true, `dumps` returns statistics; otherwise, an empty text."""
     profile_process: Literal["worker", "server"] = "worker"
     """`server`: the settings are for the other processes, see `set_kvstore_handle`."""
     backends: tuple[Backend, ...] = ()
     """What records besides, such as `stepscope.TorchBackend()` for operators."""
     exporters: tuple[Exporter, ...] = ()
-    """Where events go besides the file."""
+    """Further outputs of events."""
     schedule: ScheduleFunction | None = None
     """Which steps are recorded while the state is `run`, counted by `step()`; without one all are."""
     metadata: Mapping[str, Any] = {}
