@@ -11,7 +11,7 @@ Key = tuple[int | str, int, str, int, tuple[int, ...] | None]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a configuration says of steps; 1 is the first."""
+    """The steps that a configuration requests; 1 is the first."""
 
     start: int | Literal["next"]
     stop: int

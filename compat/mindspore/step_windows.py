@@ -72,7 +72,7 @@ class StepWindows(Arming):
         self._complaints.append(text)
 
     def take_complaints(self) -> list[str]:
-        """What could not be followed since the last call, one sentence for each."""
+        """Requests that could not be followed since the last call, one sentence for each."""
         said: list[str] = []
         while self._complaints:
             said.append(self._complaints.popleft())

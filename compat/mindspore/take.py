@@ -50,7 +50,7 @@ CLOSE_SECONDS = 30.0
 
 
 class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a take is to do."""
+    """Settings of a take."""
 
     options: ProfilerOptions
     target: Target

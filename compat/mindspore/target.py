@@ -78,7 +78,7 @@ def find() -> Target:
 
 
 def _whole(module: Any) -> bool:
-    """Whether a module was imported to its end; a profiler may be made while it is."""
+    """True if a module was imported to its end; a profiler may be made while it is."""
     return module is not None and hasattr(module, "Tensor")
 
 
