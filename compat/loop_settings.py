@@ -84,7 +84,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ranks: tuple[int, ...] | None = None
     """Ranks that record; `None` for all. A process that has no rank counts as rank 0."""
     tensorboard: bool = True
-    """Whether a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
+    """True if a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
     backends: Any = None
     """What records beside spans. Default: operators of torch, where the framework runs on torch."""
     exporters: Any = ()

@@ -64,7 +64,7 @@ class StepWindows(Arming):
 
     @property
     def complains(self) -> bool:
-        """Whether there is something that could not be followed."""
+        """True if there is something that could not be followed."""
         return bool(self._complaints)
 
     def complain(self, text: str) -> None:

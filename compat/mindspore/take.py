@@ -110,7 +110,7 @@ class TakenWindow:
 
     @property
     def analysed(self) -> bool:
-        """Whether all that was asked for is complete, and something was."""
+        """True if all that was asked for is complete, and something was."""
         return bool(self._done) and all(
             future.done() and future.exception() is None and future.result().complete for future in self._done.values()
         )
