@@ -97,7 +97,7 @@ class Rank:
         self._position += len(data)
 
 
-async def run(url: str, team: str, ranks: int, seconds: float, *, steps: int, frames: int) -> None:
+async def run(url: str, team: str, ranks: int, seconds: float, *, every: float, steps: int, frames: int) -> None:
     """Streams for so many seconds.
 
     Args:
@@ -105,8 +105,9 @@ async def run(url: str, team: str, ranks: int, seconds: float, *, steps: int, fr
         team: name of the team.
         ranks: number of ranks.
         seconds: how long.
-        steps: of each rank in a second.
-        frames: of each rank in a second; 0: summaries of the steps only.
+        every: seconds between two summaries of a rank.
+        steps: in each summary.
+        frames: that are published with each summary; 0: summaries only.
     """
     names = Names(team)
     clients = [await connect(Servers(url)) for _ in range(min(ranks, 32))]
@@ -117,9 +118,9 @@ async def run(url: str, team: str, ranks: int, seconds: float, *, steps: int, fr
 
         async def live(one: Rank) -> None:
             await one.begin()
-            await asyncio.sleep(random.uniform(0, 1.0))  # ranks do not publish at the same moment
+            await asyncio.sleep(random.uniform(0, every))  # ranks do not publish at the same moment
             while time.monotonic() < end:
-                due = time.monotonic() + 1.0
+                due = time.monotonic() + every
                 if frames:
                     await one.publish(frames)
                 await one.summarize(steps)
@@ -142,12 +143,15 @@ def main() -> None:
     parser.add_argument("--team", default=DEFAULT_TEAM, help="whose collectors are to take them (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=3000, help="number of ranks (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=1, help="of each rank in a second (default: %(default)s)")
-    parser.add_argument(
-        "--frames", type=int, default=8, help="of each rank in a second; 0: summaries only (default: %(default)s)"
-    )
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two summaries (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1, help="in each summary (default: %(default)s)")
+    parser.add_argument("--frames", type=int, default=8, help="with each summary (default: %(default)s)")
     given = parser.parse_args()
-    asyncio.run(run(given.url, given.team, given.ranks, given.seconds, steps=given.steps, frames=given.frames))
+    asyncio.run(
+        run(
+            given.url, given.team, given.ranks, given.seconds, every=given.every, steps=given.steps, frames=given.frames
+        )
+    )
 
 
 if __name__ == "__main__":
