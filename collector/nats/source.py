@@ -129,23 +129,18 @@ class NatsSource:
         return self._tasks.keys() - self._leaving
 
     async def _connection(self) -> None:
-        async with contextlib.AsyncExitStack() as clients:
-            self._client = client = await self._connect(clients)
-            # Thousands of ranks publish their summaries each second. On this connection they delay nothing but themselves.
-            live = await self._connect(clients)
-            await self._serve(client, live)
-
-    async def _connect(self, clients: contextlib.AsyncExitStack) -> Client:
-        client = await connect(
-            self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
-        )
-        clients.push_async_callback(client.close)
-        return client
-
-    async def _serve(self, client: Client, live: Client) -> None:
+        clients: list[Client] = []
         followers: list[asyncio.Task[None]] = []
         leases: Leases | None = None
         try:
+            # Thousands of ranks publish their summaries each second. On a connection of their own they delay nothing else.
+            for _ in range(2):
+                client = await connect(
+                    self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
+                )
+                clients.append(client)
+            client, live = clients
+            self._client = client
             names, jetstream = self._names, layout.jetstream(client)
             max_age = await layout.create(jetstream, names, self._limits)
             hellos = await layout.bucket(jetstream, names.hellos)
@@ -180,18 +175,20 @@ class NatsSource:
                     self._retries.fail("", error)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await finish(self._close(client, leases, followers), CLOSE_SECONDS)
+            await finish(self._close(clients, leases, followers), CLOSE_SECONDS)
 
-    async def _close(self, client: Client, leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
+    async def _close(self, clients: list[Client], leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
         try:
             await end_tasks(*self._tasks.values(), *followers)
-            if leases is not None and client.is_connected:
+            if leases is not None and clients[0].is_connected:
                 with contextlib.suppress(NatsError, TimeoutError):  # the value expires
                     await leases.leave()
         finally:
             self._tasks.clear()
             self._partitions.clear()
             self._leaving.clear()
+            for client in clients:
+                await client.close()
 
     async def _poll(self, session: Session, leases: Leases) -> None:
         lost = await leases.renew() & self._owned
