@@ -63,7 +63,7 @@ _MEDIA = {
     "parquet": "application/vnd.apache.parquet",
 }
 THREADS = 4
-"""That ask the disk what requests want of it."""
+"""Threads that ask the disk what requests want of it."""
 FLUSH = 1.0
 """Seconds that the last lines of the audit have at the end."""
 _GROWING = frozenset({"chrome", "perfetto"})
@@ -137,7 +137,7 @@ class Collector:
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
-        """Listens inside; gives the address. At the end all who are connected are told, and it is over within five seconds.
+        """Listens inside; yields the address. At the end every connection is closed with a reason, within five seconds.
 
         Raises:
             DirectoryInUseError: if another collector has the directory.
@@ -172,7 +172,7 @@ class Collector:
             self.store.when_unused(self._lock.release)
 
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What runs as long as it serves, by its names in metrics."""
+        """The background tasks, by their names in metrics."""
         work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
         if self.verdicts is not None:
             work["verdicts"] = self.verdicts.run()
@@ -266,7 +266,7 @@ class Collector:
 
 
 def _open_to(settings: CollectorSettings) -> str:
-    """Who can do what where nobody is asked for a token."""
+    """The rights of every client of a collector without tokens, in words."""
     if settings.exposed:
         return "whoever can reach this machine can read all that is here, and send streams"
     return "every user of this machine can read all that is here, send streams, and give orders to the processes"

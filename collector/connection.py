@@ -1,4 +1,4 @@
-"""One exporter's connection: who it is, what it sends, and what it is told."""
+"""The connection of one exporter: its Hello, its frames and summaries, acknowledgements and orders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TAKEN_OVER = "another connection of this stream came"
 
 
 class _GoneError(Exception):
-    """The exporter has gone."""
+    """The exporter has disconnected."""
 
 
 class Connection:
@@ -74,7 +74,7 @@ class Connection:
         self._clock, self._audit = clock, audit
         self._task: asyncio.Task[object] | None = None
         self._left: tuple[str, bool] | None = None
-        """Why it was told to leave, and whether the exporter may come again."""
+        """The reason for ending the connection, and whether the exporter may connect again."""
         self.control = 0
         """Version of the commands that the process obeys; 0: none."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}

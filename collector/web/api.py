@@ -119,7 +119,7 @@ class Api(Controller):
 
     @get("/v1/jobs", summary="The jobs, by name", responses=_problems())
     async def jobs(self, request: Asked) -> list[JobEntry]:
-        """Those that the token gives access to."""
+        """The jobs that the token gives access to."""
         return [job for job in self._collector.live.jobs() if _may_read(request, job.id)]
 
     @get("/v1/job", summary="The ranks of a job together, or of all jobs", responses=_problems())
@@ -353,7 +353,7 @@ def _own_job(request: Asked) -> str | None:
 
 
 def _may_read(request: Asked, job: str | None) -> bool:
-    """Whether the token of a request gives access to a job. One that is not known, `None`, needs access to all."""
+    """True if the token of a request gives access to a job. An unknown job, `None`, needs access to all."""
     return _own_job(request) in (None, job)
 
 

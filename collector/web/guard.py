@@ -22,7 +22,7 @@ from stepscope.collector.web.tokens import Scope as TokenScope
 from stepscope.collector.web.tokens import Token, Tokens
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
-"""What has no data of any run, and needs no token: the page asks for it."""
+"""Paths without data of any run, which need no token: the page asks for it."""
 
 _HEADERS = [
     (
@@ -36,11 +36,11 @@ _HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-"""That restrict browsers, in each answer."""
+"""Headers of every response, which restrict browsers."""
 TICKET = "ticket"
 """The parameter that has a ticket."""
 ORDERS = "/v1/windows"
-"""Where a `POST` orders windows."""
+"""The path at which a `POST` orders windows."""
 
 _DOWNLOAD = re.compile("/v1/streams/[^/]+/(journal|windows/[^/]+/[^/]+)|/v1/windows/[^/]+/[^/]+")
 """Paths whose answers are made on demand, for which a process is started or a file is read from its beginning."""

@@ -1,4 +1,4 @@
-"""What a request brings: which parameters an operation has, and why what was sent is not taken."""
+"""Checks of requests: unknown parameters, bodies, and the messages of refusals."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ Asked = Request[None, Token | None, State]
 MOST_BODY = 4096
 """Bytes of what is sent."""
 MOST_DETAIL = 1000
-"""Characters of what is said of a parameter that is wrong: it may be as long as an address."""
+"""Most characters of the message about a wrong parameter, which may be as long as an address."""
 ANY_PARAMETERS = {"any_parameters": True}
-"""Of operations that heed no parameter: probes and scrapers add things of their own."""
+"""Option of operations that ignore parameters: probes and scrapers add some of their own."""
 
 
 class Exact(MsgspecDTO[T]):
     """A body of JSON, read as strictly as a control file: Litestar takes a text for a number."""
 
     def decode_bytes(self, value: bytes) -> Any:
-        """What was sent.
+        """Decodes a body.
 
         Raises:
             ClientException: if it cannot be read; says where.

@@ -15,9 +15,9 @@ from stepscope.collector.problems import ProblemError, send_problem
 
 
 class Streamed(Response[Any]):
-    """Sends chunks as they come. The generator is closed in any case, also before its first chunk if the client has gone.
+    """Sends chunks as they come. The generator is closed in any case, also before its first chunk if the client disconnects.
 
-    Litestar's `Stream` begins the answer before the first chunk: why there is none could not be told.
+    Litestar's `Stream` begins the answer before the first chunk, so an error instead of it would have no status.
     """
 
     def __init__(self, chunks: AsyncGenerator[bytes], headers: dict[str, str] | None = None) -> None:
@@ -63,6 +63,6 @@ class _Sending(ASGIStreamingResponse):
 
 
 async def _gone(receive: Receive) -> None:
-    """Returns when the client has gone."""
+    """Returns when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -45,5 +45,5 @@ class Tickets:
 
 
 def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
-    """The same for all ways in which an address can be written."""
+    """One form for all ways in which an address can be written."""
     return f"{path}?{urlencode(query)}"
