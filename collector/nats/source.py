@@ -86,7 +86,7 @@ class NatsSource:
         self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
         self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
         self._retries = Retries(f"NATS at {servers}")
-        self._client: Client | None = None
+        self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Those of partitions that have not ended."""
@@ -115,7 +115,7 @@ class NatsSource:
         """State for the page, the HTTP API and metrics."""
         return NatsView(
             servers=self._servers.urls,
-            connected=self._client is not None and self._client.is_connected,
+            connected=bool(self._clients) and all(client.is_connected for client in self._clients),
             team=self._names.team,
             partitions=len(self._owned),
             streams=sum(self._partitions[number].streams for number in self._owned),
@@ -139,8 +139,8 @@ class NatsSource:
                     self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
                 )
                 clients.append(client)
+            self._clients = clients
             client, live = clients
-            self._client = client
             names, jetstream = self._names, layout.jetstream(client)
             max_age = await layout.create(jetstream, names, self._limits)
             hellos = await layout.bucket(jetstream, names.hellos)

@@ -24,6 +24,8 @@ from stepscope.collector.web.tokens import Token, Tokens
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
 """Paths without data of any run, which need no token: the page asks for it."""
 
+MOST_ADDRESS_BYTES, MOST_PARAMETERS = 16 << 10, 32
+"""Litestar keeps the addresses of a thousand requests, and their parameters, in caches."""
 _HEADERS = [
     (
         b"content-security-policy",
@@ -126,6 +128,11 @@ class Guard:
 
     def _admit(self, scope: Scope) -> Token | None | _Refusal:
         """The token of a request, or `None` if it needs none; or why it is refused."""
+        query = scope["query_string"]
+        if len(scope["path"]) + len(query) > MOST_ADDRESS_BYTES or query.count(b"&") >= MOST_PARAMETERS:
+            return _Refusal(
+                414, f"an address has at most {MOST_ADDRESS_BYTES} bytes here, and {MOST_PARAMETERS} parameters"
+            )
         headers = Headers.from_scope(scope)
         host, path = headers.get("host", ""), scope["path"]
         if not self._is_own(_hostname(host)):
@@ -157,7 +164,7 @@ class Guard:
         scheme, _, text = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and (token := self._tokens.find(text.strip())) is not None:
             return token
-        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         ticket = next((value for name, value in query if name == TICKET), None)
         if not reads or ticket is None:
             return None

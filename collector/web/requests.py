@@ -30,7 +30,7 @@ MOST_BODY = 4096
 MOST_DETAIL = 1000
 """Most characters of the message about a wrong parameter, which may be as long as an address."""
 ANY_PARAMETERS = {"any_parameters": True}
-"""Option of operations that ignore parameters: probes and scrapers add some of their own."""
+"""Option of operations that ignore parameters: probes and scrapers add some of their own, and orders have theirs in the body."""
 
 
 class Exact(MsgspecDTO[T]):
@@ -54,7 +54,7 @@ class Exact(MsgspecDTO[T]):
 
 
 async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Refuses parameters that an operation does not have, where Litestar passes over them.
+    """Refuses parameters that an operation does not have, and those that come twice: Litestar passes over both.
 
     Raises:
         ProblemError: 400, naming the parameter.
@@ -65,10 +65,16 @@ async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handl
     signatures = [handler.parsed_fn_signature, *(one.parsed_fn_signature for one in given.values())]
     known = {name for one in signatures for name in one.parameters}
     known -= RESERVED_KWARGS | given.keys() | connection.path_params.keys()
-    for name in connection.query_params:
+    seen = set[str]()
+    for name, _ in connection.query_params.multi_items():
+        why = ""
         if name not in known and name != TICKET:
             why = f"unknown field {name!r}{did_you_mean(name, known)}"
+        elif name in seen:
+            why = f"{name} is there twice"
+        if why:
             raise ProblemError(400, f"a parameter is wrong: {why}"[:MOST_DETAIL])
+        seen.add(name)
 
 
 def refused(request: Asked, error: HTTPException) -> Response[Problem]:
