@@ -25,7 +25,7 @@ OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
 """Paths without data of any run, which need no token: the page asks for it."""
 
 MOST_ADDRESS_BYTES, MOST_PARAMETERS = 16 << 10, 32
-"""Litestar keeps the addresses of a thousand requests, and their parameters, in caches."""
+"""Limits of a request's address. Litestar caches the addresses and parameters of a thousand requests: these bound the caches."""
 _HEADERS = [
     (
         b"content-security-policy",

@@ -121,7 +121,7 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
 
 
 def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> None:
-    """What the guard checks is what is answered."""
+    """The guard checks the same path that the application answers, however the request writes it."""
     files = token_files(tmp_path, read=READ, control=CONTROL)
     with collecting_apart(tmp_path / "c", *options(files)) as collector:
         for path in ("/v1/windows/", "//v1/windows", "/v1//windows//", "/v1%2Fwindows", "/v1/windows%2F"):
