@@ -21,7 +21,7 @@ class Reading(NamedTuple):
     name: str
     value: float
     total: bool = False
-    """Whether it only ever grows: what is recorded is by how much in a second."""
+    """True if it only ever grows: what is recorded is by how much in a second."""
 
 
 class CountingBackend(SamplingBackend):

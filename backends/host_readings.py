@@ -127,7 +127,7 @@ class HostReadings:
         yield Reading("process page faults from disk /s", usage.ru_majflt, total=True)
 
     def _is_disk(self, name: bytes) -> bool:
-        """Whether it is a device by itself, and no part of one."""
+        """True if it is a device by itself, and no part of one."""
         if name not in self._disks:
             text = name.decode()
             whole = (self._root / "sys/block" / text.replace("/", "!")).exists()
@@ -135,7 +135,7 @@ class HostReadings:
         return self._disks[name]
 
     def _is_card(self, name: str) -> bool:
-        """Whether an interface is a device, and not made of others."""
+        """True if an interface is a device, and not made of others."""
         if name not in self._cards:
             self._cards[name] = (self._root / "sys/class/net" / name / "device").exists()
         return self._cards[name]

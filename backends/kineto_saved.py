@@ -209,7 +209,7 @@ class SavedTracks(KinetoTracks):
         self._parents: dict[int | str, int] = {}
 
     def is_device(self, pid: int | str) -> bool:
-        """Whether this is no process, but a device."""
+        """True if this is no process, but a device."""
         return self._labels.get(pid, "").startswith("GPU")
 
     @property

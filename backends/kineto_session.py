@@ -91,7 +91,7 @@ class KinetoSession:
 
     @property
     def here(self) -> bool:
-        """Whether it records on the caller's thread."""
+        """True if it records on the caller's thread."""
         return self._recording and self._thread == get_ident()
 
     def prepare(self, member: Member) -> str:
@@ -196,7 +196,7 @@ class KinetoSession:
 
     @property
     def must_stay(self) -> bool:
-        """Whether it records on the calling thread."""
+        """True if it records on the calling thread."""
         return self._recording and self._thread == get_ident()
 
     def reoccupy(self) -> None:
@@ -358,7 +358,7 @@ class KinetoSession:
         return (None if problem else result), problem
 
     def _is_whole(self, result: Any) -> bool:
-        """Whether a result is of the recording that we began. torch crashes where an empty one is used."""
+        """True if a result is of the recording that we began. torch crashes where an empty one is used."""
         before, after = self._began_ns
         return result is not None and before - _SLACK_NS <= result.trace_start_ns() <= after + _SLACK_NS
 

@@ -90,12 +90,12 @@ class Playback:
 
     @property
     def finite(self) -> bool:
-        """Whether its time goes on by itself."""
+        """True if its time goes on by itself."""
         return not math.isinf(self._speed)
 
     @property
     def finished(self) -> bool:
-        """Whether all was played."""
+        """True if all was played."""
         return self._origin is not None and self._at >= len(self._events) and not self._loop
 
     def begin(self, at: int) -> None:

@@ -78,7 +78,7 @@ class ScriptedBackend:
 
     @property
     def one_thread(self) -> bool:
-        """Whether it records now, and is bound to a thread."""
+        """True if it records now, and is bound to a thread."""
         return self.thread_bound and self._recorded
 
     def open(self, sink: Sink) -> None:

@@ -135,7 +135,7 @@ class TorchBackend:
 
     @property
     def one_thread(self) -> bool:
-        """Whether it records now what its own thread runs and gives to autograd's, and nothing of others."""
+        """True if it records now what its own thread runs and gives to autograd's, and nothing of others."""
         return self._mode is not None and self._mode.recording
 
     @property
@@ -188,7 +188,7 @@ class TorchBackend:
 
     @property
     def _live(self) -> bool | None:
-        """Whether operators arrive live; `None`: that is seen when it is opened."""
+        """True if operators arrive live; `None`: that is seen when it is opened."""
         if self._mode is not None:
             return isinstance(self._mode, StreamMode)
         if self._wanted == "auto" and not self._settings.beyond_stream:

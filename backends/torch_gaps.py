@@ -22,7 +22,7 @@ class Gaps:
 
     @property
     def open(self) -> bool:
-        """Whether operators are missing now."""
+        """True if operators are missing now."""
         return self._since is not None
 
     def begin(self, at: int, why: str) -> None:

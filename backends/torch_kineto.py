@@ -36,7 +36,7 @@ class KinetoMode:
 
     @property
     def recording(self) -> bool:
-        """Whether kineto records now."""
+        """True if kineto records now."""
         return self._recording and not self._gaps.open
 
     def set_detail(self, detail: Detail) -> None:
@@ -156,7 +156,7 @@ class KinetoMode:
         self._worker.put(at)
 
     def _allowed(self) -> bool:
-        """Whether a window may have operators; says what it will lack."""
+        """True if a window may have operators; says what it will lack."""
         if not self._detail.operators and not self._detail.asked:
             self._problems["a window has no operators, to keep within overhead_budget"] += 1
         return self._detail.operators

@@ -111,7 +111,7 @@ class _Timed:
 
 
 def _asks_for_items(fetcher: Any) -> bool:
-    """Whether it makes batches of a data set's items, one after the other, as `_MapDatasetFetcher` does where there is no
+    """True if it makes batches of a data set's items, one after the other, as `_MapDatasetFetcher` does where there is no
     `__getitems__`."""
     dataset = getattr(fetcher, "dataset", None)
     asks = hasattr(dataset, "__getitem__") and not hasattr(fetcher, "dataset_iter")
@@ -138,7 +138,7 @@ class JoinFirst:
 
 
 def _forks(loader: Any) -> bool:
-    """Whether its workers are forked, and so have all that is replaced here."""
+    """True if its workers are forked, and so have all that is replaced here."""
     context: Any = loader.multiprocessing_context or multiprocessing
     return bool(context.get_start_method() == "fork")
 

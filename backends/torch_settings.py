@@ -40,7 +40,7 @@ class TorchSettings(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, **flags) if flags else self
 
     def covers(self, other: TorchSettings) -> bool:
-        """Whether what is recorded with these settings holds all that `other` asks for."""
+        """True if what is recorded with these settings holds all that `other` asks for."""
         return (
             all(getattr(self, flag) or not getattr(other, flag) for flag in _FLAGS)
             and (not self.activities or bool(other.activities) and other.activities <= self.activities)

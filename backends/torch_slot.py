@@ -65,7 +65,7 @@ class Occupant(Protocol):
 
     @property
     def must_stay(self) -> bool:
-        """Whether it is in the slot of the calling thread, and must not leave inside of an operator."""
+        """True if it is in the slot of the calling thread, and must not leave inside of an operator."""
         ...
 
 
@@ -212,7 +212,7 @@ class TorchSlot:
 
     @property
     def emits(self) -> bool:
-        """Whether the slot of the calling thread has our emission of operators."""
+        """True if the slot of the calling thread has our emission of operators."""
         return self._calls.emits
 
     @emits.setter
@@ -227,7 +227,7 @@ class TorchSlot:
 
     @property
     def operator_runs(self) -> bool:
-        """Whether an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
+        """True if an operator of a recording that has ended may still run on the calling thread: the slot must stay empty."""
         if self._calls.in_operator:
             self._calls.in_operator = in_operator()
             self._waits = self._waits or self._calls.in_operator
@@ -235,11 +235,11 @@ class TorchSlot:
 
     @property
     def taken(self) -> bool:
-        """Whether a profiler is in the slot of the calling thread."""
+        """True if a profiler is in the slot of the calling thread."""
         return bool(import_module("torch").autograd._profiler_enabled())
 
     def holds(self, kind: str) -> bool:
-        """Whether the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any
+        """True if the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any
         kind, where torch does not say which."""
         tell = getattr(import_module("torch")._C._autograd, "_profiler_type", None)  # torch 2.0 and later
         return self.taken and (tell is None or str(tell()).endswith(kind))
@@ -258,7 +258,7 @@ class TorchSlot:
 
     @property
     def kineto_taken(self) -> bool:
-        """Whether the program uses kineto, on whatever thread that lives."""
+        """True if the program uses kineto, on whatever thread that lives."""
         with self._lock:
             if self._kineto:
                 self._kineto &= {_SOMEWHERE, *(thread.ident or 0 for thread in threading.enumerate())}
@@ -308,7 +308,7 @@ class TorchSlot:
         return _Stand(original, self._wrap_region_end(original))
 
     def _is_stale(self, region: int) -> bool:
-        """Whether the recording that a region began under may have ended."""
+        """True if the recording that a region began under may have ended."""
         me = get_ident()
         if region not in self._regions:  # it began before `watch`
             return self._changes[me] != self._changes_at_watch[me] or self.emits
@@ -316,7 +316,7 @@ class TorchSlot:
         return mark is not None and self._changes[mark[0]] != mark[1]
 
     def _stands_in(self, what: str) -> bool:
-        """Whether the program's profiler must record nothing.
+        """True if the program's profiler must record nothing.
 
         A recording of kineto that ends inside of an operator comes back when torch leaves the operator, and torch crashes in what is
         left of it. So ours stays where the program begins one there.
@@ -372,7 +372,7 @@ class TorchSlot:
 
 
 def in_operator() -> bool:
-    """Whether torch has called the Python code that runs now, as it does for hooks, custom functions and operators."""
+    """True if torch has called the Python code that runs now, as it does for hooks, custom functions and operators."""
     return _core.called_by("libtorch")
 
 

@@ -96,7 +96,7 @@ class _Emission(threading.local):
             user.gaps.end(clock.now())
 
     def _came_back(self) -> bool:
-        """Whether torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
+        """True if torch has put the emission back that ended inside of an operator, as it does when it leaves the operator."""
         if self._ended_inside is None or self.context is not None or not _is_on():
             return False
         self.context, self._ended_inside, slot.emits = self._ended_inside, None, True
@@ -126,12 +126,12 @@ slot.occupants.append(_emission)
 
 
 def _is_on() -> bool:
-    """Whether the slot of this thread still has our emission of operators."""
+    """True if the slot of this thread still has our emission of operators."""
     return slot.holds("ITT")
 
 
 def emitting() -> bool:
-    """Whether operators arrive live on the caller's thread now, which keeps kineto from recording there."""
+    """True if operators arrive live on the caller's thread now, which keeps kineto from recording there."""
     return slot.emits
 
 
@@ -165,7 +165,7 @@ class StreamMode:
 
     @property
     def recording(self) -> bool:
-        """Whether torch tells of operators now."""
+        """True if torch reports operators now."""
         return self._recording and not self.gaps.open
 
     def transition(self, before: ProfilerAction, after: ProfilerAction, at: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import time
 import uuid
 from collections.abc import Sequence
@@ -69,17 +70,18 @@ class Rank:
         await self._publish([(_UNKNOWN, self._payload)] * frames)
 
     async def end(self) -> None:
-        """Publishes the last frame."""
+        """Publishes the last frame, and a last summary."""
         await self._publish([(int(fmt.FrameType.END), b"")])
+        await self.summarize(1, ended=True)
 
-    async def summarize(self, steps: int) -> None:
-        """Says what its last steps were."""
+    async def summarize(self, steps: int, *, ended: bool = False) -> None:
+        """Publishes a summary of its last steps."""
         packed: Any = np.zeros(steps, STEP_DTYPE)
         packed["duration_ns"] = _STEP_NS
         begin = time.perf_counter_ns() - steps * _STEP_NS
         runs = [protocol.StepRun(0, self._step, begin, packed.tobytes())]
         self._step += steps
-        summary = protocol.StepSummary(self.next, 0, 0, runs, np.zeros(1, SUMS_DTYPE).tobytes())
+        summary = protocol.StepSummary(self.next, 0, 0, runs, np.zeros(1, SUMS_DTYPE).tobytes(), ended=ended)
         await self._client.publish(self._names.live, protocol.encode(summary))
 
     async def _publish(self, frames: Sequence[tuple[int, bytes]]) -> None:
@@ -95,7 +97,7 @@ class Rank:
         self._position += len(data)
 
 
-async def run(url: str, team: str, ranks: int, seconds: float) -> None:
+async def run(url: str, team: str, ranks: int, seconds: float, *, every: float, steps: int, frames: int) -> None:
     """Streams for so many seconds.
 
     Args:
@@ -103,6 +105,9 @@ async def run(url: str, team: str, ranks: int, seconds: float) -> None:
         team: name of the team.
         ranks: number of ranks.
         seconds: how long.
+        every: seconds between two summaries of a rank.
+        steps: in each summary.
+        frames: that are published with each summary; 0: summaries only.
     """
     names = Names(team)
     clients = [await connect(Servers(url)) for _ in range(min(ranks, 32))]
@@ -113,10 +118,13 @@ async def run(url: str, team: str, ranks: int, seconds: float) -> None:
 
         async def live(one: Rank) -> None:
             await one.begin()
+            await asyncio.sleep(random.uniform(0, every))  # ranks do not publish at the same moment
             while time.monotonic() < end:
-                await one.publish(8)
-                await one.summarize(100)
-                await asyncio.sleep(1.0)
+                due = time.monotonic() + every
+                if frames:
+                    await one.publish(frames)
+                await one.summarize(steps)
+                await asyncio.sleep(due - time.monotonic())
             await one.end()
 
         began = time.monotonic()
@@ -135,8 +143,15 @@ def main() -> None:
     parser.add_argument("--team", default=DEFAULT_TEAM, help="whose collectors are to take them (default: %(default)s)")
     parser.add_argument("--ranks", type=int, default=3000, help="number of ranks (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long they run (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two summaries (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1, help="in each summary (default: %(default)s)")
+    parser.add_argument("--frames", type=int, default=8, help="with each summary (default: %(default)s)")
     given = parser.parse_args()
-    asyncio.run(run(given.url, given.team, given.ranks, given.seconds))
+    asyncio.run(
+        run(
+            given.url, given.team, given.ranks, given.seconds, every=given.every, steps=given.steps, frames=given.frames
+        )
+    )
 
 
 if __name__ == "__main__":

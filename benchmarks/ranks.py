@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import uvloop
 
 from benchmarks import shown
 from benchmarks.collecting import Collecting, collecting, payload
@@ -82,7 +83,7 @@ def run(ranks: int, rate: int, seconds: float, *, browser: str | None = None) ->
         with shown.listening(url) as told:
             page = None if browser is None else shown.Page(url, browser)
             before = collector.processor_seconds()
-            result, sent = asyncio.run(_stream(collector, ranks, seconds, prepared, before, load, told))
+            result, sent = uvloop.run(_stream(collector, ranks, seconds, prepared, before, load, told))
             if page is not None:
                 page.close(min(map(len, sent.values())) - 1)
                 result = msgspec.structs.replace(result, page_delay=_delay(shown.delays(sent, page.shown, whole=False)))
@@ -167,6 +168,7 @@ def _facts(number: int) -> Facts:
     return facts  # type: ignore[no-any-return]
 
 
+@functools.lru_cache(256)
 def _summary(number: int, events: int) -> bytes:
     from stepscope.exporters.stream import protocol
     from stepscope.exporters.stream.step_summary import summary_of

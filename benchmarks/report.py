@@ -20,7 +20,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     budget: float | None
     more_is_better: bool
     met: bool | None
-    """Whether the median keeps the budget; `None` if there is none, or nothing was measured."""
+    """True if the median keeps the budget; `None` if there is none, or nothing was measured."""
     cited: str
     measured: tuple[Measured, ...]
     ratios: dict[str, float]

@@ -63,11 +63,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """At most this, or at least this if more is better; `None`: nothing is promised."""
     more_is_better: bool = False
     fresh: bool = False
-    """Whether each round needs a new process."""
+    """True if each round needs a new process."""
     heavy: bool = False
-    """Whether a round takes seconds, so that few must do."""
+    """True if a round takes seconds, so that few must do."""
     alternating: bool = False
-    """Whether a round is one alternation, of which more are needed than of other rounds."""
+    """True if a round is one alternation, of which more are needed than of other rounds."""
     contenders: tuple[Contender, ...] = ()
     cited: str = ""
     """Figures of tools that are not run, because they need other versions of Python and numpy."""
@@ -95,7 +95,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         return more / less if less > 0 and more > 0 else None
 
     def met(self, value: float) -> bool | None:
-        """Whether a value keeps the budget; `None` without one."""
+        """True if a value keeps the budget; `None` without one."""
         if self.budget is None:
             return None
         return value >= self.budget if self.more_is_better else value <= self.budget

@@ -156,5 +156,5 @@ def delays(sent: Mapping[str, Sequence[float]], shown: Shown, *, whole: bool) ->
 
 
 def complete(sent: Mapping[str, Sequence[float]], shown: Shown) -> bool:
-    """Whether the last step of every rank was shown."""
+    """True if the last step of every rank was shown."""
     return all(id in shown and shown[id] and shown[id][-1][0] >= len(times) - 1 for id, times in sent.items())

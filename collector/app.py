@@ -12,18 +12,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import WebSocketRoute
-from starlette.websockets import WebSocket
+from litestar.enums import ScopeType
+from litestar.types import Receive, Scope, Send, WebSocketScope
 
-from stepscope.collector import clock_names, page
+from stepscope.collector import clock_names
 from stepscope.collector.audit import Audit
 from stepscope.collector.background_tasks import BackgroundTasks
 from stepscope.collector.connection import Connection
 from stepscope.collector.downloads.downloads import Bounds, Command, Download, Downloads, converted
-from stepscope.collector.errors import StuckError
 from stepscope.collector.files.disk import Disk
 from stepscope.collector.files.lock import DirectoryLock
 from stepscope.collector.files.store import Store
@@ -34,13 +30,13 @@ from stepscope.collector.live.verdicts import Judge, Verdicts
 from stepscope.collector.memory_budget import MemoryBudget
 from stepscope.collector.merge.command import merge_command
 from stepscope.collector.orders.orders import Orders
-from stepscope.collector.problems import ProblemError, problem
+from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.retention.policy import StoragePolicy
 from stepscope.collector.retention.storage import Storage
 from stepscope.collector.runs.job import job_of
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
-from stepscope.collector.web.api import Api
+from stepscope.collector.web.application import application
 from stepscope.collector.web.guard import WITHDRAWN, Guard
 from stepscope.collector.web.live_events import LiveEvents
 from stepscope.collector.web.server import Server, hosts_of
@@ -67,7 +63,7 @@ _MEDIA = {
     "parquet": "application/vnd.apache.parquet",
 }
 THREADS = 4
-"""That ask the disk what requests want of it."""
+"""Threads that ask the disk what requests want of it."""
 FLUSH = 1.0
 """Seconds that the last lines of the audit have at the end."""
 _GROWING = frozenset({"chrome", "perfetto"})
@@ -136,29 +132,12 @@ class Collector:
         self.events = LiveEvents(self.live, lambda error: self.parts.failed("events", error))
         self._lock = DirectoryLock(settings.directory)
         self.server: Server | None = None
-        routes = [
-            WebSocketRoute(protocol.PATH, self._stream),
-            *Api(self).routes(),
-            *page.routes(),
-            WebSocketRoute("/{path:path}", self._no_stream),
-        ]
-        app = Starlette(
-            routes=routes,
-            exception_handlers={
-                ProblemError: _told,
-                StuckError: _stuck,
-                404: _unknown,
-                405: _unknown,
-                Exception: _failed,
-            },
-        )
-        hosts = hosts_of(settings)
-        self._any_host = hosts is None
-        self.app = Guard(app, hosts, self.tokens, self.tickets, self.audit)
+        self._application = application(self)
+        self.app = Guard(self._answer, hosts, self.tokens, self.tickets, self.audit)
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
-        """Listens inside; gives the address. At the end all who are connected are told, and it is over within five seconds.
+        """Listens inside; yields the address. At the end every connection is closed with a reason, within five seconds.
 
         Raises:
             DirectoryInUseError: if another collector has the directory.
@@ -193,7 +172,7 @@ class Collector:
             self.store.when_unused(self._lock.release)
 
     def _endless(self) -> dict[str, Coroutine[Any, Any, None]]:
-        """What runs as long as it serves, by its names in metrics."""
+        """The background tasks, by their names in metrics."""
         work: dict[str, Coroutine[Any, Any, None]] = {"storage": self.storage.run()}
         if self.verdicts is not None:
             work["verdicts"] = self.verdicts.run()
@@ -254,10 +233,20 @@ class Collector:
             for number in signals:
                 loop.remove_signal_handler(number)
 
-    async def _stream(self, socket: WebSocket) -> None:
-        token: Token | None = socket.state.token
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == ScopeType.HTTP:
+            await self._application(scope, receive, send)
+        elif scope["path"] == protocol.PATH:
+            await self._stream(scope, receive, send)
+        else:
+            why, client = f"streams go to {protocol.PATH}", scope["client"]
+            self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", scope["path"])
+            await send_problem(scope, send, ProblemError(404, why))
+
+    async def _stream(self, scope: WebSocketScope, receive: Receive, send: Send) -> None:
+        token: Token | None = scope["auth"]
         admit = None if token is None or token.job is None else partial(self._admit, token.job)
-        made = Connection(socket, self.settings, self.store, self.streams, self.clock, self.audit, admit)
+        made = Connection(scope, receive, send, self.settings, self.store, self.streams, self.clock, self.audit, admit)
         with self.tokens.using(token, "ingest", lambda: made.leave(WITHDRAWN, retry=False)):
             await made.serve()
 
@@ -275,16 +264,9 @@ class Collector:
     def _no_request(self, why: str, client: tuple[str, int] | None) -> None:
         self.audit.refuse(why, f"{client[0]}:{client[1]}" if client else "", "")
 
-    async def _no_stream(self, socket: WebSocket) -> None:
-        """Without it the answer would be 403, as if a right were missing."""
-        why = f"streams go to {protocol.PATH}"
-        client, path = socket.client, socket.url.path
-        self.audit.refuse(why, f"{client.host}:{client.port}" if client else "", path)
-        await socket.send_denial_response(problem(404, why))
-
 
 def _open_to(settings: CollectorSettings) -> str:
-    """Who can do what where nobody is asked for a token."""
+    """The rights of every client of a collector without tokens, in words."""
     if settings.exposed:
         return "whoever can reach this machine can read all that is here, and send streams"
     return "every user of this machine can read all that is here, send streams, and give orders to the processes"
@@ -327,21 +309,3 @@ def _of_all() -> list[Download]:
 
 def _download(name: str, suffix: str, command: Command) -> Download:
     return Download(name=name, suffix=suffix, media_type=_MEDIA[name], command=command, grows=name in _GROWING)
-
-
-async def _told(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ProblemError)
-    return problem(error.status, error.detail, error.headers)
-
-
-async def _stuck(request: Request, error: Exception) -> Response:
-    return problem(503, str(error), {"Retry-After": "10"})
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    status: int = getattr(error, "status_code", 404)
-    return problem(status, "there is nothing here; /openapi.json has what there is")
-
-
-async def _failed(request: Request, error: Exception) -> Response:
-    return problem(500, "something went wrong; the collector's log has more")

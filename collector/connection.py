@@ -1,4 +1,4 @@
-"""One exporter's connection: who it is, what it sends, and what it is told."""
+"""The connection of one exporter: its Hello, its frames and summaries, acknowledgements and orders."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 
 import msgspec
-from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from litestar.types import Receive, Send, WebSocketScope
 
 from stepscope.collector.audit import Audit
 from stepscope.collector.errors import FullError
@@ -18,6 +17,7 @@ from stepscope.collector.files.store import Store
 from stepscope.collector.files.stream_file import StreamFile
 from stepscope.collector.live.stream import Stream
 from stepscope.collector.live.streams import Streams
+from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.server_clock import ServerClock
 from stepscope.collector.settings import CollectorSettings
 from stepscope.collector.time_limit import TimeLimit
@@ -38,12 +38,18 @@ _MANY = 4096
 TAKEN_OVER = "another connection of this stream came"
 
 
+class _GoneError(Exception):
+    """The exporter has disconnected."""
+
+
 class Connection:
     """Serves one WebSocket until either side ends it. What a client does wrong ends its own connection only."""
 
     def __init__(
         self,
-        socket: WebSocket,
+        scope: WebSocketScope,
+        receive: Receive,
+        send: Send,
         settings: CollectorSettings,
         store: Store,
         streams: Streams,
@@ -53,7 +59,7 @@ class Connection:
     ) -> None:
         """
         Args:
-            socket: to the exporter.
+            scope, receive, send: of the WebSocket to the exporter, as ASGI has them.
             settings: limits and times.
             store: takes the frames.
             streams: the live state.
@@ -63,11 +69,12 @@ class Connection:
                 it may not send that. `None`: any may be sent.
         """
         self._admit = admit
-        self._socket, self._settings, self._store, self._streams = socket, settings, store, streams
+        self._scope, self._receive_message, self._send_message = scope, receive, send
+        self._settings, self._store, self._streams = settings, store, streams
         self._clock, self._audit = clock, audit
         self._task: asyncio.Task[object] | None = None
         self._left: tuple[str, bool] | None = None
-        """Why it was told to leave, and whether the exporter may come again."""
+        """The reason for ending the connection, and whether the exporter may connect again."""
         self.control = 0
         """Version of the commands that the process obeys; 0: none."""
         self._orders: dict[int, asyncio.Future[Answer]] = {}
@@ -75,13 +82,13 @@ class Connection:
 
     async def serve(self) -> None:
         """Takes what comes until the connection is closed."""
-        if protocol.SUBPROTOCOL not in self._socket.scope.get("subprotocols", ()):
+        if protocol.SUBPROTOCOL not in self._scope["subprotocols"]:
             self._note(f"it does not speak {protocol.SUBPROTOCOL}")
-            await self._socket.send_denial_response(
-                Response(f"this collector speaks {protocol.SUBPROTOCOL}\n", status_code=426)
-            )
+            error = ProblemError(426, f"this collector speaks {protocol.SUBPROTOCOL}")
+            await send_problem(self._scope, self._send_message, error)
             return
-        await self._socket.accept(subprotocol=protocol.SUBPROTOCOL)
+        await self._receive_message()  # that it wants to connect
+        await self._send_message({"type": "websocket.accept", "subprotocol": protocol.SUBPROTOCOL, "headers": []})
         self._task = asyncio.current_task()
         limit = TimeLimit(self._settings.idle_timeout)
         try:
@@ -94,7 +101,7 @@ class Connection:
             if self._admit is not None:
                 self._admit(hello[0].stream, run)
             await self._stream(msgspec.structs.replace(hello[0], run=run), limit)
-        except WebSocketDisconnect:
+        except _GoneError:
             return
         except asyncio.CancelledError:
             if self._left is None or self._task is None or self._task.uncancel():
@@ -127,7 +134,7 @@ class Connection:
             async with asyncio.timeout(seconds):
                 try:
                     await self._send(protocol.Order(number, msgspec.json.encode(command)))
-                except (RuntimeError, WebSocketDisconnect) as error:
+                except (RuntimeError, _GoneError) as error:
                     raise ConnectionError("the connection has ended") from error
                 return await answered
         finally:
@@ -152,9 +159,9 @@ class Connection:
         async with self._store.stream(hello, self.leave) as file:
             with self._streams.connected(hello, self) as stream, self._giving_orders():
                 self.control = hello.control
-                client, run = self._socket.client, hello.run
+                client, run = self._scope["client"], hello.run
                 self._audit.line(
-                    "stream", client.host if client else "", stream=hello.stream, name=run.name, rank=str(run.rank)
+                    "stream", client[0] if client else "", stream=hello.stream, name=run.name, rank=str(run.rank)
                 )
                 with limit:
                     await self._send(
@@ -228,27 +235,30 @@ class Connection:
             await self._streams.noting.caught_up(stream)
 
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
-        message = await self._socket.receive()
+        message = await self._receive_message()
         if message["type"] != "websocket.receive":
-            raise WebSocketDisconnect(message.get("code", 1006))
+            raise _GoneError
         data = message.get("bytes")
         if data is None:
             raise FormatError("messages are binary")
         return protocol.decode(data)
 
     async def _send(self, header: protocol.Header) -> None:
-        await self._socket.send_bytes(protocol.encode(header))
+        try:
+            await self._send_message({"type": "websocket.send", "bytes": protocol.encode(header), "text": None})
+        except OSError as error:  # as ASGI wants it of a server whose client has gone
+            raise _GoneError from error
 
     async def _refuse(self, reason: str, *, retry: bool) -> None:
         self._note(reason)
         try:
             async with asyncio.timeout(PARTING):
-                await self._socket.send_bytes(protocol.encode(protocol.Refused(reason[:500], retry)))
-                await self._socket.close(1008)
-        except (RuntimeError, WebSocketDisconnect, TimeoutError):
+                await self._send(protocol.Refused(reason[:500], retry))
+                await self._send_message({"type": "websocket.close", "code": 1008, "reason": ""})
+        except (RuntimeError, OSError, _GoneError):
             return  # it has gone
 
     def _note(self, reason: str) -> None:
         """Writes down who was refused, and why; nothing that was sent is in it unescaped."""
-        client = self._socket.client
-        self._audit.refuse(ascii(reason[:300])[1:-1], f"{client.host}:{client.port}" if client else "", protocol.PATH)
+        client = self._scope["client"]
+        self._audit.refuse(ascii(reason[:300])[1:-1], f"{client[0]}:{client[1]}" if client else "", protocol.PATH)

@@ -1,4 +1,4 @@
-"""What `with accelerator.profile(...)` gives: a profiler with the methods that programs call there."""
+"""The profiler that `with accelerator.profile(...)` returns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from stepscope.runtime.schedule.schedule import always
 from stepscope.runtime.windows.window import Window
 
 KEPT = 100_000
-"""Steps whose durations are kept for `metrics`, the latest."""
+"""Number of latest step durations that `metrics` covers."""
 
 
 class FinishedWindow(Results):

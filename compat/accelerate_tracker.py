@@ -1,4 +1,4 @@
-"""`StepscopeTracker` for Accelerate: what a program logs is in the trace, beside what took the time."""
+"""`StepscopeTracker` for Accelerate: records what a program logs in the trace."""
 
 from __future__ import annotations
 

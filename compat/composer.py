@@ -137,7 +137,7 @@ class StepscopeTraceHandler(Traced, _TraceHandler):
         self._state = None
 
     def _action(self, step: int) -> object:
-        """What the batch that is next does, as the schedule has it."""
+        """The schedule's action for the next batch."""
         state = self._state
         if state is None:
             return ProfilerAction.NONE

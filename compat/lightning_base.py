@@ -32,7 +32,7 @@ __all__ = ["Callback", "LightningModule", "Profiler", "Trainer", "log_directory"
 
 
 def log_directory(log_dir: str | None) -> str | None:
-    """Where runs go unless the settings say: beside Lightning's logs."""
+    """Default directory of runs: next to Lightning's logs."""
     return None if log_dir is None else f"{log_dir}/stepscope"
 
 

@@ -19,7 +19,7 @@ EVALUATIONS = {"validate": "validation", "test": "test", "predict": "predict"}
 
 
 class _Role(enum.Enum):
-    """What an action means for the steps."""
+    """The role of an action in the steps."""
 
     NONE = enum.auto()
     OPENS = enum.auto()
@@ -148,7 +148,7 @@ class StepscopeProfiler(Traced, Profiler):
         return 0 if trainer is None else int(trainer.global_step)
 
     def _updated(self) -> bool:
-        """Whether the batch that ended is a step's last: always, but where gradients are accumulated."""
+        """True if the batch that ended is a step's last: always, but where gradients are accumulated."""
         trainer = self._trainer()
         if self._stage in EVALUATIONS or trainer is None:
             return True

@@ -25,7 +25,7 @@ log = logging.getLogger("stepscope")
 _SHOWN_NAME = 80
 """Characters of a logged value's name that a message shows."""
 KEPT = 64
-"""Errors that are kept; further ones are counted."""
+"""Number of errors stored; further ones are counted."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -213,7 +213,7 @@ class Loop:
             log.warning("tracing of %s goes on without: %s", self.category, text)
 
     def raise_errors(self) -> None:
-        """Raises what was kept, if anything.
+        """Raises the stored errors, if any.
 
         Raises:
             ExceptionGroup: of all of it.
@@ -258,7 +258,7 @@ class Traced:
 
     @property
     def errors(self) -> Sequence[Exception]:
-        """What went wrong with tracing, and did not disturb training."""
+        """Errors of tracing, which did not disturb training."""
         return tuple(self.loop.raised.errors)
 
     def raise_errors(self) -> None:

@@ -1,4 +1,4 @@
-"""What a framework's callback is told: one set of settings for all of them."""
+"""Settings that all framework callbacks share."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ranks: tuple[int, ...] | None = None
     """Ranks that record; `None` for all. A process that has no rank counts as rank 0."""
     tensorboard: bool = True
-    """Whether a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
+    """True if a file for TensorBoard is written for each window, to `tensorboard` beside the run."""
     backends: Any = None
     """What records beside spans. Default: operators of torch, where the framework runs on torch."""
     exporters: Any = ()
@@ -183,7 +183,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         )
 
     def _asked_for(self) -> bool:
-        """Whether windows can be asked for."""
+        """True if windows can be requested."""
         said = options_from_environment()
         return self.control is not None or (said is not None and said.control is not None)
 

@@ -229,7 +229,7 @@ def range(msg: str, *args: Any, **kwargs: Any) -> Generator[None]:
 
 
 def enabled() -> bool:
-    """Whether anything records now."""
+    """True if anything records now."""
     return bool(_core.recording())
 
 

@@ -54,7 +54,7 @@ def likely_item(what: str, given: object) -> str:
 
 
 def _keeps(kind: type, contract: type) -> bool:
-    """Whether a class looks like one that keeps a contract: attributes may be set when it is called."""
+    """True if a class looks like one that keeps a contract: attributes may be set when it is called."""
     methods = [name for name in vars(contract) if not name.startswith("_") and callable(getattr(contract, name))]
     return bool(methods) and all(hasattr(kind, name) for name in methods)
 
@@ -77,7 +77,7 @@ def why_not(what: str, item: object) -> str:
 
 
 def takes_a_step(schedule: Callable[..., Any]) -> bool:
-    """Whether a callable can be called with a step's number, as `stepscope.schedule` itself cannot."""
+    """True if a callable can be called with a step's number, as `stepscope.schedule` itself cannot."""
     try:
         signature = inspect.signature(schedule)
     except (TypeError, ValueError):  # a function in C may not say it

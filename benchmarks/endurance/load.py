@@ -110,7 +110,7 @@ class Producers:
 
     @property
     def working(self) -> bool:
-        """Whether any of them is at work."""
+        """True if any of them is at work."""
         return any(thread.is_alive() for thread in self._threads)
 
     def _chunks(self, me: int) -> Iterator[int]:

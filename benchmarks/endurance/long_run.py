@@ -85,6 +85,7 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
     with tempfile.TemporaryDirectory(prefix="endurance-") as name:
         directory = Path(name)
         command = [sys.executable, "-m", "benchmarks.endurance.load", str(spans), str(rate), name, str(kept)]
+        before = time.time()
         with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdin is not None and process.stdout is not None
             started = time.monotonic()
@@ -112,7 +113,8 @@ def run(spans: int, rate: float, told: Callable[[Sample], object] = lambda sampl
             process.stdin.close()
             status = process.wait()
             exit_seconds = time.monotonic() - let_go
-            left = [path.name for path in sessions(process.pid)]
+            # One that is older is of a killed process that had the same number.
+            left = [path.name for path in sessions(process.pid) if path.stat().st_ctime >= before]
         return LongRun(
             samples=samples,
             last=last,

@@ -101,10 +101,12 @@ class StepTimes:
 
     def newest(self, most: int) -> NDArray[np.void]:
         """The newest steps, `most` of them, in their order: `number`, `begin` in ns of the rank's clock, `ms` and `own_ms`."""
-        count = min(self.count, most, len(self._ring))
-        at = np.arange(self.count - count, self.count) % max(len(self._ring), 1)
-        found: NDArray[np.void] = self._ring[at]
-        return found
+        size = len(self._ring)
+        count = min(self.count, most, size)
+        end = self.count % size if self.count > size else self.count
+        if count <= end:
+            return self._ring[end - count : end].copy()
+        return np.concatenate((self._ring[end - count :], self._ring[:end]))
 
 
 def communicates(steps: NDArray[np.void]) -> bool:

@@ -42,7 +42,7 @@ class Rank:
     @property
     def count(self) -> int:
         """Times that it was started, as far as the collector saw."""
-        return max((number for number, _ in self.starts()), default=self.forgotten)
+        return self.forgotten + len(self.streams)
 
     def starts(self) -> Iterator[tuple[int, Stream]]:
         """Its streams, each with the number of its start; 1: the first."""

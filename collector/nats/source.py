@@ -86,7 +86,7 @@ class NatsSource:
         self._bound, self._clock, self._limits = bound, clock, limits or NatsLimits()
         self._lease_seconds, self._gap_seconds = lease_seconds, gap_seconds
         self._retries = Retries(f"NATS at {servers}")
-        self._client: Client | None = None
+        self._clients: list[Client] = []
         self._partitions: dict[int, Partition] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Those of partitions that have not ended."""
@@ -115,7 +115,7 @@ class NatsSource:
         """State for the page, the HTTP API and metrics."""
         return NatsView(
             servers=self._servers.urls,
-            connected=self._client is not None and self._client.is_connected,
+            connected=bool(self._clients) and all(client.is_connected for client in self._clients),
             team=self._names.team,
             partitions=len(self._owned),
             streams=sum(self._partitions[number].streams for number in self._owned),
@@ -129,12 +129,18 @@ class NatsSource:
         return self._tasks.keys() - self._leaving
 
     async def _connection(self) -> None:
-        self._client = client = await connect(
-            self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
-        )
+        clients: list[Client] = []
         followers: list[asyncio.Task[None]] = []
         leases: Leases | None = None
         try:
+            # Thousands of ranks publish their summaries each second. On a connection of their own they delay nothing else.
+            for _ in range(2):
+                client = await connect(
+                    self._servers, max_reconnect_attempts=-1, error_cb=self._note_error, inbox_prefix=self._names.inbox
+                )
+                clients.append(client)
+            self._clients = clients
+            client, live = clients
             names, jetstream = self._names, layout.jetstream(client)
             max_age = await layout.create(jetstream, names, self._limits)
             hellos = await layout.bucket(jetstream, names.hellos)
@@ -150,12 +156,12 @@ class NatsSource:
                 await asyncio.wait({complete, follower}, return_when=asyncio.FIRST_COMPLETED)
                 await end_tasks(complete)
             await layout.answer(client, names.clocks, self._answer_clock)
-            await layout.answer(client, names.live, partial(self._hear, roster))
+            await layout.answer(live, names.live, partial(self._hear, roster))
             session = Session(
                 client, jetstream, names, roster, self._store, self._streams, self._bound, self._retries, self._refuse,
                 self._note_stream, self._gap_seconds,
             )  # fmt: skip
-            while not client.is_closed:
+            while not (client.is_closed or live.is_closed):
                 for follower in followers:
                     if follower.done():
                         follower.result()
@@ -169,19 +175,20 @@ class NatsSource:
                     self._retries.fail("", error)
                 await asyncio.sleep(POLL_SECONDS)
         finally:
-            await finish(self._close(client, leases, followers), CLOSE_SECONDS)
+            await finish(self._close(clients, leases, followers), CLOSE_SECONDS)
 
-    async def _close(self, client: Client, leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
+    async def _close(self, clients: list[Client], leases: Leases | None, followers: list[asyncio.Task[None]]) -> None:
         try:
             await end_tasks(*self._tasks.values(), *followers)
-            if leases is not None and client.is_connected:
+            if leases is not None and clients[0].is_connected:
                 with contextlib.suppress(NatsError, TimeoutError):  # the value expires
                     await leases.leave()
         finally:
             self._tasks.clear()
             self._partitions.clear()
             self._leaving.clear()
-            await client.close()
+            for client in clients:
+                await client.close()
 
     async def _poll(self, session: Session, leases: Leases) -> None:
         lost = await leases.renew() & self._owned

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import FileResponse, Response
-from starlette.routing import Route
+from litestar import Request, Response, get
 
 _DIRECTORY = Path(__file__).parent
 _MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -20,11 +20,8 @@ PATHS = frozenset(_FILES)
 """Where its files are served: these and no others."""
 
 
-def routes() -> list[Route]:
-    """For the web application."""
-    return [Route(path, _send) for path in PATHS]
-
-
-async def _send(request: Request) -> Response:
-    path = _FILES[request.url.path]
-    return FileResponse(path, media_type=_MEDIA_TYPES[path.suffix])
+@get(sorted(PATHS), include_in_schema=False)
+async def send(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """One file."""
+    path = _FILES[request.scope["path"]]
+    return Response(await asyncio.to_thread(path.read_bytes), media_type=_MEDIA_TYPES[path.suffix])

@@ -13,7 +13,7 @@ export interface ArmedStatus {
   run_id: string;
   trigger: string;
   requested: string;
-  state: "aborted" | "cut" | "missed" | "queued" | "recorded" | "running" | "withdrawn";
+  state: "queued" | "running" | "recorded" | "aborted" | "cut" | "missed" | "withdrawn";
   first: number | null;
   last: number | null;
   reason: string;
@@ -168,7 +168,7 @@ export interface Problem {
 
 export interface RankChange {
   id: string;
-  state?: "connected" | "died" | "ended" | "silent";
+  state?: "connected" | "silent" | "ended" | "died";
   silent_s?: number;
   step?: number | null;
   step_ms?: number | null;
@@ -200,7 +200,7 @@ export interface RankView {
   rank: number | null;
   host: string;
   pid: number;
-  state: "connected" | "died" | "ended" | "silent";
+  state: "connected" | "silent" | "ended" | "died";
   silent_s: number;
   incarnation: number;
   stream: string;
@@ -273,7 +273,7 @@ export interface StorageView {
 export interface StreamView {
   stream: string;
   start: number;
-  state: "connected" | "died" | "ended" | "silent";
+  state: "connected" | "silent" | "ended" | "died";
   host: string;
   pid: number;
   seen_first_ns: number;
@@ -346,7 +346,7 @@ export interface WindowFacts {
 }
 
 export interface WindowOrder {
-  command?: "abort" | "arm" | "extend" | "status";
+  command?: "arm" | "extend" | "abort" | "status";
   name?: string;
   job?: string;
   patience?: number;
@@ -358,8 +358,8 @@ export interface WindowOrder {
   run_id?: string;
   warmup?: number;
   granularity?: number;
-  past?: "clip" | "refuse";
-  overlap?: "queue" | "refuse";
+  past?: "refuse" | "clip";
+  overlap?: "refuse" | "queue";
   stage?: string;
   detail?: string | null;
 }

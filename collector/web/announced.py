@@ -5,8 +5,7 @@ from __future__ import annotations
 _CONTROL = 8
 """Opcodes from this one on have no message."""
 _CONTINUED = 0
-_LONGER = {126: 2, 127: 8}
-"""Bytes of the length that follow, for the values of its seven bits that say so."""
+_LONGEST_HEADER = 14
 
 
 class Announced:
@@ -15,12 +14,13 @@ class Announced:
     def __init__(self, unknown: int) -> None:
         """Args: what counts as the length of a message in several frames, of which only the first one's is known."""
         self._unknown = unknown
-        self._head = bytearray()
+        self._head = b""
+        """The begin of a header of which the rest is still to come."""
         self._left = 0
         """Bytes of the frame that are still to come."""
 
     def feed(self, data: bytes) -> list[int]:
-        """Lengths of the messages of which the first frame's header ends in these bytes, the next of the connection."""
+        """Returns the lengths of the messages of which the first frame's header ends in these bytes, the next of the connection."""
         found: list[int] = []
         at = 0
         while at < len(data):
@@ -29,24 +29,25 @@ class Announced:
                 self._left -= passed
                 at += passed
                 continue
-            wanted = self._header_bytes() - len(self._head)
-            self._head += data[at : at + wanted]
-            at += wanted
-            if len(self._head) == self._header_bytes():
-                self._frame(found)
+            known = len(self._head)
+            self._head += data[at : at + _LONGEST_HEADER - known]
+            size, length = _header(self._head)
+            if len(self._head) < size:
+                break
+            final, opcode = self._head[0] & 0x80, self._head[0] & 0x0F
+            if opcode != _CONTINUED and opcode < _CONTROL:
+                found.append(length if final else self._unknown)
+            at += size - known
+            self._head, self._left = b"", length
         return found
 
-    def _header_bytes(self) -> int:
-        if len(self._head) < 2:
-            return 2
-        masked, bits = self._head[1] & 0x80, self._head[1] & 0x7F
-        return 2 + _LONGER.get(bits, 0) + (4 if masked else 0)
 
-    def _frame(self, found: list[int]) -> None:
-        final, opcode = self._head[0] & 0x80, self._head[0] & 0x0F
-        more = _LONGER.get(self._head[1] & 0x7F, 0)
-        length = int.from_bytes(self._head[2 : 2 + more], "big") if more else self._head[1] & 0x7F
-        if opcode != _CONTINUED and opcode < _CONTROL:
-            found.append(length if final else self._unknown)
-        self._left = length
-        self._head.clear()
+def _header(head: bytes) -> tuple[int, int]:
+    """The size of a frame's header and the length of its payload, if the header is whole; else a size that is larger than `head`."""
+    if len(head) < 2:
+        return 2, 0
+    length = head[1] & 0x7F
+    more = 0 if length < 126 else 2 if length == 126 else 8
+    if more:
+        length = int.from_bytes(head[2 : 2 + more], "big")
+    return 2 + more + (4 if head[1] & 0x80 else 0), length

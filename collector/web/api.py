@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from litestar import Controller, Litestar, Response, Router, get, post
+from litestar.connection import ASGIConnection
+from litestar.di import NamedDependency, Provide
+from litestar.exceptions import HTTPException
+from litestar.handlers import BaseRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, FromQuery, JSONBody, PathParameter, QueryParameter
 
 from stepscope.collector.downloads.downloads import Download, Source
 from stepscope.collector.files.journal_copy import JournalCopy
 from stepscope.collector.live.job_windows import Group
-from stepscope.collector.live.stream import State
+from stepscope.collector.live.stream import State as StreamState
 from stepscope.collector.live.streams import Rank
 from stepscope.collector.live.views import (
     Chart,
@@ -35,198 +38,221 @@ from stepscope.collector.live.views import (
 )
 from stepscope.collector.live.window_views import window_detail
 from stepscope.collector.orders.order import OrderResult, WindowOrder
-from stepscope.collector.problems import ProblemError
+from stepscope.collector.problems import MEDIA_TYPE, Problem, ProblemError
 from stepscope.collector.runs.windows import KEPT
-from stepscope.collector.web import charts, metrics, openapi, path_number
+from stepscope.collector.web import charts, metrics
 from stepscope.collector.web.guard import ORDERS
 from stepscope.collector.web.heatmap import HeatmapQuery, Heatmaps
-from stepscope.collector.web.operation import AnyParameters, NoParameters, Operations, body
+from stepscope.collector.web.requests import ANY_PARAMETERS, Asked, Exact, known_parameters, refused
 from stepscope.collector.web.streamed import Streamed
 from stepscope.collector.web.tables import Table, Tables
 from stepscope.collector.web.tickets import SECONDS
-from stepscope.collector.web.tokens import Token
 from stepscope.runtime.errors import FormatError
 
 if TYPE_CHECKING:
     from stepscope.collector.app import Collector
 
-_STREAM = "/v1/streams/{stream}"
-_WINDOWS = ORDERS
-_WINDOW = f"{_WINDOWS}/{{window:{path_number.KIND}}}"
-_OF_STREAM = f"{_STREAM}/windows/{{window:{path_number.KIND}}}"
+_STREAM = "/v1/streams/{stream:str}"
+_WINDOW = ORDERS + "/{window:int}"
+_OF_STREAM = _STREAM + "/windows/{window:int}"
 _BYTES = "application/octet-stream"
+JobName = Annotated[str | None, QueryParameter(max_length=1024)]
+"""Of which job, if the collector has several."""
+Number = Annotated[int, PathParameter(ge=0, lt=1 << 32)]
+"""Index of a window."""
+
+_PROBLEMS = {
+    400: "A parameter is wrong.",
+    401: "The token is missing or wrong.",
+    403: "This may not be done here.",
+    404: "There is none.",
+    409: "It is not clear what is meant.",
+    413: "Too much was sent.",
+    500: "It went wrong here.",
+    503: "Too many ask at once, or the disk does not answer.",
+}
 
 
-class JobQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of which job, if the collector has several."""
-
-    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-
-
-class ChartQuery(JobQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which step times to tell."""
-
-    range: charts.Range = "recent"
-    ranks: Annotated[str, msgspec.Meta(max_length=4096)] = ""
-    """Ids of ranks to tell one by one, with commas between them."""
+def _problems(*more: int) -> dict[int, ResponseSpec]:
+    """Answers beside 200, for the OpenAPI document: those of every operation, and of these statuses."""
+    return {
+        status: ResponseSpec(Problem, description=text, media_type=MEDIA_TYPE, generate_examples=False)
+        for status, text in _PROBLEMS.items()
+        if status in (400, 401, 403, *more)
+    }
 
 
-class WindowsQuery(JobQuery, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How many windows to tell."""
+def unread_order(request: Asked, error: HTTPException) -> Response[Problem]:
+    """Notes an order that cannot be read, and says why."""
+    answer = refused(request, error)
+    found = answer.content
+    _note(request, "ordered", outcome="refused", status=found.status, why=found.detail[:200])
+    return answer
 
-    limit: Annotated[int, msgspec.Meta(ge=1, le=200)] = 50
+
+async def not_exposed(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
+    """Refuses orders where everybody could give them.
+
+    Raises:
+        ProblemError: 403.
+    """
+    collector: Collector = connection.app.state.collector
+    if collector.settings.exposed:
+        why = "this collector can be reached by anybody: it takes no commands without token and TLS"
+        client = connection.client
+        collector.audit.refuse(why, client.host if client else "", connection.scope["path"], "POST")
+        raise ProblemError(403, why)
 
 
-class Api:
-    """Answers requests from the live state and the files."""
+class Api(Controller):
+    """Answers requests from the live state and the files of the application's collector."""
 
-    _operations: Operations[Api] = Operations()
+    guards = [known_parameters]
 
-    def __init__(self, collector: Collector) -> None:
-        """Args: whose state it is."""
-        self._collector = collector
+    def __init__(self, owner: Router) -> None:
+        super().__init__(owner)
+        assert isinstance(owner, Litestar)
+        self._collector: Collector = owner.state.collector
         self._tables = Tables()
         self._heatmaps = Heatmaps()
-        self._charts = charts.Charts(collector.streams)
-        self._document = msgspec.json.encode(openapi.document(self._operations.all))
+        self._charts = charts.Charts(self._collector.streams)
 
-    def routes(self) -> list[Route]:
-        """For the web application."""
-        return [Route(one.path, partial(one.serve, self), methods=[one.method]) for one in self._operations.all]
-
-    @_operations.add("/v1/jobs", NoParameters, "The jobs, by name", answer=list[JobEntry])
-    async def _jobs(self, request: Request, query: NoParameters) -> list[JobEntry]:
+    @get("/v1/jobs", summary="The jobs, by name", responses=_problems())
+    async def jobs(self, request: Asked) -> list[JobEntry]:
+        """The jobs that the token gives access to."""
         return [job for job in self._collector.live.jobs() if _may_read(request, job.id)]
 
-    @_operations.add("/v1/job", JobQuery, "The ranks of a job together, or of all jobs", answer=JobView)
-    async def _job(self, request: Request, query: JobQuery) -> JobView:
-        return self._collector.live.snapshot(_job(request, query.job)).job
+    @get("/v1/job", summary="The ranks of a job together, or of all jobs", responses=_problems())
+    async def job(self, request: Asked, job: JobName = None) -> JobView:
+        return self._collector.live.snapshot(_job(request, job)).job
 
-    @_operations.add("/v1/ranks", JobQuery, "Every rank, of a job or of all", answer=list[RankView])
-    async def _ranks(self, request: Request, query: JobQuery) -> list[RankView]:
-        return self._collector.live.snapshot(_job(request, query.job)).ranks
+    @get("/v1/ranks", summary="Every rank, of a job or of all", responses=_problems())
+    async def ranks(self, request: Asked, job: JobName = None) -> list[RankView]:
+        return self._collector.live.snapshot(_job(request, job)).ranks
 
-    @_operations.add(
-        "/v1/ranks/{rank}", NoParameters, "A rank with its starts and windows", answer=RankDetail, problems=(404,)
-    )
-    async def _rank(self, request: Request, query: NoParameters) -> RankDetail:
-        found = self._collector.live.rank(request.path_params["rank"])
+    @get("/v1/ranks/{rank:str}", summary="A rank with its starts and windows", responses=_problems(404))
+    async def rank(self, request: Asked, rank: FromPath[str]) -> RankDetail:
+        found = self._collector.live.rank(rank)
         if found is None or not _may_read(request, found.rank.job_id):
             raise ProblemError(404, "no rank of this id was seen; /v1/ranks has those that were")
         return found
 
-    @_operations.add("/v1/steps", ChartQuery, "Step times over time", answer=Chart)
-    async def _steps(self, request: Request, query: ChartQuery) -> Chart:
-        ids = [id for id in query.ranks.split(",") if id]
-        return await self._charts.chart(query.range, ids, _job(request, query.job))
+    @get("/v1/steps", summary="Step times over time", responses=_problems())
+    async def steps(
+        self,
+        request: Asked,
+        job: JobName = None,
+        range: FromQuery[charts.Range] = "recent",
+        ranks: Annotated[str, QueryParameter(max_length=4096)] = "",
+    ) -> Chart:
+        """`ranks` has the ids of those to show one by one, with commas between them."""
+        ids = [id for id in ranks.split(",") if id]
+        return await self._charts.chart(range, ids, _job(request, job))
 
-    @_operations.add(
+    @get(
         "/v1/heatmap",
-        HeatmapQuery,
-        "Times of steps of all ranks of a job, beside each other; default: of the job with most ranks",
-        answer=Heatmap,
+        summary="Times of steps of all ranks of a job, beside each other; default: of the job with most ranks",
+        responses=_problems(),
+        dependencies={"picture": Provide(HeatmapQuery, sync_to_thread=False)},
     )
-    async def _heatmap(self, request: Request, query: HeatmapQuery) -> Heatmap:
-        job = _job(request, query.job)
+    async def heatmap(self, request: Asked, picture: NamedDependency[HeatmapQuery]) -> Heatmap:
+        job = _job(request, picture.job)
         ranks: dict[str, list[Rank]] = {}
         now = time.monotonic()
         for rank in self._collector.streams:
             if (
-                rank.latest.state(now) is not State.DIED
+                rank.latest.state(now) is not StreamState.DIED
             ):  # it may have died far behind, or ahead, of where the others are now
                 ranks.setdefault(rank.latest.job, []).append(rank)
         if job is None:  # steps of different jobs have nothing in common
             job = max(ranks, key=lambda each: len(ranks[each]), default=None)
-        return await self._heatmaps.heatmap(ranks.get(job or "", []), msgspec.structs.replace(query, job=job))
+        return await self._heatmaps.heatmap(ranks.get(job or "", []), msgspec.structs.replace(picture, job=job))
 
-    @_operations.add(_WINDOWS, WindowsQuery, "The newest windows", answer=list[WindowView])
-    async def _windows(self, request: Request, query: WindowsQuery) -> list[WindowView]:
-        return await self._collector.live.windows(query.limit, _job(request, query.job))
+    @get(ORDERS, summary="The newest windows", responses=_problems())
+    async def windows(
+        self, request: Asked, job: JobName = None, limit: Annotated[int, QueryParameter(ge=1, le=200)] = 50
+    ) -> list[WindowView]:
+        return await self._collector.live.windows(limit, _job(request, job))
 
-    @_operations.add(
-        _WINDOWS,
-        AnyParameters,
-        "Asks running processes for a window, extends or aborts one, or tells what is armed",
-        body=WindowOrder,
-        answer=OrderResult,
-        problems=(403, 404, 409, 413),
+    @post(
+        ORDERS,
+        summary="Asks running processes for a window, extends or aborts one, or tells what is armed",
+        status_code=200,
+        dto=Exact[WindowOrder],
+        return_dto=None,
+        responses=_problems(403, 404, 409, 413),
+        guards=[not_exposed],
+        exception_handlers={HTTPException: unread_order},
+        opt=ANY_PARAMETERS,
     )
-    async def _order(self, request: Request, query: AnyParameters) -> OrderResult:
-        if self._collector.settings.exposed:
-            why = "this collector can be reached by anybody: it takes no commands without token and TLS"
-            client = request.client
-            self._collector.audit.refuse(why, client.host if client else "", request.url.path, request.method)
-            raise ProblemError(403, why)
+    async def order(self, request: Asked, data: JSONBody[WindowOrder]) -> OrderResult:
         command = "order"
         try:
-            order = await body(request, WindowOrder)
-            order = msgspec.structs.replace(order, job=_job(request, order.job or None) or "")
+            order = msgspec.structs.replace(data, job=_job(request, data.job or None) or "")
             command = f"order {order.command}"
-            self._note(request, command, ranks="all" if order.ranks is None else str(order.ranks)[:200])
+            _note(request, command, ranks="all" if order.ranks is None else str(order.ranks)[:200])
             result = await self._collector.orders.obey(order)
         except ProblemError as error:
             why = error.detail[:200]
-            self._note(request, command.replace("order", "ordered"), outcome="refused", status=error.status, why=why)
+            _note(request, command.replace("order", "ordered"), outcome="refused", status=error.status, why=why)
             raise
-        self._note(request, f"ordered {order.command}", outcome=result.outcome, ranks=len(result.ranks))
+        _note(request, f"ordered {order.command}", outcome=result.outcome, ranks=len(result.ranks))
         return result
 
-    @_operations.add(_WINDOW, JobQuery, "A window of a job, rank by rank", answer=WindowDetail, problems=(404, 409))
-    async def _window(self, request: Request, query: JobQuery) -> WindowDetail:
-        return window_detail(self._group(request, query))
+    @get(_WINDOW, summary="A window of a job, rank by rank", responses=_problems(404, 409))
+    async def window(self, request: Asked, window: Number, job: JobName = None) -> WindowDetail:
+        return window_detail(self._group(request, window, job))
 
-    @_operations.add(
+    @get(
         _OF_STREAM + "/statistics",
-        NoParameters,
-        "What a window holds, per name and category",
-        answer=Table,
-        problems=(404, 500, 503),
+        summary="What a window holds, per name and category",
+        media_type="application/json",
+        responses=_problems(404, 500, 503),
     )
-    async def _statistics(self, request: Request, query: NoParameters) -> Response:
-        id, path = await self._file(request)
-        window: int = request.path_params["window"]
-        stream = self._collector.streams.all.get(id)
-        known = () if stream is None else stream.windows
+    async def statistics(self, request: Asked, stream: FromPath[str], window: Number) -> Response[Table]:
+        path = await self._file(request, stream)
+        live = self._collector.streams.all.get(stream)
+        known = () if live is None else live.windows
         closed = any(one.index == window and not one.open for one in known)
-        return Streamed(self._tables.send(path, window, closed=closed), "application/json")
+        return Streamed(self._tables.send(path, window, closed=closed))
 
-    @_operations.add(
+    @get(
         _STREAM + "/journal",
-        NoParameters,
-        "The segments of a stream that exist, as one file, as far as they are written",
+        summary="The segments of a stream that exist, as one file, as far as they are written",
         media_type=_BYTES,
-        problems=(404, 503),
+        responses=_problems(404, 503),
     )
-    async def _journal(self, request: Request, query: NoParameters) -> Response:
-        id, path = await self._file(request)
+    async def journal(self, request: Asked, stream: FromPath[str]) -> Response[bytes]:
+        path = await self._file(request, stream)
         chunks = self._collector.downloads.journal(lambda: JournalCopy(path))
-        return self._sent(request, chunks, _BYTES, f"{id}.journal")
+        return _sent(request, chunks, f"{stream}.journal")
 
-    @_operations.add(
-        _OF_STREAM + "/{kind}",
-        NoParameters,
-        "A window of a stream as a file, such as `chrome`",
+    @get(
+        _OF_STREAM + "/{kind:str}",
+        summary="A window of a stream as a file, such as `chrome`",
         media_type=_BYTES,
-        problems=(404, 500, 503),
+        responses=_problems(404, 500, 503),
     )
-    async def _window_file(self, request: Request, query: NoParameters) -> Response:
-        kind = _kind(self._collector.downloads.of_rank, request)
-        id, path = await self._file(request)
-        stream = self._collector.streams.all.get(id)
-        name = id if stream is None else f"rank{stream.run.rank}" if stream.run.rank is not None else id
-        window: int = request.path_params["window"]
-        return self._made(request, kind, [Source(name, path)], window, f"{name}-window{window}")
+    async def window_file(
+        self, request: Asked, stream: FromPath[str], window: Number, kind: FromPath[str]
+    ) -> Response[bytes]:
+        download = _kind(self._collector.downloads.of_rank, kind)
+        path = await self._file(request, stream)
+        live = self._collector.streams.all.get(stream)
+        name = stream if live is None else f"rank{live.run.rank}" if live.run.rank is not None else stream
+        return self._made(request, download, [Source(name, path)], window, f"{name}-window{window}")
 
-    @_operations.add(
-        _WINDOW + "/{kind}",
-        JobQuery,
-        "A window of all ranks of a job as a file, as `stepscope merge` writes it",
+    @get(
+        _WINDOW + "/{kind:str}",
+        summary="A window of all ranks of a job as a file, as `stepscope merge` writes it",
         media_type=_BYTES,
-        problems=(404, 409, 500, 503),
+        responses=_problems(404, 409, 500, 503),
     )
-    async def _merged_file(self, request: Request, query: JobQuery) -> Response:
-        kind = _kind(self._collector.downloads.of_all, request)
-        group = self._group(request, query)
+    async def merged_file(
+        self, request: Asked, window: Number, kind: FromPath[str], job: JobName = None
+    ) -> Response[bytes]:
+        download = _kind(self._collector.downloads.of_all, kind)
+        group = self._group(request, window, job)
         # Also what a rank did before it was started again: which windows belong together its steps tell.
         wanted = {
             stream.id: rank.id for rank in self._collector.streams for stream in rank.streams if stream.job == group.job
@@ -239,55 +265,47 @@ class Api:
         # The one by which the window is found in the files, which hold more windows than are known here.
         row = next((row for row in rows if row.window.index == group.index), rows[0])
         first = sources.pop(row.stream.id)
-        return self._made(request, kind, [first, *sources.values()], row.window.index, f"all-window{group.index}")
+        return self._made(request, download, [first, *sources.values()], row.window.index, f"all-window{group.index}")
 
-    @_operations.add(
+    @get(
         "/v1/events",
-        JobQuery,
-        "The live state of a job or of all, once a second: events `snapshot`, whose data are of this type",
-        answer=Snapshot,
+        summary="The live state of a job or of all, once a second: events `snapshot`, whose data are of this type",
         media_type="text/event-stream",
-        problems=(503,),
+        responses=_problems(503),
     )
-    async def _events(self, request: Request, query: JobQuery) -> Response:
+    async def events(self, request: Asked, job: JobName = None) -> Response[Snapshot]:
         events = self._collector.events
         if events.full:
             raise ProblemError(503, "too many listen already", {"Retry-After": "10"})
-        job = _job(request, query.job)
-        return Streamed(events.listen(job, alone=_own_job(request) is not None), "text/event-stream")
+        return Streamed(events.listen(_job(request, job), alone=_own_job(request) is not None))
 
-    @_operations.add(
+    @post(
         "/v1/tickets",
-        AnyParameters,
-        "A ticket for one download, for the parameter `ticket` of its address",
-        body=TicketRequest,
-        answer=Ticket,
-        problems=(413,),
+        summary="A ticket for one download, for the parameter `ticket` of its address",
+        status_code=200,
+        dto=Exact[TicketRequest],
+        return_dto=None,
+        responses=_problems(413),
+        opt=ANY_PARAMETERS,
     )
-    async def _ticket(self, request: Request, query: AnyParameters) -> Ticket:
-        wanted = await body(request, TicketRequest)
-        self._note(request, "ticket")
-        return Ticket(ticket=self._collector.tickets.issue(wanted.path, request.state.token), seconds=SECONDS)
+    async def ticket(self, request: Asked, data: JSONBody[TicketRequest]) -> Ticket:
+        _note(request, "ticket")
+        return Ticket(ticket=self._collector.tickets.issue(data.path, request.auth), seconds=SECONDS)
 
-    @_operations.add("/metrics", AnyParameters, "For Prometheus", media_type="text/plain")
-    async def _metrics(self, request: Request, query: AnyParameters) -> Response:
+    @get("/metrics", summary="For Prometheus", media_type="text/plain", responses=_problems(), opt=ANY_PARAMETERS)
+    async def metrics(self, request: Asked) -> Response[str]:
         collector = self._collector
         snapshot = collector.live.snapshot(_own_job(request))
         text = await asyncio.to_thread(metrics.exposition, snapshot, collector.audit.refused)
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        return Response(text.decode(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
-    @_operations.add("/healthz", AnyParameters, "Whether it answers", answer=Health)
-    async def _health(self, request: Request, query: AnyParameters) -> Health:
+    @get("/healthz", summary="Whether it answers", responses=_problems(), opt=ANY_PARAMETERS)
+    async def health(self) -> Health:
         return Health()
 
-    @_operations.add("/openapi.json", AnyParameters, "This document", answer=dict[str, Any])
-    async def _openapi(self, request: Request, query: AnyParameters) -> Response:
-        return Response(self._document, media_type="application/json")
-
-    def _group(self, request: Request, query: JobQuery) -> Group:
+    def _group(self, request: Asked, index: int, job: str | None) -> Group:
         """The window of all ranks of a job that is asked for."""
-        index: int = request.path_params["window"]
-        job = _job(request, query.job)
+        job = _job(request, job)
         found = self._collector.live.window(index, job)
         if not found:
             of = "" if job is None else f" of the job {job!r}"
@@ -301,9 +319,8 @@ class Api:
             raise ProblemError(409, f"several jobs have window {index}, choose one with ?job=...: {names}"[:2000])
         return found[0]
 
-    async def _file(self, request: Request) -> tuple[str, Path]:
-        """The id and the file of the stream that is asked for."""
-        id: str = request.path_params["stream"]
+    async def _file(self, request: Asked, id: str) -> Path:
+        """The file of a stream."""
         try:
             path = await self._collector.disk.ask(lambda: self._collector.store.existing(id))
         except FormatError as error:
@@ -311,35 +328,36 @@ class Api:
         stream = self._collector.streams.all.get(id)
         if path is None or not _may_read(request, None if stream is None else stream.job):
             raise ProblemError(404, "there is no stream of this id")
-        return id, path
+        return path
 
-    def _made(self, request: Request, kind: Download, sources: list[Source], window: int, name: str) -> Response:
+    def _made(self, request: Asked, kind: Download, sources: list[Source], window: int, name: str) -> Streamed:
         """A file that is made of streams' files."""
-        chunks = self._collector.downloads.send(kind, sources, window)
-        return self._sent(request, chunks, kind.media_type, f"{name}{kind.suffix}")
-
-    def _sent(self, request: Request, chunks: AsyncGenerator[bytes], media_type: str, name: str) -> Response:
-        """A file to be saved under a name."""
-        self._note(request, "download")
-        return Streamed(chunks, media_type, {"Content-Disposition": f'attachment; filename="{name}"'})
-
-    def _note(self, request: Request, action: str, **facts: str | int) -> None:
-        client = request.client
-        self._collector.audit.line(action, client.host if client else "", path=request.url.path, **facts)
+        return _sent(request, self._collector.downloads.send(kind, sources, window), f"{name}{kind.suffix}")
 
 
-def _own_job(request: Request) -> str | None:
+def _sent(request: Asked, chunks: AsyncGenerator[bytes], name: str) -> Streamed:
+    """A file to be saved under a name."""
+    _note(request, "download")
+    return Streamed(chunks, {"Content-Disposition": f'attachment; filename="{name}"'})
+
+
+def _note(request: Asked, action: str, **facts: str | int) -> None:
+    collector: Collector = request.app.state.collector
+    client = request.client
+    collector.audit.line(action, client.host if client else "", path=request.scope["path"], **facts)
+
+
+def _own_job(request: Asked) -> str | None:
     """The only job that the token of a request gives access to; `None`: all jobs."""
-    token: Token | None = request.state.token
-    return None if token is None else token.job
+    return None if request.auth is None else request.auth.job
 
 
-def _may_read(request: Request, job: str | None) -> bool:
-    """Whether the token of a request gives access to a job. One that is not known, `None`, needs access to all."""
+def _may_read(request: Asked, job: str | None) -> bool:
+    """True if the token of a request gives access to a job. An unknown job, `None`, needs access to all."""
     return _own_job(request) in (None, job)
 
 
-def _job(request: Request, asked: str | None) -> str | None:
+def _job(request: Asked, asked: str | None) -> str | None:
     """The job that a request is about: the one that it asks for, or else all to which its token gives access.
 
     Raises:
@@ -350,8 +368,7 @@ def _job(request: Request, asked: str | None) -> str | None:
     return asked if asked is not None else _own_job(request)
 
 
-def _kind(known: dict[str, Download], request: Request) -> Download:
-    name: str = request.path_params["kind"]
+def _kind(known: dict[str, Download], name: str) -> Download:
     if name not in known:
         raise ProblemError(404, f"known kinds are {', '.join(sorted(known)) or 'none'}")
     return known[name]

@@ -17,7 +17,7 @@ from stepscope.collector.live.views import Chart, Series
 
 Range = Literal["recent", "all"]
 MOST_SERIES = 32
-"""Ranks that are told one by one."""
+"""Most ranks with a line of their own."""
 FRESH = 0.8
 """Seconds for which what was laid out is shown to others."""
 _KEPT = 8
@@ -40,7 +40,7 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 class Charts:
-    """Charts of the streams; those who ask at about the same time are told of the same moment."""
+    """Charts of the streams. Requests at about the same time get the same chart."""
 
     def __init__(self, streams: Streams) -> None:
         """Args: of whom."""

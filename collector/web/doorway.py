@@ -1,4 +1,4 @@
-"""The doorway of the web server: connections that have not yet said all of what they want."""
+"""The doorway of the web server: connections whose request is not yet complete."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Doorway:
         """Args: connections at once, of exporters and all others."""
         self.most = most
         self.refused: Callable[[str, tuple[str, int] | None], object] = lambda why, client: None
-        """Is told why somebody was refused who did not even ask, and the address."""
+        """Called with the reason and the address when a connection is refused before any request."""
         self._waiting: dict[asyncio.Transport, asyncio.TimerHandle] = {}
-        """Who has waited longest comes first."""
+        """The connection that has waited longest comes first."""
 
     def came(self, transport: asyncio.Transport, there: int) -> None:
         """A client has connected.
@@ -43,7 +43,7 @@ class Doorway:
             self._waiting[transport] = asyncio.get_running_loop().call_later(PATIENCE, self._end, transport)
 
     def leaves(self, transport: asyncio.Transport) -> None:
-        """It has asked, or is gone. Idempotent."""
+        """Its request is complete, or it has disconnected. Idempotent."""
         timer = self._waiting.pop(transport, None)
         if timer is not None:
             timer.cancel()

@@ -4,37 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Collection, MutableMapping
-from typing import Any, NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from litestar.datastructures import Headers
+from litestar.enums import ScopeType
+from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, Scope, Send
+from litestar.utils import normalize_path
 
 from stepscope.collector import page
 from stepscope.collector.audit import Audit
-from stepscope.collector.problems import problem
+from stepscope.collector.problems import ProblemError, send_problem
 from stepscope.collector.settings import host_name, is_loopback
 from stepscope.collector.web.tickets import Tickets
 from stepscope.collector.web.tokens import Scope as TokenScope
 from stepscope.collector.web.tokens import Token, Tokens
 
 OPEN_PATHS = frozenset({*page.PATHS, "/healthz", "/openapi.json"})
-"""What has no data of any run, and needs no token: the page asks for it."""
+"""Paths without data of any run, which need no token: the page asks for it."""
 
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+MOST_ADDRESS_BYTES, MOST_PARAMETERS = 16 << 10, 32
+"""Limits of a request's address. Litestar caches the addresses and parameters of a thousand requests: these bound the caches."""
+_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-opener-policy", b"same-origin-allow-popups"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+"""Headers of every response, which restrict browsers."""
 TICKET = "ticket"
 """The parameter that has a ticket."""
 ORDERS = "/v1/windows"
-"""Where a `POST` orders windows."""
+"""The path at which a `POST` orders windows."""
 
 _DOWNLOAD = re.compile("/v1/streams/[^/]+/(journal|windows/[^/]+/[^/]+)|/v1/windows/[^/]+/[^/]+")
 """Paths whose answers are made on demand, for which a process is started or a file is read from its beginning."""
@@ -75,26 +83,29 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+        scope = scope.copy()
+        # Litestar takes `/v1//windows/` for `/v1/windows`: what is checked must be what is asked for.
+        scope["path"] = normalize_path(scope["path"])
+        # Litestar keeps the headers in it, and with them the token; the server may log what it has of a request.
+        scope["state"] = {}
         started = False
 
         async def sent(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.http.response.start"):
                 started = True
-                answer = MutableHeaders(raw=message.setdefault("headers", []))
-                for name, value in _HEADERS.items():
-                    answer.setdefault(name, value)
+                start = cast(HTTPResponseStartEvent, message)
+                start["headers"] = [*start["headers"], *_HEADERS]
             await send(message)
 
         found = self._admit(scope)
         if not isinstance(found, _Refusal):
-            scope.setdefault("state", {})["token"] = found
-            if scope["type"] == "websocket":  # the connection ends itself, and says why
+            scope["auth"] = found
+            if scope["type"] == ScopeType.WEBSOCKET:  # the connection ends itself, and says why
                 await self._app(scope, receive, sent)
                 return
+            if scope["method"] == "HEAD":  # the server leaves the body out
+                scope["method"] = "GET"
             limit = asyncio.timeout(None)
             try:
                 async with limit:
@@ -105,23 +116,29 @@ class Guard:
                 if not limit.expired():
                     raise
             found = _Refusal(401, WITHDRAWN, "Bearer")
-        client = scope.get("client")
-        self._audit.refuse(found.why, client[0] if client else "", scope["path"], scope.get("method", ""))
+        client = scope["client"]
+        method = scope["method"] if scope["type"] == ScopeType.HTTP else ""
+        self._audit.refuse(found.why, client[0] if client else "", scope["path"], method)
         if started:
             return  # the server ends the connection
         more = {"WWW-Authenticate": found.authenticate} if found.authenticate else {}
-        if scope["type"] == "http":
+        if scope["type"] == ScopeType.HTTP:
             more["Connection"] = "close"  # else it could go on with a body that nobody wants
-        await problem(found.status, found.why, more)(scope, receive, sent)
+        await send_problem(scope, sent, ProblemError(found.status, found.why, more))
 
-    def _admit(self, scope: MutableMapping[str, Any]) -> Token | None | _Refusal:
+    def _admit(self, scope: Scope) -> Token | None | _Refusal:
         """The token of a request, or `None` if it needs none; or why it is refused."""
-        headers = Headers(scope=scope)
+        query = scope["query_string"]
+        if len(scope["path"]) + len(query) > MOST_ADDRESS_BYTES or query.count(b"&") >= MOST_PARAMETERS:
+            return _Refusal(
+                414, f"an address has at most {MOST_ADDRESS_BYTES} bytes here, and {MOST_PARAMETERS} parameters"
+            )
+        headers = Headers.from_scope(scope)
         host, path = headers.get("host", ""), scope["path"]
         if not self._is_own(_hostname(host)):
             return _Refusal(421, "the request is for another host than this collector (--allowed-host)")
         origin = headers.get("origin")
-        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        reads = scope["type"] == ScopeType.HTTP and scope["method"] in ("GET", "HEAD")
         if origin is not None and not reads and origin.partition("://")[2] != host:
             return _Refusal(403, "a page of another origin may not do this")
         site = headers.get("sec-fetch-site")
@@ -143,11 +160,11 @@ class Guard:
             )
         return token
 
-    def _token(self, scope: MutableMapping[str, Any], headers: Headers, reads: bool) -> Token | None:
+    def _token(self, scope: Scope, headers: Headers, reads: bool) -> Token | None:
         scheme, _, text = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and (token := self._tokens.find(text.strip())) is not None:
             return token
-        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         ticket = next((value for name, value in query if name == TICKET), None)
         if not reads or ticket is None:
             return None
@@ -160,9 +177,9 @@ class Guard:
         return bool(name) and (name in self._hosts or f"*.{name.partition('.')[2]}" in self._hosts)
 
 
-def _needed(scope: MutableMapping[str, Any]) -> TokenScope:
+def _needed(scope: Scope) -> TokenScope:
     """The scope that a request needs."""
-    if scope["type"] == "websocket":
+    if scope["type"] == ScopeType.WEBSOCKET:
         return "ingest"
     return "control" if scope["method"] == "POST" and scope["path"] == ORDERS else "read"
 

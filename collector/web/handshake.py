@@ -22,14 +22,14 @@ class Handshake(asyncio.Protocol):
 
     context: ssl.SSLContext
     requests: type[PromptRequests]
-    """What goes on with a connection that is encrypted."""
+    """The protocol that serves a connection once it is encrypted."""
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], **options: Any) -> None:
         """Args: those of a protocol of uvicorn."""
         self._request = self.requests(config=config, server_state=server_state, app_state=app_state, **options)
         self._connections: set[Any] = server_state.connections
         self._early = bytearray()
-        """What nobody has taken yet."""
+        """Bytes that no protocol has received yet."""
         self._begun = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -41,7 +41,7 @@ class Handshake(asyncio.Protocol):
         self._task = asyncio.create_task(self._agree(), name="stepscope TLS")
 
     def data_received(self, data: bytes) -> None:
-        """What the client said before TLS began, or right behind the handshake, before `_agree` goes on."""
+        """Bytes that the client sent before TLS began, or right after the handshake, before `_agree` goes on."""
         self._early += data
         if not self._begun:
             self._transport.pause_reading()

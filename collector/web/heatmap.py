@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import numpy as np
+from litestar.params import QueryParameter
 from numpy.typing import NDArray
 
 from stepscope.collector.live.step_times import RECENT, StepTimes, communicates
@@ -26,23 +27,23 @@ _MIDDLE, _PER_DOUBLE = 128, 32
 Matrix = NDArray[np.float32]
 
 
-class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HeatmapQuery(msgspec.Struct, frozen=True, kw_only=True):
     """Which part of the picture, and how large."""
 
-    job: Annotated[str, msgspec.Meta(max_length=1024)] | None = None
-    rows: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 512
+    job: Annotated[str | None, QueryParameter(max_length=1024)] = None
+    rows: Annotated[int, QueryParameter(ge=1, le=1024)] = 512
     """The most rows; several ranks share one if there are more."""
-    columns: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1000
+    columns: Annotated[int, QueryParameter(ge=1, le=1024)] = 1000
     """The most columns; several steps share one if there are more."""
-    value: Literal["own", "whole"] = "own"
+    value: Annotated[Literal["own", "whole"], QueryParameter()] = "own"
     """Times without collectives, where these are known, or of whole steps."""
-    from_rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    from_rank: Annotated[int | None, QueryParameter(ge=0, lt=1 << 31)] = None
     """Position of the first rank among those of the job; default: the first."""
-    to_rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] | None = None
+    to_rank: Annotated[int | None, QueryParameter(ge=0, lt=1 << 31)] = None
     """Position of the last."""
-    from_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    from_step: Annotated[int | None, QueryParameter(ge=0, lt=1 << 62)] = None
     """Number of the first step; default: the oldest of the newest that are known."""
-    to_step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] | None = None
+    to_step: Annotated[int | None, QueryParameter(ge=0, lt=1 << 62)] = None
     """Number of the last step."""
 
 

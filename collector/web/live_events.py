@@ -29,30 +29,30 @@ class _View(NamedTuple):
 
 
 class _Listener:
-    """What one connection is to be told next: the changes since the last, or, if it did not take those, everything."""
+    """The next event of one connection: the changes since the last event, or, if it did not take that, the whole state."""
 
     def __init__(self, view: _View) -> None:
         self.view = view
         self.changes: bytes | None = None
         self.behind = True
         self.over = False
-        """Whether it is told nothing more, and may come again."""
+        """True if it gets no more events, and may connect again."""
         self.news = asyncio.Event()
 
 
 class LiveEvents:
-    """Looks once a second while anybody listens. A slow listener costs nobody anything: it is told the latest state only.
+    """Makes an event each second while a connection listens. A slow listener skips events, and gets the latest state.
 
-    All who listen to the same job, or to all of them, are told the same bytes.
+    All listeners of the same job, or of all jobs, get the same bytes.
     """
 
     def __init__(self, live: Live, failed: Callable[[BaseException], object] = lambda _: None) -> None:
-        """Args: what is looked at; called with the error if nothing more can be told, until somebody comes again."""
+        """Args: the live state; called with the error if events end until the next listener connects."""
         self._live, self._failed = live, failed
         self._listeners: set[_Listener] = set()
         self._task: asyncio.Task[None] | None = None
         self._latest: dict[_View, Snapshot] = {}
-        """What was told last."""
+        """The latest snapshot of each view."""
         self._stopped = False
 
     @property
@@ -62,7 +62,7 @@ class LiveEvents:
 
     @property
     def full(self) -> bool:
-        """Whether nobody else can listen."""
+        """True if no further connection can listen."""
         return len(self._listeners) >= MOST_LISTENERS
 
     async def listen(self, job: str | None = None, *, alone: bool = False) -> AsyncGenerator[bytes]:
@@ -119,7 +119,7 @@ class LiveEvents:
         return msgspec.structs.replace(found, jobs=[job for job in found.jobs or () if job.id == view.job])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """Who listens would wait for ever: they are let go, and begin anew when they come again."""
+        """Ends the listeners, which would wait for ever. They connect again by themselves."""
         if task.cancelled() or (error := task.exception()) is None:
             return
         self._task, self._latest = None, {}
@@ -148,7 +148,7 @@ class LiveEvents:
 
 
 def changes(before: Snapshot, after: Snapshot) -> Snapshot:
-    """What of a snapshot differs from the one before."""
+    """The differences of a snapshot from the one before."""
     known: dict[str, RankView] = {view.id: view for view in before.ranks}
     ranks: list[RankView] = []
     changed: list[RankChange] = []
@@ -172,7 +172,7 @@ def changes(before: Snapshot, after: Snapshot) -> Snapshot:
 
 
 def _change(before: RankView, after: RankView) -> RankChange | None:
-    """What is different, if it is what changes all the time."""
+    """The differing values, if only those differ that change all the time."""
     different = {name: value for name in _QUICK if (value := getattr(after, name)) != getattr(before, name)}
     if msgspec.structs.replace(before, **different) != after:
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from litestar.types import ASGIApp
 
 from stepscope.collector.errors import ListenError
 from stepscope.collector.memory_budget import MemoryBudget
@@ -27,9 +27,9 @@ GRACE = 4
 
 
 class Server(uvicorn.Server):
-    """Leaves signals to whoever runs it, and says when it is about to end.
+    """Installs no signal handlers, and calls back when it is about to end.
 
-    What it serves is told then: WebSockets are closed with 1012, which means that the service restarts.
+    It then closes WebSockets with 1012, which means that the service restarts.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ def hosts_of(settings: CollectorSettings) -> frozenset[str] | None:
 
 
 def _certified(certificate: Path, key: Path | None) -> frozenset[str]:
-    """The names in a certificate, as a client is told them: the two ends of a connection are in memory."""
+    """The names in a certificate, as a client sees them: both ends of a connection are in memory."""
     try:
         accepting = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         accepting.load_cert_chain(certificate, key)

@@ -24,7 +24,7 @@ from stepscope.runtime.windows.window import Window
 KEPT_BYTES = 64 << 20
 """Of tables of closed windows that are kept."""
 ROWS = 1000
-"""Rows of a kind that are told; those that take most time."""
+"""Most rows of a kind in an answer: those that take most time."""
 AT_ONCE = 2
 """Tables that are read at once: reading one takes a core."""
 WAITING = 16
@@ -36,7 +36,7 @@ _MOST_BYTES = 16 << 20
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """What a window holds, per name and category. Times are in ns."""
+    """The statistics of a window, per name and category. Times are in ns."""
 
     spans: tuple[SummaryRow, ...]
     """The largest self time first."""
@@ -85,7 +85,7 @@ class Tables:
         self._readings: dict[tuple[Path, int, bool], _Reading] = {}
         self._kept: OrderedDict[tuple[Path, int], bytes] = OrderedDict()
         self.kept_bytes = 0
-        """What those take that are kept."""
+        """Bytes of the cached answers."""
 
     async def get(self, path: Path, window: int, *, closed: bool) -> bytes:
         """The table as JSON; of a window that is open, as it is now or was when the reading began that another waits for.
@@ -117,7 +117,7 @@ class Tables:
                 await end_tasks(reading.task)
 
     async def send(self, path: Path, window: int, *, closed: bool) -> AsyncGenerator[bytes]:
-        """What `get` gives, for an answer that is given up when the client has gone."""
+        """The result of `get`, for an answer that ends when the client disconnects."""
         yield await self.get(path, window, closed=closed)
 
     async def _made(self, path: Path, window: int, closed: bool) -> bytes:
@@ -163,7 +163,7 @@ class _Reading:
 
 
 async def _most(stream: asyncio.StreamReader) -> bytes:
-    """What a process says.
+    """Reads the output of a process.
 
     Raises:
         ProblemError: if it says more than anything that is asked of it.

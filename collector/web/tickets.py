@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from urllib.parse import parse_qsl, unquote, urlencode
 
+from litestar.utils import normalize_path
+
 from stepscope.collector.web.tokens import Token
 
 SECONDS = 30
@@ -29,7 +31,7 @@ class Tickets:
             del self._open[next(iter(self._open))]
         ticket = secrets.token_urlsafe(24)
         path, _, query = path.partition("?")
-        self._open[ticket] = _address(unquote(path), parse_qsl(query)), now + SECONDS, token
+        self._open[ticket] = _address(unquote(path), parse_qsl(query, keep_blank_values=True)), now + SECONDS, token
         return ticket
 
     def use(self, ticket: str, path: str, query: Sequence[tuple[str, str]]) -> Token | None:
@@ -45,5 +47,5 @@ class Tickets:
 
 
 def _address(path: str, query: Sequence[tuple[str, str]]) -> str:
-    """The same for all ways in which an address can be written."""
-    return f"{path}?{urlencode(query)}"
+    """One form for all ways in which an address can be written."""
+    return f"{normalize_path(path)}?{urlencode(query)}"

@@ -21,7 +21,7 @@ from stepscope.exporters.stream.address import fits_header
 log = logging.getLogger("stepscope.collector")
 
 Scope = Literal["ingest", "read", "control"]
-"""What a token allows: to send streams; to read; to order windows."""
+"""The rights of a token: to send streams; to read; to order windows."""
 ALL: frozenset[Scope] = frozenset({"ingest", "read", "control"})
 INTERVAL = 1.0
 """Seconds between two looks at the files."""
@@ -150,12 +150,12 @@ class Tokens:
 
     @property
     def required(self) -> bool:
-        """Whether requests need a token."""
+        """True if requests need a token."""
         return bool(self._tokens)
 
     @property
     def has_files(self) -> bool:
-        """Whether `run` has anything to do."""
+        """True if `run` has anything to do."""
         return bool(self._files)
 
     def find(self, text: str) -> Token | None:
@@ -167,7 +167,7 @@ class Tokens:
         return found
 
     def allows(self, token: Token, scope: Scope) -> bool:
-        """Whether a token is still valid, for the same job, and has a scope."""
+        """True if a token is still valid, for the same job, and has a scope."""
         now = next((one for one in self._tokens if one.digest == token.digest), None)
         return now is not None and scope in now.scopes and now.job == token.job
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from h11 import IDLE, SEND_BODY
-from starlette.responses import Response
+from litestar.response.base import ASGIResponse
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -37,7 +37,7 @@ _TOLD = frozenset(
         "Invalid HTTP request received.",
     }
 )
-"""What uvicorn says of refusals, without who and why: these are told elsewhere."""
+"""Messages of uvicorn about refusals, without address and reason, which our own log has."""
 _web_log.addFilter(lambda record: record.msg not in _TOLD)
 
 STALLED = 60.0
@@ -56,7 +56,7 @@ class _Stall:
         self._timer = asyncio.get_running_loop().call_later(STALLED, transport.abort)
 
     def ends(self) -> None:
-        """It takes something, or has gone."""
+        """The client takes something, or has disconnected."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -73,7 +73,7 @@ class PromptRequests(H11Protocol):
         self.logger = _web_log
         self._stall = _Stall()
         self.entrance: asyncio.Transport | None = None
-        """What the doorway knows it by; with TLS that is the connection below."""
+        """The transport by which the doorway knows it; with TLS that is the connection below."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -88,7 +88,7 @@ class PromptRequests(H11Protocol):
         self._look()
 
     def send_400_response(self, msg: str) -> None:
-        """What it says is no HTTP."""
+        """Refuses bytes that are no HTTP."""
         self.doorway.refused("it speaks no HTTP: TLS to a collector without a certificate, perhaps", self.client)
         super().send_400_response(msg)
 
@@ -108,14 +108,14 @@ class PromptRequests(H11Protocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone."""
+        """The client has disconnected."""
         if self.entrance is not None:
             self.doorway.leaves(self.entrance)
         self._stall.ends()
         super().connection_lost(exc)
 
     def _look(self) -> None:
-        """Whether something of a request is still to come; also of a body that was answered already."""
+        """Tells the doorway if a part of a request is still to come; also of a body that was answered already."""
         assert self.entrance is not None
         if self.transport.get_protocol() is self and self.conn.their_state in (IDLE, SEND_BODY):
             self.doorway.waits(self.entrance)
@@ -161,12 +161,12 @@ class ModestSockets(WebSocketsSansIOProtocol):
         event.data = b""
 
     def handle_text(self, event: Frame) -> None:
-        """The same for text."""
+        """As `handle_bytes`, for text."""
         super().handle_text(event)
         event.data = b""
 
     def handle_cont(self, event: Frame) -> None:
-        """The same for what goes on with a message."""
+        """As `handle_bytes`, for a continued message."""
         super().handle_cont(event)
         event.data = b""
 
@@ -181,7 +181,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         return message
 
     async def send(self, message: ASGISendEvent) -> None:
-        """What the collector sends: a first message is that the stream is welcome, or that it ends."""
+        """Sends a message of the collector. The first one says that the stream is welcome, or that it ends."""
         if message["type"] == "websocket.send":
             self.conn.max_message_size = self.config.ws_max_size
         await super().send(message)
@@ -197,7 +197,7 @@ class ModestSockets(WebSocketsSansIOProtocol):
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone; a message that is still being written is held until it is."""
+        """The client has disconnected. A message that is still being written stays in memory until it is written."""
         self._stall.ends()
         for grant in self._grants:
             if grant is not None:
@@ -234,13 +234,13 @@ class ModestSockets(WebSocketsSansIOProtocol):
 
 
 def _check_dependencies() -> None:
-    """What is used here of uvicorn and websockets and is no part of their interfaces: a bound whose name has changed in
-    another version would be off without a word.
+    """Checks the names of uvicorn and websockets that are used here and are no part of their interfaces: a bound whose name has
+    changed in another version would be off without a message.
 
     Raises:
         ImportError: naming what is missing, and the versions.
     """
-    config = Config(Response(), lifespan="off", log_config=None)
+    config = Config(ASGIResponse(), lifespan="off", log_config=None)
     config.load()
     given: dict[str, Any] = {"config": config, "server_state": ServerState(), "app_state": {}}
     loop = asyncio.new_event_loop()

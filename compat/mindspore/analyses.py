@@ -76,7 +76,7 @@ class Analyses:
                 log.error("an analysis was not finished in %g s: its raw data are kept", seconds)
 
     def mine(self) -> bool:
-        """Whether the caller is a job."""
+        """True if the caller is a job."""
         return self._thread is threading.current_thread()
 
 

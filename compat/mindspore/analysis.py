@@ -46,14 +46,14 @@ class AnalysisRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: ProfilerOptions
     target: Target
     limits: tuple[str, ...] = ()
-    """What could not be recorded."""
+    """Data that could not be recorded."""
     pretty: bool = False
     steps: tuple[int, ...] | None = None
     """Only these steps, which need not be consecutive; `None` for all."""
 
 
 class ProductStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one product."""
+    """The outcome of one product."""
 
     name: str
     files: tuple[Path, ...] = ()
@@ -62,10 +62,10 @@ class ProductStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
-    """What was made of one window."""
+    """The products of one window."""
 
     directory: Path
-    """Where the products are."""
+    """Directory of the products."""
     window: int
     steps: tuple[int, ...]
     """Those that were analysed."""
@@ -73,13 +73,13 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     """Those that the window has."""
     products: tuple[ProductStatus, ...]
     dropped: int = 0
-    """Events that the size limit kept out of the timeline."""
+    """Events that the size limit excluded from the timeline."""
     lacking: str = ""
     """Says which part of the window the journal lacks, and with it the products; empty if it lacks nothing."""
 
     @property
     def complete(self) -> bool:
-        """Whether every product could be made, of everything that was recorded."""
+        """True if every product was made, of all recorded data."""
         return not self.lacking and not any(product.problem for product in self.products)
 
     def text(self) -> str:
@@ -94,7 +94,7 @@ class WindowAnalysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Analysis(msgspec.Struct, frozen=True):
-    """What was made of all windows."""
+    """The products of all windows."""
 
     windows: tuple[WindowAnalysis, ...] = ()
     rejected: tuple[str, ...] = ()
@@ -127,7 +127,7 @@ class Analysis(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether every product of every window that was recorded could be made."""
+        """True if every product of every recorded window was made."""
         return not self.failed and all(window.complete for window in self.windows)
 
     def __str__(self) -> str:

@@ -11,7 +11,7 @@ Key = tuple[int | str, int, str, int, tuple[int, ...] | None]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a configuration says of steps; 1 is the first."""
+    """The steps that a configuration requests; 1 is the first."""
 
     start: int | Literal["next"]
     stop: int
@@ -36,7 +36,7 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def is_nothing(self) -> bool:
-        """Whether no window is asked for."""
+        """True if no window is requested."""
         return self.start == -1 or (self.start != "next" and self.last == -1)
 
     def text(self) -> str:

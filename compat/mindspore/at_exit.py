@@ -1,4 +1,4 @@
-"""What is done when the interpreter exits, while threads can still be started."""
+"""Runs functions when the interpreter exits, while threads can still start."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_callback(kind: type[Any]) -> bool:
-    """Whether it is a callback of MindSpore's own class."""
+    """True if it is a callback of MindSpore's own class."""
     base: Any = getattr(sys.modules.get("mindspore.train"), "Callback", None)
     return base is not None and issubclass(kind, base)
 

@@ -82,7 +82,7 @@ class CostBook:
             each.recorded_ns += recorded_ns
 
     def estimate(self, options: ProfilerOptions) -> CostEstimate:
-        """What a recording with these options is likely to take."""
+        """Estimates the cost of a recording with these options."""
         with self._lock:
             each = self._sums.get(_detail(options), _Sum())
             steps = each.steps

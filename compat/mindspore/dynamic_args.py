@@ -163,7 +163,7 @@ class DynamicProfilerArgs:
 
     @property
     def diagnostics(self) -> tuple[str, ...]:
-        """What of the fields could not be used, one sentence for each."""
+        """Fields that could not be used, one sentence for each."""
         return tuple(self._warnings)
 
     @property

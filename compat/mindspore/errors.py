@@ -1,4 +1,4 @@
-"""What the front door for MindSpore raises.
+"""Errors of the MindSpore front door.
 
 ProfilerException                       (StepscopeError)
 ├── ProfilerPathErrorException          (ValueError) a path cannot be used for output

@@ -30,7 +30,7 @@ def category_of(domain: str) -> str:
 
 
 def is_wanted_domain(category: str, include: tuple[str, ...], exclude: tuple[str, ...]) -> bool:
-    """Whether events of a category are wanted; those that are no marks always are."""
+    """True if events of a category are wanted; those that are no marks always are."""
     if category != CATEGORY and not category.startswith(f"{CATEGORY}:"):
         return True
     domain = category.partition(":")[2] or "default"

@@ -230,7 +230,7 @@ def _journal(raw: Path) -> Path:
 
 
 def _was_recovered(journal: Path) -> bool:
-    """Whether the process was killed and its journal was completed."""
+    """True if the process was killed and its journal was completed."""
     with JournalReader(journal) as reader:
         for _ in reader.items(wanted=lambda header: False):
             pass
@@ -238,7 +238,7 @@ def _was_recovered(journal: Path) -> bool:
 
 
 def _has_end(journal: Path) -> bool:
-    """Whether a journal was written to its end: windows may be missing after a cut."""
+    """True if a journal was written to its end: windows may be missing after a cut."""
     with JournalReader(journal) as reader:
         for _ in reader:
             pass

@@ -35,7 +35,7 @@ NEED_OP_TIME: Final = (
 
 
 DEFAULT_PATH = "./data"
-"""Where MindSpore writes if nobody says."""
+"""MindSpore's default output directory."""
 
 
 class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,23 +103,23 @@ class ProfilerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def operators(self) -> bool:
-        """Whether operators are wanted, on the host or, by what launches them there, on a GPU."""
+        """True if operators are wanted, on the host or, by what launches them there, on a GPU."""
         host = {ProfilerActivity.CPU, ProfilerActivity.GPU} & set(self.observed)
         return self.op_time and bool(host) and self.profiler_level is not ProfilerLevel.LevelNone
 
     @property
     def shapes(self) -> bool:
-        """Whether shapes of operators' inputs are."""
+        """True if shapes of operators' inputs are."""
         return self.operators and (self.record_shapes or self._reaches(ProfilerLevel.Level1))
 
     @property
     def memory(self) -> bool:
-        """Whether the memory of the process is."""
+        """True if the memory of the process is."""
         return self.profile_memory or self.profile_framework == "all" or self._reaches(ProfilerLevel.Level1)
 
     @property
     def stacks(self) -> bool:
-        """Whether stacks of Python functions are."""
+        """True if stacks of Python functions are."""
         return self.with_stack or self._reaches(ProfilerLevel.Level2)
 
     def _reaches(self, level: ProfilerLevel) -> bool:

@@ -86,7 +86,7 @@ class Recording:
 
     @property
     def recording(self) -> bool:
-        """Whether it was started and not stopped."""
+        """True if it was started and not stopped."""
         return self._take is not None
 
     @property

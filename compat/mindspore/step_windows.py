@@ -64,7 +64,7 @@ class StepWindows(Arming):
 
     @property
     def complains(self) -> bool:
-        """Whether there is something that could not be followed."""
+        """True if there is something that could not be followed."""
         return bool(self._complaints)
 
     def complain(self, text: str) -> None:
@@ -72,7 +72,7 @@ class StepWindows(Arming):
         self._complaints.append(text)
 
     def take_complaints(self) -> list[str]:
-        """What could not be followed since the last call, one sentence for each."""
+        """Requests that could not be followed since the last call, one sentence for each."""
         said: list[str] = []
         while self._complaints:
             said.append(self._complaints.popleft())

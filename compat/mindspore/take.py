@@ -50,7 +50,7 @@ CLOSE_SECONDS = 30.0
 
 
 class TakePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What a take is to do."""
+    """Settings of a take."""
 
     options: ProfilerOptions
     target: Target
@@ -110,7 +110,7 @@ class TakenWindow:
 
     @property
     def analysed(self) -> bool:
-        """Whether all that was asked for is complete, and something was."""
+        """True if all that was asked for is complete, and something was."""
         return bool(self._done) and all(
             future.done() and future.exception() is None and future.result().complete for future in self._done.values()
         )

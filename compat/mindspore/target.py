@@ -23,7 +23,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     rank_size: int = 1
     size_known: bool = False
-    """Whether somebody said how many ranks there are; else there may be more."""
+    """True if the number of ranks was set; else there may be more."""
     frameworks: tuple[str, ...] = ()
     """Those of MindSpore and torch that the program has imported."""
     mode: str = ""
@@ -78,7 +78,7 @@ def find() -> Target:
 
 
 def _whole(module: Any) -> bool:
-    """Whether a module was imported to its end; a profiler may be made while it is."""
+    """True if a module was imported to its end; a profiler may be made while it is."""
     return module is not None and hasattr(module, "Tensor")
 
 

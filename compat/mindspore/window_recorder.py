@@ -36,7 +36,7 @@ class WindowRecorder:
 
     @property
     def recording(self) -> bool:
-        """Whether a window runs."""
+        """True if a window runs."""
         return self._profiler is not None
 
     def begin(self, planned: Planned, config: DynamicProfilerArgs) -> bool:

@@ -1,4 +1,4 @@
-"""What can be recorded here, and what cannot, and why."""
+"""Lists the events that can be recorded here, or why not."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _REMEDY = "for torch's operators: set_config(backends=[stepscope.TorchBackend()]
 
 
 class Capability(Documented, frozen=True):
-    """Whether one kind of event is recorded."""
+    """States if one kind of event is recorded."""
 
     kind: str
     """`objects`, `symbolic`, `imperative`, `api` or `memory`."""
     recorded: bool
-    """Whether it is."""
+    """True if it is."""
     why: str
     """By whom, or why not and what to do."""
 
 
 def capabilities_of(settings: MXNetSettings) -> tuple[Capability, ...]:
-    """What a recorder with these settings records."""
+    """Lists the events that these settings record."""
     engine = _why_no_engine()
     backends = ", ".join(backend.name for backend in settings.backends)
     return (

@@ -33,7 +33,7 @@ class Duration:
     """
 
     _each_has_a_span = False
-    """Whether the spans of two starts differ."""
+    """True if the spans of two starts differ."""
 
     def __init__(self, name: str, category: str, arguments: dict[str, Any]) -> None:
         self.name = name

@@ -61,12 +61,12 @@ class Recording:
         self._allocations = Allocations()
         self._running = False
         self._recorded = False
-        """Whether it has run since `close`."""
+        """True if it has run since `close`."""
         self._pauses = 0
 
     @property
     def running(self) -> bool:
-        """Whether the state is `run`."""
+        """True if the state is `run`."""
         return self._running
 
     @property

@@ -57,7 +57,7 @@ class Remote:
 
 
 def for_server(profile_process: object) -> bool:
-    """Whether a call is for the other processes.
+    """True if a call is for the other processes.
 
     Raises:
         MXNetValueError: if it is neither `worker` nor `server`.

@@ -22,7 +22,7 @@ class Section(StrEnum):
 UNITS = {Section.TIME: "ms", Section.MEMORY: "kB", Section.COUNTER: "", Section.MARKER: ""}
 """Units of the numbers of a section."""
 SCALES = {Section.TIME: 1e6, Section.MEMORY: 1e3, Section.COUNTER: 1.0, Section.MARKER: 1.0}
-"""What a recorded number is divided by, to be in that unit."""
+"""Divisors that convert recorded numbers to these units."""
 
 
 class Row(Documented, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What is known of one name: the durations of spans, or the values of a counter."""
+"""Statistics of one name: the durations of spans, or the values of a counter."""
 
 from __future__ import annotations
 

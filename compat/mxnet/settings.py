@@ -1,4 +1,4 @@
-"""What `set_config` takes."""
+"""Settings of `set_config`."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dump_period: PositiveFloat = 1.0
     """Seconds: the file is written at least this often."""
     aggregate_stats: bool = False
-    """Whether `dumps` returns statistics; without it, an empty text."""
+    """If true, `dumps` returns statistics; otherwise, an empty text."""
     profile_process: Literal["worker", "server"] = "worker"
     """`server`: the settings are for the other processes, see `set_kvstore_handle`."""
     backends: tuple[Backend, ...] = ()
-    """What records besides, such as `stepscope.TorchBackend()` for operators."""
+    """Further backends, such as `stepscope.TorchBackend()` for operators."""
     exporters: tuple[Exporter, ...] = ()
-    """Where events go besides the file."""
+    """Further outputs of events."""
     schedule: ScheduleFunction | None = None
     """Which steps are recorded while the state is `run`, counted by `step()`; without one all are."""
     metadata: Mapping[str, Any] = {}
     """Facts for the file."""
     output_dir: str | None = None
-    """Where the journal of the run is; as in `stepscope.trace`."""
+    """Directory of the run's journal, as in `stepscope.trace`."""
     options: Options = Options(signals=())
     """Sizes of buffers, deadlines, and what is dropped first."""
     control: str | Control | None = None
@@ -72,7 +72,7 @@ class MXNetSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Who is told of tasks, frames, events and markers besides, such as `NvtxForward()`."""
 
     def asks_for(self, kind: str) -> bool:
-        """Whether a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""
+        """True if a kind is to be recorded: `symbolic`, `imperative`, `memory` or `api`."""
         return self.profile_all or bool(getattr(self, f"profile_{kind}"))
 
 

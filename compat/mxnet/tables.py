@@ -1,4 +1,4 @@
-"""What `dumps` returns: the rows as text.
+"""Formats the rows as the text that `dumps` returns.
 
 `table` and `json` have the layout of MXNet 1.9.1, with counters in a section of their own, for their values are no times.
 """

@@ -29,7 +29,7 @@ DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
 
 
 def has_torch() -> bool:
-    """Whether torch is installed; imports nothing."""
+    """True if torch is installed; imports nothing."""
     try:
         return importlib.util.find_spec("torch") is not None
     except ValueError:  # it is in sys.modules without a spec, as fakes are

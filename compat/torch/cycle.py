@@ -22,7 +22,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     with_flops: bool = False
     with_modules: bool = False
     steps: bool = False
-    """Whether there is a schedule: only then does torch count steps among its events."""
+    """True if there is a schedule: only then does torch count steps among its events."""
     use_device: str | None = None
     """The accelerator that is recorded, as torch names it."""
 

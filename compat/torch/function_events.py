@@ -15,7 +15,7 @@ from stepscope.runtime.events.record import Flag
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
-"""Scopes (at::RecordScope) that can be told apart afterwards."""
+"""Scopes (at::RecordScope) that can be distinguished later."""
 
 
 class FunctionEvents:
@@ -194,5 +194,5 @@ def _node(event: Any) -> Any:
 
 
 def _is_list(shape: Any) -> bool:
-    """Whether a shape is that of a list of tensors."""
+    """True if a shape is that of a list of tensors."""
     return bool(shape) and isinstance(shape[0], list)

@@ -1,4 +1,4 @@
-"""What operators allocated, of the allocations that torch tells of one by one."""
+"""Adds up operators' allocations from those that torch reports one by one."""
 
 from __future__ import annotations
 

@@ -307,7 +307,7 @@ class profile(Results):
 
     @property
     def current_action(self) -> ProfilerAction:
-        """What the current step does. It follows from the schedule; setting it changes nothing, and is logged."""
+        """The current step's action. It follows from the schedule; setting it changes nothing, and is logged."""
         if self._current is not None:
             return self._current.current_action
         return checked_action(self.schedule(self._step), self._step)

@@ -1,4 +1,4 @@
-"""What is used of `torch.autograd.profiler_util` that torch calls private."""
+"""The private parts of `torch.autograd.profiler_util` in use here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shown_name(util: Any, text: str, *, grouped: bool) -> str:
 
 
 def stack_filter(util: Any) -> Callable[[str], bool]:
-    """Whether torch shows an entry of a stack."""
+    """True if torch shows an entry of a stack."""
     keeps: Callable[[str], bool] = private(util, "_filter_stack_entry")
     return keeps
 

@@ -34,7 +34,7 @@ class View(Results):
         self.step_num = cycles[-1].step_num
         """Number of the step that had begun when the window was over."""
         self.current_action = action
-        """What that step does."""
+        """That step's action."""
 
     @property
     def window(self) -> Window:

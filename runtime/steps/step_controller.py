@@ -36,6 +36,9 @@ log = logging.getLogger("stepscope")
 LARGEST_STEP = (1 << 31) - 1
 """Largest step number that fits an event."""
 
+MAX_INTERRUPTIONS = 8
+"""How often a change is repeated that signal handlers interrupt."""
+
 _serials = itertools.count(1)
 _untouched: list[object] = []
 """Objects of inert profilers."""
@@ -55,6 +58,20 @@ def step_number(value: object) -> int | None:
     except Exception:
         return None
     return number if 0 <= number <= LARGEST_STEP and not isinstance(value, bool) else None
+
+
+def _finish(call: Callable[[], None]) -> None:
+    """Makes a call that may be repeated. Where signal handlers interrupt it, it is made again, then their exception propagates."""
+    interrupted: BaseException | None = None
+    for _ in range(MAX_INTERRUPTIONS):
+        try:
+            call()
+        except BaseException as error:
+            interrupted = interrupted or error
+        else:
+            break
+    if interrupted is not None:
+        raise interrupted
 
 
 class StepController(_core.StepCounter):
@@ -203,11 +220,7 @@ class StepController(_core.StepCounter):
         """Sets the number of pauses, and pauses or resumes recorder and loop. If a signal handler interrupts that, it is done again:
         a second message of the same pause has no effect."""
         self._pauses = pauses
-        try:
-            self._follow_pauses()
-        except BaseException:
-            self._follow_pauses()
-            raise
+        _finish(self._follow_pauses)
 
     def _follow_pauses(self) -> None:
         paused = self._pauses > 0
@@ -460,17 +473,13 @@ class StepController(_core.StepCounter):
         Recording is switched, and the loop gets its messages, before backends are called, which may be slow. If a signal handler
         interrupts that, it is done again before its exception propagates: a second message has no effect.
         """
-        before, self.action = self.action, after
-        send = partial(self._send_change, before, after, at, complete=complete, reason=reason, cut_short=cut_short)
-        try:
-            send()
-        except BaseException:
-            send()
-            raise
+        send = self._send_change
+        _finish(partial(send, self.action, after, at, complete=complete, reason=reason, cut_short=cut_short))
 
     def _send_change(
         self, before: ProfilerAction, after: ProfilerAction, at: int, *, complete: bool, reason: str, cut_short: bool
     ) -> None:
+        self.action = after
         pipeline = self.pipeline
         assert pipeline is not None
         saved = before is ProfilerAction.RECORD_AND_SAVE

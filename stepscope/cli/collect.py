@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -230,6 +231,8 @@ def collect(given: argparse.Namespace) -> int:
             flush=True,
         )
 
+    # With a thousand streams, Python's defaults spend 7 % of the time on looking for cycles of objects, of which there are few.
+    gc.set_threshold(50_000, 20, 50)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(collector.run(listening))
     return 0

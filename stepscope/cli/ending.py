@@ -54,7 +54,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
     width: int = _WIDTH
     colour: bool = False
     says_more: bool = True
-    """Whether the answer names the command that shows the rest."""
+    """True if the answer names the command that shows the rest."""
 
     def text(self) -> str:
         """The answer in few lines, or why there is none: an error here must not hide how the program itself ended."""

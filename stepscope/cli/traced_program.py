@@ -148,7 +148,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     @property
     def speaks(self) -> bool:
-        """Whether this process says how it ended: it is no rank of a job, or the first one."""
+        """True if this process says how it ended: it is no rank of a job, or the first one."""
         return rank_from_environment()[0] in (None, 0)
 
     def _problems(self) -> list[tuple[str, str]]:
@@ -209,7 +209,7 @@ def _failure_text(failure: BaseException) -> str:
 
 
 def _takes_text() -> bool:
-    """Whether standard error takes something at once."""
+    """True if standard error takes something at once."""
     with contextlib.suppress(OSError):  # closed
         return bool(select([], [_STDERR], [], 0)[1])
     return False

@@ -24,7 +24,7 @@ _ENDINGS = (".json", ".pftrace")
 
 
 def is_trace(path: Path) -> bool:
-    """Whether a file is a trace, or what a killed process left of one, by its name."""
+    """True if a file is a trace, or what a killed process left of one, by its name."""
     return path.name.removesuffix(PART).removesuffix(".gz").endswith(_ENDINGS)
 
 

@@ -110,7 +110,7 @@ def windows(arguments: argparse.Namespace) -> int:
 
 
 def starts_up(rank: Rank) -> bool:
-    """Whether step 0 of a rank is all that was before its first iteration had ended."""
+    """True if step 0 of a rank is all that was before its first iteration had ended."""
     return rank.metadata.get(STEPS_END) == OPTIMIZER
 
 
@@ -119,7 +119,7 @@ def _process(rank: Rank) -> str:
 
 
 def _runs(rank: Rank) -> bool:
-    """Whether its process goes on, as its note says; that of a process elsewhere is not here."""
+    """True if its process goes on, as its note says; that of a process elsewhere is not here."""
     with contextlib.suppress(OSError):
         return any(note.running and note.pid == rank.pid for _, note in notes_in(rank.path.parent, []))
     return False

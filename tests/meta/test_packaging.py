@@ -176,7 +176,7 @@ def test_import_loads_little(module: str) -> None:
         "opentelemetry",
         "google.protobuf",
         "websockets",
-        "starlette",
+        "litestar",
     ],  # fmt: skip
 )
 def test_import_works_without(module: str) -> None:

@@ -79,7 +79,7 @@ class Job:
         return [each["steps"] for each in map(json.loads, lines) if each["trigger"] == "signal"]
 
     def all_signalled(self, windows: int) -> bool:
-        """Whether signals had so many windows recorded on every rank."""
+        """True if signals had so many windows recorded on every rank."""
         return all(len(self.signalled(each.rank)) >= windows for each in self.ranks)
 
     def windows(self, rank: int) -> dict[str, list[int]]:

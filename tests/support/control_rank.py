@@ -51,9 +51,9 @@ class RankSettings(msgspec.Struct, kw_only=True):
     control: str = ""
     """What is watched; default: the directory."""
     alone: bool = False
-    """Whether the system tells of no changes of files, as a shared file system does not."""
+    """True if the system tells of no changes of files, as a shared file system does not."""
     signal: bool = False
-    """Whether SIGUSR2 asks for windows."""
+    """True if SIGUSR2 asks for windows."""
     host: str = ""
     """What the machine is to be called, for a process that has a name of it to itself."""
     stages: tuple[str, ...] = ("only",)
@@ -111,7 +111,7 @@ def wait_for(settings: RankSettings, what: str, stage: str) -> None:
 
 
 def is_said(settings: RankSettings, what: str, stage: str) -> bool:
-    """Whether the test has said it of this stage, or that all is to end."""
+    """True if the test has said it of this stage, or that all is to end."""
     rank = settings.rank
     names = ("stop", f"stop-{rank}", f"{what}-{stage}", f"{what}-{stage}-{rank}")
     return any((Path(settings.directory) / name).exists() for name in names)

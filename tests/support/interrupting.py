@@ -32,16 +32,19 @@ class Interrupter:
     def __init__(self) -> None:
         self.where = ""
         """The point at which it interrupted last."""
-        self._left = 0
+        self._left = self._again = 0
         self._instead: Callable[[], object] | None = None
 
-    def __call__(self, call: Callable[[], object], point: int, instead: Callable[[], object] | None = None) -> bool:
+    def __call__(
+        self, call: Callable[[], object], point: int, instead: Callable[[], object] | None = None, *, again: int = 0
+    ) -> bool:
         """Makes a call, and interrupts it at its `point`-th point, from 1; returns whether there was one.
 
         Args:
             instead: what to call there; default: to raise `Late`.
+            again: interrupt a second time at this point after the first one; 0: do not.
         """
-        self._left, self.where, self._instead = point, "", instead
+        self._left, self._again, self.where, self._instead = point, again, "", instead
         gc.disable()  # what it calls on behalf of others ignores what is raised
         tracer = sys.gettrace()
         sys.settrace(None)  # a tool that traces, such as coverage, would have thousands of points of its own
@@ -65,7 +68,10 @@ class Interrupter:
         if frame.f_code.co_filename not in (__file__, _weakrefset.__file__):
             self._left -= 1
             if not self._left:
-                self.where = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+                self.where += f"{frame.f_code.co_qualname}, line {frame.f_lineno}; "
+                self._left, self._again = self._again, 0
+                if self._left:
+                    _add_pending(_raise, number)
                 if self._instead is None:
                     raise Late
                 self._instead()

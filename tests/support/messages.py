@@ -176,7 +176,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _looks(item: pytest.Item) -> bool:
-    """Whether a test calls one of the two, or a function of its file that is no test does."""
+    """True if a test calls one of the two, or a function of its file that is no test does."""
     names = _looking(item.path)
     return item.name.partition("[")[0] in names or any(not name.startswith("test_") for name in names)
 

@@ -36,7 +36,7 @@ class MonitorSettings(msgspec.Struct, kw_only=True):
     sink: int = 1
     """Steps between two calls of the callback; 1: `step()` is called."""
     alone: bool = True
-    """Whether the system tells of no changes of files, as a shared file system does not."""
+    """True if the system tells of no changes of files, as a shared file system does not."""
 
 
 class Context:

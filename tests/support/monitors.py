@@ -89,7 +89,7 @@ def _has_read(monitor: DynamicProfilerMonitor, wanted: DynamicProfilerArgs) -> b
 
 
 def has_answered(job: Job, answer: str) -> bool:
-    """Whether the status file says so."""
+    """True if the status file says so."""
     status = job.config.with_name(f"{job.config.name}.status.json")
     return bool(json.loads(status.read_text()).get("answer") == answer)
 

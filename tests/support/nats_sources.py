@@ -49,7 +49,7 @@ class Source:
         )
 
     def ended(self, stream: str) -> bool:
-        """Whether a stream was written up to its end."""
+        """True if a stream was written up to its end."""
         found = self.streams.all.get(stream)
         return found is not None and found.ended
 

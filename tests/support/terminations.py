@@ -73,7 +73,7 @@ def run(script: str, place: Path, *, code: int, number: int | None = None) -> st
 
 
 def delivered(place: Path) -> bool:
-    """Whether the journal is whole and has the work, in a window that was closed."""
+    """True if the journal is whole and has the work, in a window that was closed."""
     journal = place / "run" / "journal"
     with JournalReader(journal) as reader:
         list(reader)

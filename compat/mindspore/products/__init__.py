@@ -1,1 +1,1 @@
-"""What is made of a window: one product per file."""
+"""Products of a window, one per file."""

@@ -71,7 +71,7 @@ def in_categories(events: Block, categories: Iterable[str]) -> NDArray[np.bool_]
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operator of this name communicates."""
+    """True if an operator of this name communicates."""
     return name.rpartition("/")[2].lower().startswith(COLLECTIVES)
 
 

@@ -1,4 +1,4 @@
-"""What communicated in each step, and for how long."""
+"""Communication in each step, and its duration."""
 
 from __future__ import annotations
 

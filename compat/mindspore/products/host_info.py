@@ -1,4 +1,4 @@
-"""What ran on the host, span by span."""
+"""Spans that ran on the host."""
 
 from __future__ import annotations
 

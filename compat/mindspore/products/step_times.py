@@ -1,4 +1,4 @@
-"""What the time of each step went to."""
+"""Breakdown of each step's time."""
 
 from __future__ import annotations
 

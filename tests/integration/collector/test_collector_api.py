@@ -214,6 +214,27 @@ def test_other_methods_are_refused(finished: CollectorProcess) -> None:
         assert (answer.status, answer.headers["content-type"]) == (405, "application/problem+json")
 
 
+def test_a_head_is_answered_as_a_get_without_a_body(finished: CollectorProcess) -> None:
+    """Also where the answer is made while it is sent."""
+    stream = finished.ranks()[0]["stream"]
+    for path in ("/", "/v1/ranks", "/metrics", "/healthz", f"/v1/streams/{stream}/journal"):
+        one, other = (ask(finished.url + path, method=method) for method in ("GET", "HEAD"))
+        assert (one.status, other.status, other.body) == (200, 200, b"")
+        assert other.headers["content-type"] == one.headers["content-type"]
+    assert ask(f"{finished.url}/v1/tickets", method="HEAD").status == 405
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[" * 4000, b'{"path": "\xff"}', b'{"path": 1}', b'{"pat": "/"}', b'{"path": "/"']
+)
+def test_a_body_that_cannot_be_read(finished: CollectorProcess, body: bytes) -> None:
+    """It is a fault of who sends it, and said with the place."""
+    answer = ask(f"{finished.url}/v1/tickets", method="POST", body=body)
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    where = "line 1, column " if body else "it is empty"
+    assert answer.json()["detail"].startswith(f"what was sent cannot be read: {where}")
+
+
 def test_the_openapi_document(finished: CollectorProcess) -> None:
     """It is valid, and what is answered is as it says."""
     document = finished.get("/openapi.json")

@@ -14,6 +14,7 @@ from websockets.typing import Origin
 
 from stepscope.collector.errors import ExposureError
 from stepscope.collector.settings import CollectorSettings
+from stepscope.collector.web.guard import MOST_ADDRESS_BYTES, MOST_PARAMETERS
 from stepscope.collector.web.tickets import MOST, Tickets
 from stepscope.collector.web.tokens import ALL, Token
 from tests.support.certificates import certify
@@ -94,10 +95,41 @@ def test_a_ticket_is_for_one_download(tmp_path: Path) -> None:
         assert ask(f"{collector.url}/v1/windows?limit=7&ticket={ticket}").status == 401
         ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=wanted, headers=ALLOWED).json()["ticket"]
         assert ask(f"{collector.url}/v1/job?ticket={ticket}").status == 401
+        for written, asked in (
+            ("/v1//job/", "/v1//job/?"),
+            ("/v1/job", "/v1/job/?"),
+            ("/v1/job?job=", "/v1/job?job=&"),
+        ):
+            body = json.dumps({"path": written}).encode()
+            ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=body, headers=ALLOWED).json()["ticket"]
+            assert ask(f"{collector.url}{asked}ticket={ticket}").status == 200
+        ticket = ask(f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "/v1/job"}', headers=ALLOWED).json()[
+            "ticket"
+        ]
+        assert ask(f"{collector.url}/v1/job?job=&ticket={ticket}").status == 401
         nowhere = ask(f"{collector.url}/v1/tickets", method="POST", body=b'{"path": "http://[::1"}', headers=ALLOWED)
         assert nowhere.status == 200, "it opens nothing, as no request has such a path"
         for wrong, status in ((b"{", 400), (b'{"path": 1}', 400), (b'{"path": "/", "x": 1}', 400), (b" " * 5000, 413)):
             assert ask(f"{collector.url}/v1/tickets", method="POST", body=wrong, headers=ALLOWED).status == status
+
+
+def test_long_addresses_are_refused(tmp_path: Path) -> None:
+    """Before they are read, by whatever name they ask."""
+    with collecting(tmp_path) as collector:
+        for address in (
+            f"/v1/ranks/{'x' * MOST_ADDRESS_BYTES}",
+            f"/v1/job?x{'&x' * MOST_PARAMETERS}",
+            f"/healthz?{'x' * 60_000}",
+        ):
+            assert ask(f"{collector.url}{address}").status == 414
+        assert ask(f"{collector.url}/healthz?x{'&x' * (MOST_PARAMETERS - 1)}").status == 200
+
+
+def test_a_parameter_comes_once(tmp_path: Path) -> None:
+    """Which of two is meant is not guessed."""
+    with collecting(tmp_path) as collector:
+        answer = ask(f"{collector.url}/v1/windows?limit=1&limit=2")
+        assert answer.status == 400 and "limit is there twice" in answer.json()["detail"]
 
 
 def test_tickets_are_bounded() -> None:

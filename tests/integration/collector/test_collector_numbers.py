@@ -33,7 +33,7 @@ def addresses(document: dict[str, Any], known: dict[str, str], number: str) -> I
     for path, methods in document["paths"].items():
         if "get" not in methods or path == "/v1/events":
             continue
-        parameters = methods["get"]["parameters"]
+        parameters = methods["get"].get("parameters", ())
         filled = re.sub("{(.*?)}", lambda found: known.get(found[1], "{" + found[1] + "}"), path)
         for name in re.findall("{(.*?)}", path):
             others = re.sub("{(.*?)}", lambda found: "{" + name + "}" if found[1] == name else known[found[1]], path)  # noqa: B023

@@ -120,6 +120,20 @@ def test_each_scope_allows_its_own_requests(tmp_path: Path) -> None:
     assert not any(token in said for token in (ADMIN, INGEST, READ, CONTROL))
 
 
+def test_a_path_written_in_another_way_needs_the_same_scope(tmp_path: Path) -> None:
+    """The guard checks the same path that the application answers, however the request writes it."""
+    files = token_files(tmp_path, read=READ, control=CONTROL)
+    with collecting_apart(tmp_path / "c", *options(files)) as collector:
+        for path in ("/v1/windows/", "//v1/windows", "/v1//windows//", "/v1%2Fwindows", "/v1/windows%2F"):
+            for token, status in ((READ, 403), (CONTROL, 404)):
+                answered = ask(f"{collector.url}{path}", bearer(token), method="POST", body=ORDER)
+                assert answered.status == status, (path, answered.body)
+        for path in ("//healthz/", "/healthz"):
+            assert ask(f"{collector.url}{path}").status == 200
+        site = {**bearer(READ), "Sec-Fetch-Site": "same-site"}
+        assert ask(f"{collector.url}/v1//streams/{'a' * 32}/journal/", site).status == 403
+
+
 def test_a_scope_without_a_token_is_closed(tmp_path: Path) -> None:
     """One file is enough that nobody comes without a token; the environment's token does not count beside it."""
     files = token_files(tmp_path, ingest=INGEST)

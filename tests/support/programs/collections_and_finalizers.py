@@ -12,9 +12,9 @@ import sys
 import tempfile
 
 PROGRAM = """
-import gc, sys, threading
+import gc, sys, time
 import stepscope as sc
-open_spans, counts, recording = [], {"recorded": 0}, False
+open_spans, counts, recording = [], {"recorded": 0, "finalized": 0}, False
 def collected(phase, info):
     if phase == "start":
         open_spans.append(sc.span("gc", generation=info["generation"])); open_spans[-1].__enter__()
@@ -27,6 +27,7 @@ class Finalized:
     def __del__(self):
         with sc.span("del"):
             pass
+        counts["finalized"] += 1
 gc.callbacks.append(collected)
 gc.set_threshold(50, 2, 2)
 memory = sc.exporters.MemoryExporter()
@@ -38,7 +39,9 @@ with sc.trace(output_dir=sys.argv[1], exporters=[memory], schedule=sc.schedule(w
         p.step()
     recording = False
     gc.callbacks.remove(collected)
-    gc.collect()
+    # While another thread collects, `gc.collect()` does nothing.
+    while gc.collect() or counts["finalized"] < 2000:
+        time.sleep(0.001)
 names = memory.names()
 print("steps", names.count("step"), "del", names.count("del"), "gc", names.count("gc"), "of", counts["recorded"])
 late = [Finalized() for _ in range(10)]

@@ -163,7 +163,9 @@ def test_while_streams_grow(tmp_path: Path) -> None:
         running = [training(collector.url, rank, steps=100_000, seconds=0.02, world=2) for rank in (0, 1)]
         with running[0], running[1]:
             ranks = collector.when(
-                lambda ranks: set(ranks) == {0, 1} and all(view["windows"] >= 2 for view in ranks.values())
+                lambda ranks: (
+                    set(ranks) == {0, 1} and all(view["windows"] >= 2 and view["step"] for view in ranks.values())
+                )
             )
             for kind in ("perfetto", "chrome"):
                 answer = ask(f"{collector.url}/v1/windows/1/{kind}")

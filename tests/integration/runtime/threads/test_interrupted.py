@@ -52,6 +52,35 @@ def close(profiler: sc.Profiler) -> None:
     assert _core.changing(0) == 0 and not _core.recording() and not locks.holds_any_lock()
 
 
+def test_a_step_that_is_interrupted_twice(tmp_path: Path) -> None:
+    """Each step of a whole window has the span that the program recorded in it, and no window is without its begin."""
+    memory, chance = sc.exporters.MemoryExporter(), random.Random(7)
+    schedule = sc.schedule(wait=1, warmup=0, active=2)
+    with (
+        sc.trace(schedule=schedule, exporters=[memory], output_dir=tmp_path) as profiler,
+        interrupting() as interrupt,
+    ):
+        for number in range(TRIALS * 10):
+            # The step after this one begins a window.
+            while profiler.step_num % 3:
+                profiler.step()
+            interrupt(profiler.step, round(150 * chance.random()), again=round(150 * chance.random()))
+            if profiler.step_num % 3 == 0:
+                continue
+            for _ in range(2):
+                with sc.span("work", where=interrupt.where):
+                    pass
+                profiler.step()
+            assert number % 16 or profiler.flush(30)
+        assert profiler.flush(30)
+    assert len(memory.windows) >= TRIALS * 10
+    for window in memory.windows:
+        named = zip(memory.events(window.index), memory.names(window.index), strict=True)
+        began = [event["ts"] for event, name in named if name == "work"]
+        for step in window.steps if window.complete else ():
+            assert any(step.start_ns <= at <= step.end_ns for at in began), (step, memory.arguments(window.index))
+
+
 def written(directory: Path) -> list[str]:
     """Names of the instants that the journal has, which is whole."""
     with JournalReader(directory / "journal") as reader:

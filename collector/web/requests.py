@@ -1,0 +1,95 @@
+"""Checks of requests: unknown parameters, bodies, and the messages of refusals."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request, Response
+from litestar.connection import ASGIConnection
+from litestar.constants import RESERVED_KWARGS
+from litestar.datastructures import State
+from litestar.dto import MsgspecDTO
+from litestar.exceptions import ClientException, HTTPException, ValidationException
+from litestar.handlers import BaseRouteHandler
+
+from stepscope.collector.problems import Problem, ProblemError, problem
+from stepscope.collector.web.guard import TICKET
+from stepscope.collector.web.tokens import Token
+from stepscope.runtime.control.entry_points.decoding import decode_json
+from stepscope.runtime.errors import ControlError
+from stepscope.runtime.settings.arguments import shown
+from stepscope.runtime.settings.validation import did_you_mean
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+Asked = Request[None, Token | None, State]
+"""A request that the guard has let in."""
+MOST_BODY = 4096
+"""Bytes of what is sent."""
+MOST_DETAIL = 1000
+"""Most characters of the message about a wrong parameter, which may be as long as an address."""
+ANY_PARAMETERS = {"any_parameters": True}
+"""Option of operations that ignore parameters: probes and scrapers add some of their own, and orders have theirs in the body."""
+
+
+class Exact(MsgspecDTO[T]):
+    """A body of JSON, read as strictly as a control file: Litestar takes a text for a number."""
+
+    def decode_bytes(self, value: bytes) -> Any:
+        """Decodes a body.
+
+        Raises:
+            ClientException: if it cannot be read; says where.
+        """
+        try:
+            return decode_json(value, self.model_type)
+        except ControlError as error:
+            raise ClientException(f"what was sent cannot be read: {error}") from error
+
+    @classmethod
+    def create_openapi_schema(cls, field_definition: Any, handler_id: str, schema_creator: Any) -> Any:
+        """Its type by its own name."""
+        return schema_creator.for_field_definition(field_definition)
+
+
+async def known_parameters(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Refuses parameters that an operation does not have, and those that come twice: Litestar passes over both.
+
+    Raises:
+        ProblemError: 400, naming the parameter.
+    """
+    if handler.opt.get("any_parameters"):
+        return
+    given = handler.resolve_dependencies()
+    signatures = [handler.parsed_fn_signature, *(one.parsed_fn_signature for one in given.values())]
+    known = {name for one in signatures for name in one.parameters}
+    known -= RESERVED_KWARGS | given.keys() | connection.path_params.keys()
+    seen = set[str]()
+    for name, _ in connection.query_params.multi_items():
+        why = ""
+        if name not in known and name != TICKET:
+            why = f"unknown field {name!r}{did_you_mean(name, known)}"
+        elif name in seen:
+            why = f"{name} is there twice"
+        if why:
+            raise ProblemError(400, f"a parameter is wrong: {why}"[:MOST_DETAIL])
+        seen.add(name)
+
+
+def refused(request: Asked, error: HTTPException) -> Response[Problem]:
+    """Says why the framework does not take a request: a parameter or a body."""
+    if error.status_code == 413:
+        detail = f"more than {MOST_BODY} bytes were sent"
+    elif isinstance(error, ValidationException) and isinstance(error.extra, list):
+        detail = "; ".join(_invalid(request, **one) for one in error.extra)
+    else:
+        detail = error.detail
+    return problem(error.status_code, detail[:MOST_DETAIL])
+
+
+def _invalid(request: Asked, message: str, key: str = "", source: str = "") -> str:
+    if source == "body":  # else `Exact` has read it
+        return "what was sent cannot be read: it is empty: expected a JSON object"
+    given = {**request.query_params, **request.path_params}
+    return f"a parameter is wrong: {key} is {shown(given[key])}: {message}"
