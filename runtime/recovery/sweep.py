@@ -36,8 +36,8 @@ the memory if that is less, and at most so many bytes."""
 FREE_SHARE = 1 / 8
 FREE_BYTES = 4 << 30
 """Free space for a new run, for which younger sessions are removed, too: this share, and at most so many bytes."""
-PAUSE = 0.001
-"""Seconds between two sessions while the process trains."""
+PAUSE = 0.02
+"""Seconds between two sessions while the process trains: to look at one takes half a millisecond, often with the interpreter's lock."""
 
 MEMORY = Path("/dev/shm")
 _MEMINFO = re.compile(r"^(\w+): +(\d+) kB$", re.MULTILINE)
@@ -110,25 +110,26 @@ def sweep(place: Path, pause: float = 0.0) -> None:
             found = KilledSession.of(directory)
         except (OSError, ValueError, SessionError) as error:
             log.debug("%s is left alone: %s", directory, error)
-        else:
-            sessions += [] if found is None else [found]
+            continue
+        if found is None or (_is_needless(found) and _remove(found, "no run needs it")):
+            continue
+        sessions.append(found)
     sessions.sort(key=lambda session: (bool(session.unrecovered), session.last_used))
-    total = sum(session.bytes for session in sessions)
+    total, room = sum(session.bytes for session in sessions), Room.of(place)
     for session in sessions:
-        why = _reason(session, place, total)
-        if why and _remove(session, why):
-            total -= session.bytes
+        full = f"{place} was full" if room.scarce else ""
+        if _is_old(session) and total > min(MOST_BYTES, room.size * MOST_SHARE):
+            full = f"sessions of killed processes filled {place}"
+        if full and _remove(session, full):
+            total, room = total - session.bytes, Room.of(place)
 
 
-def _reason(session: KilledSession, place: Path, total: int) -> str:
-    """Why a session is removed, while all sessions take `total` bytes; empty if it stays."""
-    old = session.last_used < time.time() - DAY
-    if not session.unrecovered and (session.delivered or old):
-        return "no run needs it"
-    room = Room.of(place)
-    if old and total > min(MOST_BYTES, room.size * MOST_SHARE):
-        return f"sessions of killed processes filled {place}"
-    return f"{place} was full" if room.scarce else ""
+def _is_needless(session: KilledSession) -> bool:
+    return not session.unrecovered and (session.delivered or _is_old(session))
+
+
+def _is_old(session: KilledSession) -> bool:
+    return session.last_used < time.time() - DAY
 
 
 def _remove(session: KilledSession, why: str) -> bool:
