@@ -518,6 +518,25 @@ def with_steps(events: Any, begins: Any, numbers: Any, /) -> bytearray:
         ValueError: if there is no step, or not a number for each.
     """
 
+def step_spans(
+    begins: Any, parents: Any, numbers: Any, tracks: Any, end: int, elsewhere: int, name: int, category: int, /
+) -> bytes:
+    """A span for each step that ended, as events.
+
+    Args:
+        begins: when each step began, in ns, in order: 64-bit integers.
+        parents: ids of the spans around the marks: 64-bit integers.
+        numbers: of the steps: 32-bit integers.
+        tracks: of the threads and tasks that began the steps: 32-bit integers.
+        end: when the last step ended, in ns; it did not if that is not after its begin.
+        elsewhere: the track of steps that do not nest on theirs.
+        name: of the spans.
+        category: of the spans.
+
+    Raises:
+        ValueError: if the marks have different numbers of these.
+    """
+
 def readings_at(readings: Any, signals: Any, marks: Any, most: float, /) -> bytes:
     """The reading of each signal at each mark: the latest that came with the mark, or 1 ns before; not a number where none did.
 

@@ -381,6 +381,7 @@ PyObject *survey_py_of_kind(PyObject *self, PyObject *args);
 PyObject *survey_py_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_count_touching(PyObject *self, PyObject *args);
 PyObject *survey_py_with_steps(PyObject *self, PyObject *args);
+PyObject *survey_py_step_spans(PyObject *self, PyObject *args);
 PyObject *survey_py_heap_range(PyObject *self, PyObject *block);
 PyObject *survey_py_with_heap_from(PyObject *self, PyObject *args);
 PyObject *search_py_readings_at(PyObject *module, PyObject *args);

@@ -105,6 +105,7 @@ static PyMethodDef methods[] = {
     {"touching", survey_py_touching, METH_VARARGS, NULL},
     {"survey", survey_py_survey, METH_O, NULL},
     {"with_steps", survey_py_with_steps, METH_VARARGS, NULL},
+    {"step_spans", survey_py_step_spans, METH_VARARGS, NULL},
     {"text", strings_py_text, METH_O, NULL},
     {"read_proc", thread_times_py_read_file, METH_O, NULL},
     {"thread_times", thread_times_py_read, METH_O, NULL},

@@ -58,7 +58,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     Py_buffer view;
     if (!get_events(block, &view)) return NULL;
     size_t count = (size_t)view.len / sizeof(Event);
-    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN;
+    int64_t first = INT64_MAX, last = INT64_MIN, end = INT64_MIN, loud_last = INT64_MIN, own_last = INT64_MIN;
     unsigned long long kinds[KIND_GAP + 2] = {0}, of_operators = 0, arguments = 0, loud = 0, lost = 0;
     PyThreadState *released = count > GIL_KEPT_EVENTS ? PyEval_SaveThread() : NULL;
     for (size_t i = 0; i < count; i++) {
@@ -70,6 +70,7 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
         if (until > end) end = until;
         bool low = e.category == operators, is_loud = !quiet[e.category];
         if (is_loud && e.ts > loud_last) loud_last = e.ts;
+        if (is_loud && e.kind != KIND_STEP && e.ts > own_last) own_last = e.ts;
         loud += is_loud && e.kind != KIND_STEP;
         of_operators += low;
         kinds[low ? KIND_GAP + 1 : e.kind <= KIND_GAP ? e.kind : 0]++;
@@ -79,9 +80,9 @@ PyObject *survey_py_survey(PyObject *self, PyObject *block) {
     take_back(released);
     PyBuffer_Release(&view);
     unsigned long long others = count - of_operators - kinds[KIND_SPAN] - kinds[KIND_STEP] - kinds[KIND_GAP];
-    return Py_BuildValue("nLLLKKKKKKKKL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
+    return Py_BuildValue("nLLLKKKKKKKKLL", (Py_ssize_t)count, (long long)first, (long long)last, (long long)end,
                          kinds[KIND_SPAN], kinds[KIND_STEP], kinds[KIND_GAP], others, of_operators, arguments, lost, loud,
-                         (long long)loud_last);
+                         (long long)loud_last, (long long)own_last);
 }
 
 /* (block, kind): its events of this kind, as bytes. */
@@ -141,6 +142,49 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
     PyBuffer_Release(&begins);
     PyBuffer_Release(&numbers);
     return copy;
+}
+
+/* (marks of steps in order: begins, ids of the spans around them, numbers, tracks; end of the last step; track of steps that do not
+ * nest; name; category): a span for each step that ended, as bytes. The last one ended if it began before `end`. */
+PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
+    Py_buffer begins, parents, numbers, tracks;
+    long long end;
+    unsigned int elsewhere, name, category;
+    if (!PyArg_ParseTuple(args, "y*y*y*y*LIII:step_spans", &begins, &parents, &numbers, &tracks, &end, &elsewhere, &name,
+                          &category))
+        return NULL;
+    size_t marks = (size_t)begins.len / sizeof(int64_t);
+    const int64_t *begin = begins.buf;
+    const uint64_t *parent = parents.buf;
+    const int32_t *number = numbers.buf;
+    const uint32_t *track = tracks.buf;
+    PyObject *bytes = NULL;
+    if ((size_t)parents.len != marks * sizeof *parent || (size_t)numbers.len != marks * sizeof *number ||
+        (size_t)tracks.len != marks * sizeof *track) {
+        PyErr_SetString(PyExc_ValueError, "each step has a begin, a span around it, a number and a track");
+    } else {
+        size_t ended = marks && end > begin[marks - 1] ? marks : marks ? marks - 1 : 0;
+        bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(ended * sizeof(Event)));
+        Event *spans = bytes ? (Event *)PyBytes_AS_STRING(bytes) : NULL;
+        for (size_t i = 0; spans && i < ended; i++) {
+            bool last = i + 1 == marks;
+            bool nests = track[i] && (last || (track[i] == track[i + 1] && parent[i] == parent[i + 1]));
+            spans[i] = (Event){.ts = begin[i],
+                               .dur = (int64_t)((uint64_t)(last ? end : begin[i + 1]) - (uint64_t)begin[i]),
+                               .parent = nests ? parent[i] : 0,
+                               .name = name,
+                               .track = nests ? track[i] : elsewhere,
+                               .step = number[i],
+                               .category = (uint16_t)category,
+                               .kind = KIND_SPAN,
+                               .flags = FLAG_NUMBERED};
+        }
+    }
+    PyBuffer_Release(&begins);
+    PyBuffer_Release(&parents);
+    PyBuffer_Release(&numbers);
+    PyBuffer_Release(&tracks);
+    return bytes;
 }
 
 static bool touches(const Event *e, int64_t start, int64_t end) {

@@ -38,6 +38,8 @@ class Survey(NamedTuple):
     """Events other than step marks and `QUIET` ones."""
     loud_last_ns: int
     """Begin of the last event that is not `QUIET`."""
+    program_last_ns: int
+    """The same, without step marks."""
 
 
 def survey(events: Block) -> Survey:

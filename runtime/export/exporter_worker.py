@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import msgspec
@@ -113,6 +114,8 @@ class ExporterWorker:
         self._progress = LoopCondition()
         self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
+        self._task: asyncio.Task[Any] | None = None
+        """That of `run`, which makes all calls of the exporter."""
         self._inside = ""
         """The method of the exporter that was called last."""
         self._call_began: int | None = None
@@ -372,6 +375,7 @@ class ExporterWorker:
 
     async def run(self) -> None:
         """Opens the exporter, handles items until `finish()` was called and the queue is empty, and closes it."""
+        self._task = asyncio.current_task()
         try:
             if not await self._guard("open", lambda: self.exporter.open(self._run)):
                 self._broken = True
@@ -540,11 +544,10 @@ class ExporterWorker:
         self._inside = what
         with self._lock:
             self._call_began = self._now()
-        task = asyncio.current_task()
         try:
             await (run_async(call) if self._is_programs else call())
         except BaseException as error:
-            if cancels(error, task):
+            if cancels(error, self._task):
                 raise
             self._record_error(what, error)
             return False

@@ -163,7 +163,7 @@ def encode_frame(sync: bytes, kind: int, number: int, parts: Sequence[Bytes], fl
     Raises:
         FormatError: if the payload is too long for readers.
     """
-    length = sum(len(part) for part in parts)
+    length = sum(map(len, parts))
     if length > MAX_PAYLOAD:
         raise FormatError(f"a frame of {length} bytes is longer than the {MAX_PAYLOAD} that readers accept")
     crc = 0

@@ -392,7 +392,8 @@ class StepController(_core.StepCounter):
 
     def _set_look(self) -> None:
         """Has the counter read the clock in each step, where the overhead budget or the end of the running window needs it."""
-        self._look_at = min((at for at in (self._budget_at, self.windows.deadline) if at), default=0)
+        budget, deadline = self._budget_at, self.windows.deadline
+        self._look_at = min(budget, deadline) if budget and deadline else budget or deadline
 
     def _apply_detail(self, step: int, at: int) -> None:
         """Applies the requested level, and the detail of the window that begins or ends, at the begin of a step. The loop waits for

@@ -9,9 +9,9 @@ import numpy as np
 
 from stepscope.runtime.accounting.ledger import SourceLedger, losses
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.intervals import FOREVER, Interval, Mask, clip, touching, without
+from stepscope.runtime.events.intervals import FOREVER, Interval, clip, touching, without
 from stepscope.runtime.events.nesting import Rows
-from stepscope.runtime.events.record import NO_STEP, QUIET, Block, EventBatch, Flag, Kind, empty_block
+from stepscope.runtime.events.record import NO_STEP, Block, EventBatch, Flag, Kind, empty_block
 from stepscope.runtime.events.survey import Survey, survey
 from stepscope.runtime.windows.step_marks import StepMark, StepMarks
 from stepscope.runtime.windows.window import Step
@@ -25,16 +25,6 @@ MAX_GAPS = 4096
 
 MAX_WITHHELD = 1 << 14
 """Events of a window that may wait until another event begins in it."""
-_QUIET = [strings.category(name) for name in QUIET]
-
-
-def is_quiet(events: Block) -> Mask:
-    """Mask of the events whose category is in `QUIET`."""
-    category = events["category"]
-    found: Mask = np.zeros(len(events), np.bool_)
-    for quiet in _QUIET:
-        found |= category == quiet
-    return found
 
 
 class OpenWindow:
@@ -139,7 +129,7 @@ class OpenWindow:
     def finish_table(self) -> None:
         """Finishes the table, after all events were accepted."""
         if self.table is not None:
-            has_steps = self.marks.last.ts < self.steps_end or len(self.marks) > 1
+            has_steps = self.marks.last_ns < self.steps_end or len(self.marks) > 1
             self.table.finish(*self.interval, self.steps_end if has_steps else None)
 
     def release(self, batch: EventBatch) -> list[EventBatch]:
@@ -149,9 +139,7 @@ class OpenWindow:
         if self._withheld is None:
             return [batch]
         self._withheld.append(batch)
-        events = batch.events
-        waits = ((events["kind"] == int(Kind.STEP)) | (events["ts"] <= self.start) | is_quiet(events)).all()
-        if waits and self.withheld <= MAX_WITHHELD:
+        if survey(batch.events).program_last_ns <= self.start and self.withheld <= MAX_WITHHELD:
             return []
         return self.release_withheld()
 
@@ -171,13 +159,13 @@ class OpenWindow:
 
     def trim(self) -> None:
         """Ends the window with its last step if the run ended right after that, without further events."""
-        if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last.ts:
-            self.end = self.marks.last.ts
+        if self.cut_short and len(self.marks) > 1 and self._latest <= self.marks.last_ns:
+            self.end = self.marks.last_ns
 
     @property
     def steps_end(self) -> int:
         """When its last step ended, in ns. Events after the last `step()` of a run are in the window, but in no step."""
-        return self.marks.last.ts if self.cut_short else self.interval[1]
+        return self.marks.last_ns if self.cut_short else self.interval[1]
 
     @property
     def empty(self) -> bool:

@@ -372,6 +372,7 @@ class WindowRouter:
         wanted = self.detail.wanted(open_spans, ended=False)
         if wanted is not None:
             open_spans = open_spans[wanted]
+        first = int(open_spans["ts"].min(initial=FOREVER))
         for window in [window for window in self._open if window.ready]:
             end = window.interval[1]
             late = [source for source, at in self._watermarks.items() if at < end]
@@ -380,9 +381,10 @@ class WindowRouter:
                 window.late = late
                 waited = f"closed after {self._linger / 1e9:g} s without waiting longer for {', '.join(sorted(late))}; raise Options.linger"
                 window.reason = f"{window.reason}; {waited}" if window.reason else waited
-            batches = self._release(
-                window, EventBatch(RECORDER, window.index, window.accept_open_spans(open_spans), b"")
-            )
+            batches: list[EventBatch] = []
+            if first < end:
+                accepted = window.accept_open_spans(open_spans)
+                batches = self._release(window, EventBatch(RECORDER, window.index, accepted, b""))
             window.trim()
             if window.cut_short and window.needs_last and not window.empty:
                 window.complete, window.reason = False, CUT

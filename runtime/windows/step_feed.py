@@ -47,7 +47,10 @@ class StepFeed:
             only_closed: hand on the steps of closed windows only, as those of the flight recorder get their events out of order.
         """
         self._receivers: tuple[Receiver, ...] = ()
-        self._windows: deque[_Followed] = deque(maxlen=MAX_WINDOWS)
+        self._windows: dict[int, _Followed] = {}
+        """The newest, by their indexes."""
+        self._closed: deque[int] = deque()
+        """Indexes of closed windows that no receiver has got."""
         self._only_closed = only_closed
         self._looked = 0
 
@@ -61,22 +64,21 @@ class StepFeed:
 
     def open(self, window: OpenWindow) -> None:
         """A window opens."""
-        self._windows.append(_Followed(window))
+        self._windows[window.index] = _Followed(window)
+        if len(self._windows) > MAX_WINDOWS:
+            del self._windows[next(iter(self._windows))]
 
     def close(self, window: OpenWindow) -> None:
         """A window is closed: all of its steps are known."""
-        for followed in reversed(self._windows):
-            if followed.window is window:
-                followed.closed = True
-                break
-        if not self._receivers:
-            closed = [one for one in self._windows if one.closed]
-            for one in closed[:-MAX_UNFOLLOWED]:
-                self._windows.remove(one)
+        if window.index in self._windows:
+            self._windows[window.index].closed = True
+            self._closed.append(window.index)
+        while not self._receivers and len(self._closed) > MAX_UNFOLLOWED:
+            self._windows.pop(self._closed.popleft(), None)
 
     def discard(self, window: OpenWindow) -> None:
         """A window is closed, and has no events."""
-        self._windows = deque((one for one in self._windows if one.window is not window), MAX_WINDOWS)
+        self._windows.pop(window.index, None)
 
     def look(self, until: int, now: int, *, last: bool = False) -> None:
         """Hands on the steps that have ended, if a second has passed since the last time.
@@ -89,14 +91,15 @@ class StepFeed:
         if not self._receivers or (now - self._looked < INTERVAL_NS and not last):
             return
         self._looked = now
-        ready = [one for one in self._windows if one.closed or not self._only_closed]
+        ready = [one for one in self._windows.values() if one.closed or not self._only_closed]
         small = [one for one in ready if one.window.table is not None and one.window.table.collected is not None]
         large = [one for one in ready if one.window.table is not None and one.window.table.collected is None]
         facts = join_facts([*_of_small(small), *(_of_large(one) for one in large)])
         facts = facts[facts["step"] != NO_STEP]
         facts = facts[np.argsort(facts["begin"], kind="stable")]
         new = join_facts([_new_steps(one, facts, until) for one in ready])
-        self._windows = deque((one for one in self._windows if not one.closed), MAX_WINDOWS)
+        self._windows = {index: one for index, one in self._windows.items() if not one.closed}
+        self._closed.clear()
         for receive in self._receivers:
             receive(new)
 
@@ -128,7 +131,7 @@ def _new_steps(followed: _Followed, facts: Facts, until: int) -> Facts:
     """The steps of a window that were not handed on yet."""
     table = followed.window.table
     mine = facts["window"] == followed.window.index
-    if table is not None and table.steps.optimizer:
+    if table is not None and table.optimizer:
         mine &= facts["step"] != 0  # see step_statistics.OPTIMIZER
     mine &= facts["end"] > followed.until
     if not followed.closed:

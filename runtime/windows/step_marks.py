@@ -11,8 +11,12 @@ from numpy.typing import NDArray
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
-from stepscope.runtime.events.record import EVENT_DTYPE, Block, Flag, Kind, distinct, empty_block
+from stepscope.runtime.events.record import EVENT_DTYPE, Block, distinct
 from stepscope.runtime.windows.window import Step
+
+_STEP = strings.intern("ProfilerStep"), strings.category("user_annotation")
+"""Name and category of the spans of steps."""
+_NEVER = -(1 << 63)
 
 MAX_MARKS = 1 << 20
 """Marks of a window, 24 bytes each. A longer window drops the oldest."""
@@ -80,6 +84,11 @@ class StepMarks:
         ts, parent, number, track = (int(column[self._count - 1]) for column in self._columns)
         return StepMark(ts, number, track, parent)
 
+    @property
+    def last_ns(self) -> int:
+        """When the latest step began, in ns."""
+        return int(self._columns.ts[self._count - 1])
+
     def add(self, events: Block, end: int) -> None:
         """Adds the STEP events that are later than the last mark and earlier than `end`. They are in the order of their times."""
         latest = self._columns.ts[self._count - 1]
@@ -140,19 +149,15 @@ class StepMarks:
 
     def nested(self, end: int) -> tuple[NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]:
         """Tracks, begins and ends of the steps that nest on the track of the training loop; the last one ends at `end`."""
-        marks, ends, nests = self._ended(0, end)
-        return marks.track[nests], marks.ts[nests], ends[nests]
-
-    def _ended(self, first: int, end: int | None) -> tuple[_Columns, NDArray[np.int64], NDArray[np.bool_]]:
-        """Steps from index `first` on: their marks, when they end, and whether each nests."""
-        marks, following = self._columns.part(first, self._count), self._columns.part(first + 1, self._count)
+        marks, following = self._columns.part(0, self._count), self._columns.part(1, self._count)
         ends, track, parent = following.ts, following.track, following.parent
-        if end is not None and len(marks.ts) and end > int(marks.ts[-1]):
+        if end > int(marks.ts[-1]):
             # The span that is open at the end of the last step is not known; most likely it is that of its begin.
             ends = np.append(ends, end)
             track, parent = np.append(track, marks.track[-1]), np.append(parent, marks.parent[-1])
         marks = marks.part(0, len(ends))
-        return marks, ends, (marks.track != 0) & (marks.track == track) & (marks.parent == parent)
+        nests = (marks.track != 0) & (marks.track == track) & (marks.parent == parent)
+        return marks.track[nests], marks.ts[nests], ends[nests]
 
     def new_spans(self, fallback_track: int, end: int | None = None) -> Block:
         """A span for each step that ended since the last call; `end`, if any, ends the last one.
@@ -160,12 +165,8 @@ class StepMarks:
         A span is on the track of the training loop if it nests there, that is, if the same span is open at its begin and its
         end. Otherwise it is on `fallback_track`.
         """
-        marks, ends, nests = self._ended(self._spans, end)
-        self._spans += len(ends)
-        block = empty_block(len(ends))
-        block["ts"], block["dur"], block["step"] = marks.ts, ends - marks.ts, marks.number
-        block["track"] = np.where(nests, marks.track, fallback_track)
-        block["parent"] = np.where(nests, marks.parent, 0)
-        block["name"], block["category"] = strings.intern("ProfilerStep"), strings.category("user_annotation")
-        block["kind"], block["flags"] = Kind.SPAN, int(Flag.NUMBERED)
+        ts, parent, number, track = self._columns.part(self._spans, self._count)
+        spans = _core.step_spans(ts, parent, number, track, _NEVER if end is None else end, fallback_track, *_STEP)
+        block: Block = np.frombuffer(spans, EVENT_DTYPE)
+        self._spans += len(block)
         return block

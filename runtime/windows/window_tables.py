@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from stepscope.runtime.windows.aggregates import Aggregates
 from stepscope.runtime.windows.step_facts import Facts, StepFactsBuilder, join_facts
 from stepscope.runtime.windows.step_statistics import StepTotals
 
-MERGED_TOGETHER = 64
+MERGED_TOGETHER = 256
 """Closed windows that are added to the total together; earlier if the total is read."""
 COUNTED_LATER_BYTES = 64 << 10
 """A window with more bytes of events is counted as they arrive. Events of smaller windows wait in memory."""
@@ -70,18 +71,14 @@ _PROCESSES = (TrackKind.PROCESS, TrackKind.THREAD, TrackKind.TASK)
 class WindowTable:
     """The table of one or many windows: spans by name, those of other processes separately, and statistics of steps.
 
-    A small window only collects its events. `count_together` counts the events of many such windows at once.
+    A small window only collects its events, and makes nothing else. `count_together` counts the events of many such windows at once.
 
     Args:
         optimizer: as for `StepTotals`.
     """
 
     def __init__(self, *, optimizer: bool = False) -> None:
-        self.spans = Aggregates()
-        """Spans of this process, with counters and instants."""
-        self.elsewhere = Aggregates()
-        """The same of joined processes."""
-        self.steps = StepTotals(optimizer=optimizer)
+        self.optimizer = optimizer
         self.ns = 0
         """Length of the windows."""
         self.open = 0
@@ -94,7 +91,25 @@ class WindowTable:
         """The events of a small window, which are not counted yet; `None` = all are counted."""
         self._collected_bytes = 0
         self._others = _other_processes()
-        self._builder = StepFactsBuilder(late=True)
+
+    @cached_property
+    def spans(self) -> Aggregates:
+        """Spans of this process, with counters and instants."""
+        return Aggregates()
+
+    @cached_property
+    def elsewhere(self) -> Aggregates:
+        """The same of joined processes."""
+        return Aggregates()
+
+    @cached_property
+    def steps(self) -> StepTotals:
+        """Statistics of its steps."""
+        return StepTotals(optimizer=self.optimizer)
+
+    @cached_property
+    def _builder(self) -> StepFactsBuilder:
+        return StepFactsBuilder(late=True)
 
     def update(self, events: Block) -> None:
         """Adds events of the window. They must not change afterwards."""
@@ -193,7 +208,7 @@ class WindowTable:
 
 def count_together(windows: Sequence[WindowTable]) -> WindowTable:
     """One table of small finished windows, in the order of their times. None of them changes."""
-    made = WindowTable(optimizer=any(one.steps.optimizer for one in windows))
+    made = WindowTable(optimizer=any(one.optimizer for one in windows))
     made.collected = None
     made.count(join_blocks(events for one in windows for events in one.collected or ()))
     made.finish_together(windows)
@@ -206,7 +221,8 @@ class WindowTables:
     def __init__(self, max_bytes: int = MAX_TABLE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._tables: dict[int, WindowTable] = {}
-        self._open: list[WindowTable] = []
+        self._open: dict[int, WindowTable] = {}
+        """By their ids."""
         self._total = WindowTable()
         self._closed: list[WindowTable] = []
         """Closed windows that are not in the total yet: adding many together costs little more than one."""
@@ -216,12 +232,12 @@ class WindowTables:
     def begin(self, table: WindowTable) -> None:
         """Adds the table of a window that opens."""
         with _changing:
-            self._open.append(table)
+            self._open[id(table)] = table
 
     def discard(self, table: WindowTable) -> None:
         """Removes the table of an open window, which counts nowhere."""
         with _changing:
-            self._open = [each for each in self._open if each is not table]
+            self._open.pop(id(table), None)
 
     def close(self, window: int, table: WindowTable) -> None:
         """Adds the table of a closed window, and drops the oldest tables beyond the limits."""
@@ -242,8 +258,8 @@ class WindowTables:
             if not self._open:
                 return self._total
             found = WindowTable()
-            found.merge(self._total, *self._open)
-            for table in self._open:
+            found.merge(self._total, *self._open.values())
+            for table in self._open.values():
                 for events in table.collected or ():
                     found.count(events)
             found.open = len(self._open)
