@@ -19,8 +19,9 @@ from benchmarks.timing import empty, took
 STEP_NS = 1_500_000
 PARTS = {"load": 1, "forward": 2, "backward": 2}
 """Spans of a step, and their shares of it."""
-SMALL_STEPS = 8
-"""Small steps for each training step of the scale, so that a turn has as many windows as it has training steps."""
+SMALL_STEPS = 16
+"""Small steps for each training step of the scale, so that a turn has twice as many windows as it has training steps, and lasts some
+seconds: the loop works once a second."""
 
 
 class _Step:

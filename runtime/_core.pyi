@@ -520,7 +520,7 @@ def with_steps(events: Any, begins: Any, numbers: Any, /) -> bytearray:
 
 def step_spans(
     begins: Any, parents: Any, numbers: Any, tracks: Any, end: int, elsewhere: int, name: int, category: int, /
-) -> bytes:
+) -> bytearray:
     """A span for each step that ended, as events.
 
     Args:

@@ -145,7 +145,7 @@ PyObject *survey_py_with_steps(PyObject *self, PyObject *args) {
 }
 
 /* (marks of steps in order: begins, ids of the spans around them, numbers, tracks; end of the last step; track of steps that do not
- * nest; name; category): a span for each step that ended, as bytes. The last one ended if it began before `end`. */
+ * nest; name; category): a span for each step that ended, as an array of bytes. The last one ended if it began before `end`. */
 PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
     Py_buffer begins, parents, numbers, tracks;
     long long end;
@@ -158,14 +158,14 @@ PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
     const uint64_t *parent = parents.buf;
     const int32_t *number = numbers.buf;
     const uint32_t *track = tracks.buf;
-    PyObject *bytes = NULL;
+    PyObject *array = NULL;
     if ((size_t)parents.len != marks * sizeof *parent || (size_t)numbers.len != marks * sizeof *number ||
         (size_t)tracks.len != marks * sizeof *track) {
         PyErr_SetString(PyExc_ValueError, "each step has a begin, a span around it, a number and a track");
     } else {
         size_t ended = marks && end > begin[marks - 1] ? marks : marks ? marks - 1 : 0;
-        bytes = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(ended * sizeof(Event)));
-        Event *spans = bytes ? (Event *)PyBytes_AS_STRING(bytes) : NULL;
+        array = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(ended * sizeof(Event)));
+        Event *spans = array ? (Event *)PyByteArray_AS_STRING(array) : NULL;
         for (size_t i = 0; spans && i < ended; i++) {
             bool last = i + 1 == marks;
             bool nests = track[i] && (last || (track[i] == track[i + 1] && parent[i] == parent[i + 1]));
@@ -184,7 +184,7 @@ PyObject *survey_py_step_spans(PyObject *self, PyObject *args) {
     PyBuffer_Release(&parents);
     PyBuffer_Release(&numbers);
     PyBuffer_Release(&tracks);
-    return bytes;
+    return array;
 }
 
 static bool touches(const Event *e, int64_t start, int64_t end) {

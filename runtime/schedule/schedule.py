@@ -85,14 +85,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             ScheduleError: if it is negative.
         """
-        position = self._position(step)
-        if position is None:
-            return ProfilerAction.NONE
-        if position < self.wait:
-            return ProfilerAction.NONE
-        if position < self.wait + self.warmup:
-            return ProfilerAction.WARMUP
-        return ProfilerAction.RECORD if position < self.cycle - 1 else ProfilerAction.RECORD_AND_SAVE
+        return self.at(step)[0]
 
     @property
     def cycle(self) -> int:
@@ -115,13 +108,32 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             ScheduleError: if the step is negative.
         """
-        position = self._position(step)
-        if position is None:
-            return self.origin + self.wait if step < self.skip_first else NEVER
-        for boundary in (self.wait, self.wait + self.warmup, self.cycle - 1):
-            if position < boundary:
-                return step + boundary - position
-        return step + 1
+        return self.at(step)[1]
+
+    def at(self, step: int, /) -> tuple[ProfilerAction, int]:
+        """Returns the action of a step, and its `next_change`.
+
+        Raises:
+            ScheduleError: if the step is negative.
+        """
+        if step < 0:
+            raise ScheduleError(f"step must be 0 or more, got {step}")
+        # Written out, as a loop of short steps pays for each call.
+        wait, recorded = self.wait, self.wait + self.warmup
+        cycle = recorded + self.active
+        origin = self.skip_first - (wait if self.skip_first_wait else 0)
+        if step < self.skip_first:
+            return ProfilerAction.NONE, origin + wait
+        if self.repeat and step >= origin + self.repeat * cycle:
+            return ProfilerAction.NONE, NEVER
+        position = (step - origin) % cycle
+        if position < wait:
+            return ProfilerAction.NONE, step + wait - position
+        if position < recorded:
+            return ProfilerAction.WARMUP, step + recorded - position
+        if position < cycle - 1:
+            return ProfilerAction.RECORD, step + cycle - 1 - position
+        return ProfilerAction.RECORD_AND_SAVE, step + 1
 
     def next_record(self, step: int, /) -> int:
         """Returns the first step from this one on that is recorded; `NEVER` if there is none.
@@ -151,14 +163,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         values = [f"{name}={getattr(self, name)}" for name in ("wait", "warmup", "active")]
         values += [f"{name}={getattr(self, name)}" for name in _OPTIONAL if getattr(self, name)]
         return f"schedule({', '.join(values)})"
-
-    def _position(self, step: int) -> int | None:
-        """Place within its cycle; None before the first cycle and after the last."""
-        if step < 0:
-            raise ScheduleError(f"step must be 0 or more, got {step}")
-        if step < self.skip_first or step >= self.end:
-            return None
-        return (step - self.origin) % self.cycle
 
 
 _LEAST = {"wait": 0, "warmup": 0, "active": 1, "repeat": 0, "skip_first": 0, "skip_first_wait": 0}

@@ -63,6 +63,11 @@ class ArmedWindows:
         window = self.running
         return 0 if window is None else window.deadline
 
+    @property
+    def idle(self) -> bool:
+        """Whether no window waits, runs or is to end. Any thread may read it without the lock."""
+        return not self.open and not self.ends
+
     def change_at(self, step: int) -> None:
         """Has the schedule asked at this step, or before."""
         self.steps.next_change = min(self.steps.next_change, step)

@@ -61,10 +61,10 @@ class CallSerializer:
         return False
 
     def _run_in_turn(self, call: Callable[[], None], patience: float) -> bool:
-        me = [get_ident()]
-        until = time.monotonic() + patience
+        me, until = [get_ident()], 0.0
         try:
             while not self._enter(me):
+                until = until or time.monotonic() + patience
                 if self.is_own or time.monotonic() >= until:
                     return False
                 time.sleep(POLL_S)

@@ -39,6 +39,8 @@ LARGEST_STEP = (1 << 31) - 1
 MAX_INTERRUPTIONS = 8
 """How often a change is repeated that signal handlers interrupt."""
 
+_FIXED = (Always, Never)
+
 _serials = itertools.count(1)
 _untouched: list[object] = []
 """Objects of inert profilers."""
@@ -367,7 +369,7 @@ class StepController(_core.StepCounter):
     def carry_out(self, *, stepping: bool = False) -> None:
         """Makes the changes of backends that are bound to this thread. `step()` calls again while others wait."""
         waiting = False
-        for source in self.bound():
+        for source in self.bound() if self.pipeline is not None and self.pipeline.sources else ():
             source.carry_out(self.action, clock.now(), stepping=stepping and self.live)
             waiting |= source.pending
         self._asked = waiting or self._level is not self._level_wanted
@@ -426,12 +428,16 @@ class StepController(_core.StepCounter):
         """
         assert self.pipeline is not None
         scheduled, self.next_change = self._scheduled(step)
-        ended = self._armed.end_before(step, self.action)
+        idle = self.windows.idle  # after `next_change`, which a later window lowers
+        ended = None if idle else self._armed.end_before(step, self.action)
         if ended is not None:
             self._planned = ProfilerAction.RECORD_AND_SAVE
             if ended.state != "missed":
                 self._was_last(clock.now())
-        before, self._planned = self._planned, self._armed.action(step, scheduled, self.action)
+        if idle:
+            self._armed.detail = None
+        wanted = scheduled if idle else self._armed.action(step, scheduled, self.action)
+        before, self._planned = self._planned, wanted
         begins = self._planned.records and before is not ProfilerAction.RECORD
         if begins or not self._planned.records:
             self._skips = self.pipeline.crowded
@@ -454,13 +460,15 @@ class StepController(_core.StepCounter):
         if self.schedule_error is not None:
             return ProfilerAction.NONE, NEVER
         try:
+            # A check against a protocol costs more than the rest of the change.
+            if isinstance(schedule, Schedule):
+                return schedule.at(step)
             action = checked_action(schedule(step), step)
-            # Our classes first: a check against a protocol costs more than the rest of the change.
-            if isinstance(schedule, Schedule | Always | Never) or isinstance(schedule, PlannedSchedule):
+            if isinstance(schedule, _FIXED) or isinstance(schedule, PlannedSchedule):
                 return action, schedule.next_change(step)
             return action, step + 1
         except BaseException as error:
-            if isinstance(schedule, Schedule | Always | Never) or from_signal_handler(error):
+            if isinstance(schedule, (Schedule, *_FIXED)) or from_signal_handler(error):
                 raise
             self.schedule_error = error
             log.error("the schedule failed at step %d, nothing more is recorded: %s", step, error_text(error))

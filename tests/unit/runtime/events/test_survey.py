@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.intervals import ends, touching, touching_any
-from stepscope.runtime.events.record import QUIET, Block, Flag, Kind, empty_block, own_heap
+from stepscope.runtime.events.record import EVENT_DTYPE, QUIET, Block, Flag, Kind, empty_block, own_heap
 from stepscope.runtime.events.survey import count_in, of_kind, parts_in, survey
 
 CATEGORIES = ["cpu_op", "gc", QUIET[0]]
@@ -60,6 +60,9 @@ def test_counts_and_times(rows: list[tuple[Any, ...]]) -> None:
     assert found.loud == (~quiet & (kind != int(Kind.STEP))).sum()
     if (~quiet).any():
         assert found.loud_last_ns == block["ts"][~quiet].max()
+    programs = ~quiet & (kind != int(Kind.STEP))
+    if programs.any():
+        assert found.program_last_ns == block["ts"][programs].max()
 
 
 @given(st.lists(ROW, max_size=40), INTERVALS)
@@ -111,9 +114,36 @@ def arguments(block: Block) -> list[tuple[int, int]]:
     return places
 
 
+MARKS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5)), max_size=8)
+
+
+@given(MARKS, st.integers(-1, 90))
+def test_spans_of_steps(marks: list[tuple[int, int, int]], end: int) -> None:
+    """A step nests on its track if the same span is open there at its begin and at that of the next one."""
+    tracks, parents = [np.array([mark[at] for mark in marks], kind) for at, kind in ((0, np.uint32), (1, np.uint64))]
+    begins = np.cumsum([mark[2] for mark in marks], dtype=np.int64) if marks else np.zeros(0, np.int64)
+    numbers = np.arange(len(marks), dtype=np.int32) + 7
+    spans: Block = np.frombuffer(_core.step_spans(begins, parents, numbers, tracks, end, 9, 5, 6), EVENT_DTYPE)
+    wanted = empty_block(len(marks) if marks and end > begins[-1] else max(len(marks) - 1, 0))
+    for place, row in enumerate(wanted):
+        last = place + 1 == len(marks)
+        nests = tracks[place] and (last or marks[place][:2] == marks[place + 1][:2])
+        row["ts"], row["dur"] = begins[place], (end if last else begins[place + 1]) - begins[place]
+        row["track"], row["parent"] = (tracks[place], parents[place]) if nests else (9, 0)
+        row["step"], row["name"], row["category"] = numbers[place], 5, 6
+        row["kind"], row["flags"] = int(Kind.SPAN), int(Flag.NUMBERED)
+    assert spans.tobytes() == wanted.tobytes()
+
+
 def test_steps_that_contradict_themselves() -> None:
     """Each step has a begin and a number, and there is one at least."""
     block, times = empty_block(1), np.zeros(2, np.int64)
+    for missing in range(4):
+        columns: list[Any] = [times, times.view(np.uint64), np.zeros(2, np.int32), np.zeros(2, np.uint32)]
+        columns[missing] = columns[missing][:1]
+        begins, parents, numbers, tracks = columns
+        with pytest.raises(ValueError, match="each step has a begin"):
+            _core.step_spans(begins, parents, numbers, tracks, 0, 0, 0, 0)
     with pytest.raises(ValueError, match="one at least"):
         _core.with_steps(block, times[:0], np.zeros(0, np.int32))
     with pytest.raises(ValueError, match="a number"):
