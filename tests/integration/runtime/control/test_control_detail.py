@@ -157,8 +157,8 @@ def test_stacks_and_memory_in_windows_that_ask_for_them(output_dir: Path) -> Non
     with running(output_dir, *sources) as (profiler, memory):
         for number, detail in enumerate(["memory=off", "stacks", "memory=off, stacks", None]):
             # Samplers hear on the loop that a window has ended: the next begins so much later.
-            assert profiler.arm(WindowRequest(start_step=1 + 100 * number, steps=30, detail=detail_from(detail)))
-        work(profiler, 340, lambda: time.sleep(0.001))
+            assert profiler.arm(WindowRequest(start_step=1 + 150 * number, steps=60, detail=detail_from(detail)))
+        work(profiler, 520, lambda: time.sleep(0.001))
     found = [categories(memory, number) & {"python_function", "memory"} for number in range(4)]
     assert found == [set(), {"python_function", "memory"}, {"python_function"}, {"memory"}]
 
