@@ -14,6 +14,7 @@ from stepscope.exporters.plainjson import dumps, dumps_records
 from stepscope.exporters.rotation import part
 from stepscope.exporters.trace_file import TraceFile, begin, write_head
 from stepscope.runtime import _core
+from stepscope.runtime.events.intervals import FOREVER
 from stepscope.runtime.events.record import Block
 from stepscope.runtime.export.run import Run
 from stepscope.runtime.session.trace_note import TraceNote
@@ -26,6 +27,10 @@ Form: TypeAlias = Literal["array", "object"]
 
 
 _CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
+
+
+_LAST_ROW = 536_870_912
+"""Where torch has viewers draw the row of its own span: below all others."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +70,8 @@ class ChromeFile(TraceFile):
         self._pending = b""  # names of rows that no piece has carried to the file yet
         self._base = base_of(run)
         self._refused = 0
+        self._ends_as_torch = layout.form == "object" and layout.dialect == "kineto"
+        self._first = int(FOREVER)
 
     @classmethod
     async def create(cls, path: Path, run: Run, layout: Layout, note: TraceNote) -> ChromeFile:
@@ -85,6 +92,8 @@ class ChromeFile(TraceFile):
         if self._refused != self._output.refused:
             # Names of rows were among what the system refused.
             self._refused, self._rows = self._output.refused, Rows(self._run)
+        if self._ends_as_torch:
+            self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
         written = await self._output.write(self._pending + lines, self._limit, events=len(events))
@@ -96,7 +105,37 @@ class ChromeFile(TraceFile):
         return (self._event(name, at, args) + ",\n").encode()
 
     def _end(self, args: Mapping[str, Any]) -> bytes:
-        return (self._event("stepscope", self._last, args) + _CLOSING[self._layout.form]).encode()
+        text = self._event("stepscope", self._last, args)
+        if self._ends_as_torch:
+            text += "".join(",\n" + dumps_records(event) for event in self._borders())
+        return (text + _CLOSING[self._layout.form]).encode()
+
+    def _borders(self) -> list[dict[str, Any]]:
+        """What ends a trace of torch, in its order: tools read from there when the recording began and ended."""
+        begin, end = ((at - self._base) / 1000 for at in (min(self._first, self._last), self._last))
+        row = {"pid": "Spans", "tid": "PyTorch Profiler"}
+        sorted_last = {"ph": "M", "name": "process_sort_index", "pid": "Spans", "tid": 0, "ts": begin}
+        return [
+            {
+                "ph": "X",
+                "cat": "Trace",
+                "name": "PyTorch Profiler (0)",
+                **row,
+                "ts": begin,
+                "dur": end - begin,
+                "args": {},
+            },
+            {**sorted_last, "args": {"sort_index": _LAST_ROW}},
+            {
+                "ph": "i",
+                "s": "g",
+                "name": "Iteration Start: PyTorch Profiler",
+                "pid": "Traces",
+                "tid": "Trace PyTorch Profiler",
+                "ts": begin,
+            },
+            {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": end + 0.001},
+        ]
 
     def _event(self, name: str, at: int, args: Mapping[str, Any]) -> str:
         us, ns = divmod(at - self._base, 1000)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import re
 import subprocess
 import sys
 import tempfile
@@ -27,26 +26,32 @@ TIMEOUT_S = 1800
 def with_our_imports(source: str) -> str:
     """The text of a test module that takes from `stepscope.torch` what that offers, and the rest from torch.
 
-    Both `from torch.profiler import name` and `torch.profiler.name` are changed.
+    Both `from torch.profiler import name` and `torch.profiler.name` are changed, also in programs that the module has as text.
     """
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt | ast.expr)]
+    found = [(node, changed) for node in nodes if (changed := _changed(node))]
     lines = source.splitlines(keepends=True)
-    found = [
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module == "torch.profiler" and not node.level
-    ]
-    for node in sorted(found, key=lambda node: node.lineno, reverse=True):
-        indent = " " * node.col_offset
-        imports = [(our_or_their(alias.name), ast.unparse(alias)) for alias in node.names]
-        changed = [
-            f"{indent}from {module} import {', '.join(name for of, name in imports if of == module)}\n"
-            for module in sorted({of for of, _ in imports})
-        ]
-        lines[node.lineno - 1 : node.end_lineno] = changed
-    names = "|".join(ours.__all__)
-    attributes = re.compile(rf"\btorch\.profiler\.({names})\b")
-    text = "".join(line if line.lstrip().startswith("from ") else attributes.sub(r"_ours.\1", line) for line in lines)
-    return text.replace("import torch\n", "import torch\nimport stepscope.torch as _ours\n", 1)
+    for node, changed in sorted(found, key=lambda one: (one[0].lineno, one[0].col_offset), reverse=True):
+        first, last = node.lineno - 1, (node.end_lineno or node.lineno) - 1
+        before = lines[first].encode()[: node.col_offset].decode()
+        after = lines[last].encode()[node.end_col_offset or 0 :].decode()
+        lines[first : last + 1] = [before + changed + after]
+    return "".join(lines).replace("import torch\n", "import torch\nimport stepscope.torch as _ours\n", 1)
+
+
+def _changed(node: ast.stmt | ast.expr) -> str:
+    """The new text of a node; empty if it stays."""
+    match node:
+        case ast.ImportFrom(module="torch.profiler", level=0):
+            return "; ".join(f"from {our_or_their(alias.name)} import {ast.unparse(alias)}" for alias in node.names)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="torch"), attr="profiler")) if (
+            node.attr in ours.__all__
+        ):
+            return f"_ours.{node.attr}"
+        case ast.Constant(value=str(text)) if "from torch.profiler import" in text:
+            return repr(with_our_imports(text))
+        case _:
+            return ""
 
 
 def our_or_their(name: str) -> str:

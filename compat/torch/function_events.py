@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import json
 from importlib import import_module
+from math import inf, nan
 from typing import Any
 
 from stepscope.compat.torch.cycle import Cycle
@@ -16,6 +19,38 @@ from stepscope.runtime.events.record import Flag
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
 """Scopes (at::RecordScope) that can be distinguished later."""
+
+
+_FUNCTION_ID, _COLLECTIVE = "Record function id", "Collective name"
+_OWN_ENTRIES = {
+    _FUNCTION_ID,
+    "External id",
+    "Ev Idx",
+    "Sequence number",
+    "Fwd thread id",
+    "Concrete Inputs",
+    "Input type",
+    "Input Strides",
+    "Input Dims",
+    "Overload name",
+    "FLOPs",
+    "Module Hierarchy",
+    "Call stack",
+    "Python id",
+    "Python parent id",
+    "Python module id",
+    "Python thread",
+}
+"""What torch records of a function besides its keyword arguments (torch/csrc/profiler/kineto_shim and output_json)."""
+_CONSTANTS: dict[str, Any] = {
+    "": None,
+    "None": None,
+    "True": True,
+    "False": False,
+    "inf": inf,
+    "-inf": -inf,
+    "nan": nan,
+}
 
 
 class FunctionEvents:
@@ -102,8 +137,9 @@ class FunctionEvents:
             structured_input_shapes=shapes,
             structured_input_strides=args.get("Input Strides", []),
             input_dtypes=args.get("Input type", []),
-            concrete_inputs=args.get("Concrete Inputs", []),
-            kwinputs=args.get("Keyword Inputs", {}),
+            concrete_inputs=[_concrete(text) for text in args.get("Concrete Inputs", [])],
+            kwinputs={} if on_device else _keyword_inputs(args),
+            extra_meta=self._metadata(args) if on_device or _COLLECTIVE in args else None,
             use_device=self._cycle.asked.use_device,
             is_async=bool(flags & _ASYNC),
             sequence_nr=int(args.get("Sequence number", -1)),
@@ -114,6 +150,14 @@ class FunctionEvents:
             is_python_function="Python id" in args,
             external_id=int(args.get("External id", 0)),
         )
+
+    def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
+        """The arguments of which torch makes an event's `event_metadata`, as texts."""
+        known = getattr(self._util, "_EVENT_METADATA_KEYS", {})
+        found = {
+            key: value if isinstance(value, str) else json.dumps(value) for key, value in args.items() if key in known
+        }
+        return found or None
 
     def _texts(self, name: int, step: int | None) -> tuple[str, str]:
         """The name that torch groups by, and the one in traces."""
@@ -172,6 +216,23 @@ class FunctionEvents:
     def _device_type(self) -> Any:
         names = {"cuda": "CUDA", "xpu": "XPU", "mtia": "MTIA", "hpu": "HPU"}
         return getattr(self._types, names.get(self._cycle.asked.use_device or "cuda", "PrivateUse1"))
+
+
+def _concrete(text: str) -> Any:
+    """The value of an input that torch's recording has as text; `None` for a tensor, which has none."""
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
+    try:
+        return ast.literal_eval(text) if text[0] in "[-.0123456789" else text
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _keyword_inputs(args: dict[str, Any]) -> dict[str, Any]:
+    """The keyword arguments of a function that was recorded with some. torch's recording has them among its own entries."""
+    if _FUNCTION_ID not in args or _COLLECTIVE in args:
+        return {}
+    return {key: value for key, value in args.items() if key not in _OWN_ENTRIES}
 
 
 def _give_stacks(events: Any) -> None:

@@ -7,6 +7,7 @@ import os
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Self
 
 from msgspec.structs import replace
@@ -42,6 +43,10 @@ log = logging.getLogger("stepscope")
 
 PATIENCE = 60.0
 """Seconds that windows wait for torch's recordings, and closing for everything: users of torch expect all of a trace."""
+
+
+_STEP = "ProfilerStep"
+"""By which torch's profiler counts steps, among optimizers that count them, too."""
 
 
 class profile(Results):
@@ -167,6 +172,10 @@ class profile(Results):
         self._errors: list[Exception] = []
         self._callbacks = Callbacks(self._call_back)
         self._done: tuple[Cycle, ...] = ()
+        self._counts_for_daemon = False
+        """Whether Kineto's daemon takes windows of steps, which torch counts for it."""
+        self._last_is_empty = False
+        """Whether the last `step()` began a window in which nothing was recorded."""
         self._step = 0
         self._renumbered = (0, 0)
         """When `step_num` was set last while it ran, in ns, and to what."""
@@ -187,7 +196,10 @@ class profile(Results):
                 "start() of a profile that runs already; call stop() first, or make another profile"
             )
         self._look_around()
-        self._stopping = None
+        self._counts_for_daemon = has_torch() and bool(os.environ.get("KINETO_USE_DAEMON"))
+        if self._counts_for_daemon:
+            _step_tracker().init_step_count(_STEP)
+        self._stopping, self._last_is_empty = None, False
         self._journal = JournalExporter.of(options_in_effect(self._options))
         current = trace(
             schedule=self.schedule if self.record_steps else None,
@@ -214,6 +226,8 @@ class profile(Results):
             self._step += 1
         else:
             current.step()
+        if self._counts_for_daemon:
+            _step_tracker().increment_step(_STEP)
 
     def stop(self) -> None:
         """Ends the window that is open, and waits until it is complete and `on_trace_ready` has returned.
@@ -227,8 +241,12 @@ class profile(Results):
         if current is None:
             raise ProfilerStateError("stop() of a profile that does not run; call start() first")
         self._step = self._stopping = current.step_num
+        begun = self.record_steps and current.current_action.records
         current.close()
         self._current = None
+        last = self._done[-1].window if self._done else None
+        ended = last is not None and last.complete and last.steps[-1].number < self._stopping
+        self._last_is_empty = begun and ended
         self._errors += _errors_of(current)
         self._callbacks.finish()
 
@@ -240,6 +258,8 @@ class profile(Results):
         if self._current is not None:
             self.stop()
         self._callbacks.finish()
+        if self._counts_for_daemon:
+            _step_tracker().erase_step_count(_STEP)
         if self.execution_trace_observer is not None:
             try:
                 self.execution_trace_observer.cleanup()
@@ -404,6 +424,10 @@ class profile(Results):
             run.flush()
         return self._done
 
+    def _counted(self) -> Sequence[Cycle]:
+        cycles = self._cycles()
+        return () if self._last_is_empty and not self.acc_events else cycles
+
     def facts(self, cycle: Cycle) -> Mapping[str, Any]:
         return export_facts(cycle, self._metadata.snapshot())
 
@@ -443,6 +467,10 @@ class profile(Results):
     def _trace_id(self, window: Window) -> str:
         found = None if self._hooks is None else self._hooks.id_at(window.start_ns)
         return found or f"{uuid.uuid4().int:032X}"
+
+
+def _step_tracker() -> Any:
+    return import_module("torch.autograd.profiler").KinetoStepTracker
 
 
 def _errors_of(profiler: Profiler) -> list[Exception]:

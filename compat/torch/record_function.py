@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from threading import get_ident
@@ -9,6 +10,7 @@ from typing import Any, Self, TypeVar
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_compile import substitute_region
+from stepscope.backends.torch_stream import emitting
 from stepscope.runtime._core import span
 from stepscope.runtime.settings.arguments import got
 
@@ -18,9 +20,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class record_function:
     """A context manager and a decorator that names a block or function, as `torch.profiler.record_function` does.
 
-    It is a span of stepscope, so it costs a fraction of a µs where torch's takes some, is there without torch, in every
-    profiler that records, and in tasks and generators; one object may be entered any number of times at once. While an accelerator is recorded it is torch's own as well as
-    the device's timeline needs it; it is then drawn once.
+    It is a span of stepscope: it costs a fraction of a µs where torch's takes some, works without torch, and is in every
+    profiler that records, and in tasks and generators. One object may be entered any number of times at once. While an
+    accelerator is recorded, torch's own takes its place, as the device's timeline needs that. While a profiler of torch records
+    that the program has started itself, both are entered.
 
     Args:
         name: what is shown.
@@ -38,28 +41,32 @@ class record_function:
         self.name = name
         self.args = args
         self._span = _span(name, args)
-        self._theirs: list[tuple[int, Any]] = []
-        """torch's own that are entered, with the threads that entered them, the latest last."""
+        self._theirs: list[tuple[int, Any, bool]] = []
+        """torch's own that are entered, the latest last: the thread that entered it, and whether our span was entered as well."""
 
     def __enter__(self) -> Self:
-        if session.records_device:
+        programs = not session.records_device and _programs_profiler_records()
+        if session.records_device or programs:
             theirs: Any = import_module("torch").profiler.record_function(self.name, self.args)
-            self._theirs.append((get_ident(), theirs.__enter__()))
-        else:
+            self._theirs.append((get_ident(), theirs.__enter__(), programs))
+        if not session.records_device:
             self._span.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        theirs = self._latest() if self._theirs else None
-        (self._span if theirs is None else theirs).__exit__(*exc)
+        theirs, both = self._latest() if self._theirs else (None, True)
+        if both:
+            self._span.__exit__(*exc)
+        if theirs is not None:
+            theirs.__exit__(*exc)
 
-    def _latest(self) -> Any:
-        """The latest of torch's own that this thread entered; `None` if it entered none."""
+    def _latest(self) -> tuple[Any, bool]:
+        """The latest of torch's own that this thread entered, `None` if it entered none; and whether our span is to end."""
         here = get_ident()
         for at in range(len(self._theirs) - 1, -1, -1):
             if self._theirs[at][0] == here:
-                return self._theirs.pop(at)[1]
-        return None
+                return self._theirs.pop(at)[1:]
+        return None, True
 
     def __call__(self, function: _F) -> _F:
         """A function that is recorded at each call; coroutine functions and generators as well."""
@@ -67,6 +74,13 @@ class record_function:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return record_function, (self.name, self.args)
+
+
+def _programs_profiler_records() -> bool:
+    """Whether a profiler of torch that is none of ours records on this thread."""
+    autograd = sys.modules.get("torch.autograd")
+    enabled = getattr(autograd, "_profiler_enabled", None)
+    return enabled is not None and enabled() and not session.here and not emitting()
 
 
 def _span(name: str, args: str | None) -> span:

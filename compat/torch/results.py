@@ -41,6 +41,10 @@ class Results(ABC):
             ProfilerStateError: if the profile was never started.
         """
 
+    def _counted(self) -> Sequence[Cycle]:
+        """The windows whose events count. As in torch, that is none if the last one is empty."""
+        return self._cycles()
+
     @abstractmethod
     def facts(self, cycle: Cycle) -> Mapping[str, Any]:
         """What an export of a window says besides events: keys of the trace."""
@@ -62,7 +66,7 @@ class Results(ABC):
             BackendError: if torch is not installed.
         """
         _need_torch("key_averages()")
-        cycles = self._cycles()
+        cycles = self._counted()
         asked = self._asked
         grouped = group_by_input_shape or group_by_stack_n > 0 or group_by_overload_name
         if not (grouped or asked.profile_memory or asked.with_flops or asked.use_device):
@@ -79,7 +83,7 @@ class Results(ABC):
             BackendError: if torch is not installed.
         """
         _need_torch("events()")
-        cycles = self._cycles()
+        cycles = self._counted()
         if self._built is None or self._built[0] != cycles:
             self._built = cycles, self._build(cycles)
         return self._built[1]

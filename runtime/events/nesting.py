@@ -5,7 +5,7 @@ torch's tracer begins before the region that is entered in it, and may end withi
 it at the wrong time. So spans are compared with those of other sources as they arrive:
 
 * Steps and regions keep their exact times.
-* A Python frame that crosses a border is cut there, unless this removes more than `MAX_CUT_NS` of it.
+* A Python frame that crosses a border is cut there, unless this removes more than `MAX_CUT_NS` and `MAX_CUT_SHARE` of it.
 * Any other span that crosses a border becomes an async pair, in full length.
 """
 
@@ -27,7 +27,10 @@ ANNOTATIONS = "user_annotation"
 """Category of names of the program or a framework: regions, data loading, optimizer steps."""
 
 MAX_CUT_NS = 100_000
-"""Limit of the time that is cut off a Python frame."""
+"""Time that is cut off a Python frame, if it is not longer."""
+MAX_CUT_SHARE = 1 / 32
+"""Share of a Python frame that is cut off, if it is not more: the function that calls `step()` crosses the border for as long as
+the call lasts."""
 
 MAX_SPANS = 1 << 19
 """Spans in memory per source and window. Beyond that the oldest are dropped."""
@@ -104,7 +107,8 @@ def fit(events: Block, chosen: NDArray[np.intp], edges: Edges) -> None:
         clipped = bool(events["flags"][index] & int(Flag.CLIPPED))
         cut = _cut(edges, begin, end, clipped) if frames[at] else (begin, end)
         lost = end - begin - (cut[1] - cut[0])
-        if lost > MAX_CUT_NS or edges.cuts(*cut) or (not clipped and _ambiguous(edges, *cut)):
+        too_much = lost > max(MAX_CUT_NS, (end - begin) * MAX_CUT_SHARE)
+        if too_much or edges.cuts(*cut) or (not clipped and _ambiguous(edges, *cut)):
             events["flags"][index] |= int(Flag.ASYNC)
         elif cut != (begin, end):
             events["ts"][index], events["dur"][index] = cut[0], cut[1] - cut[0]

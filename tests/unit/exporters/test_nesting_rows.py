@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings, tracks
-from stepscope.runtime.events.nesting import FRAMES, MAX_CUT_NS, cut_frames
+from stepscope.runtime.events.nesting import FRAMES, MAX_CUT_NS, MAX_CUT_SHARE, cut_frames
 from stepscope.runtime.events.record import Block, EventBatch, Flag, Kind, empty_block, join_blocks
 from stepscope.runtime.windows.borders import WindowEnds
 from stepscope.runtime.windows.router import RECORDER, WindowRouter
@@ -134,9 +134,20 @@ def test_two_sources_on_one_row(
         for (name, at, dur), (named, begin, length) in zip(others, times(foreign), strict=True):
             assert name == named
             assert begin <= at and at + dur <= begin + length
-            assert length - dur <= (MAX_CUT_NS if category == FRAMES else 0)
+            assert length - dur <= (max(MAX_CUT_NS, length * MAX_CUT_SHARE) if category == FRAMES else 0)
     slices, _ = drawn_by_chrome(batches)
     assert overlaps((at, at + dur) for _, at, dur in slices if dur) == []
+
+
+def test_the_function_that_calls_step_is_cut_at_its_border() -> None:
+    """Also if the call takes long, as when it ends a window: by a small share of the function."""
+    most = MAX_CUT_NS
+    steps = block([Span(0, 100 * most), Span(100 * most, 200 * most)], "user_annotation", 1)
+    frames = block([Span(10, 102 * most, number=1), Span(102 * most + 1, 112 * most, number=2)], FRAMES, 1)
+    events = join_blocks([steps, frames])
+    cut_frames(events)
+    assert not (events["flags"] & int(Flag.ASYNC)).any()
+    assert [int(row["ts"] + row["dur"]) - START for row in events[2:]] == [100 * most - 1, 112 * most]
 
 
 def test_frames_of_a_region_are_cut_at_its_borders() -> None:

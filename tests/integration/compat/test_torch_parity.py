@@ -1,0 +1,125 @@
+"""What programs read of torch's profiler, each beside torch's own: inputs of operators, the last window, the end of a trace."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepscope.torch as ours
+from tests.support.operators import cpu, torch
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Journals go where the test ends."""
+    monkeypatch.chdir(tmp_path)
+
+
+def theirs(**arguments: Any) -> Any:
+    """torch's own profile."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.profiler.profile(activities=cpu(), **arguments)
+
+
+def work() -> None:
+    """Operators with scalars, lists, constants and tensors, and a function with keyword arguments."""
+    x = torch.rand(2, 6)
+    x.as_strided([4, 3], [1, 4])
+    torch.add(x, 1.5, alpha=2)
+    torch.full((2, 2), float("inf"))
+    torch.nn.functional.dropout(x, 0.5, True)
+    torch.clamp(x, None, -1.5e-7)
+    with torch._C._profiler._RecordFunctionFast("fast", [x, x], {"stream": 3, "grid": "x", "on": True, "share": 0.5}):
+        x.add(x)
+
+
+def test_inputs_of_operators() -> None:
+    """Values of inputs have the types that torch gives them; keyword arguments are apart from what torch records itself."""
+    with theirs(record_shapes=True) as other:
+        work()
+    with ours.profile(activities=cpu(), record_shapes=True, mode="kineto") as prof:
+        work()
+    found, wanted = (
+        [(event.name, event.concrete_inputs, event.kwinputs, event.input_shapes) for event in one.events()]
+        for one in (prof, other)
+    )
+    assert found == wanted
+    assert any(keywords for _, _, keywords, _ in found)
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.parametrize("all_windows", [False, True])
+@pytest.mark.parametrize("steps, last, every", [(9, 3, 7), (11, 0, 8)])
+def test_a_loop_that_ends_where_a_window_begins(steps: int, last: int, every: int, all_windows: bool) -> None:
+    """The last window is empty then, as in torch. The trace that is exported is the last one that has something."""
+    found: list[int] = []
+    for profile, profiler in (
+        (theirs, torch.profiler),
+        (partial(ours.profile, activities=cpu(), mode="kineto"), ours),
+    ):
+        schedule = profiler.schedule(wait=0, warmup=1, active=4)
+        with profile(schedule=schedule, acc_events=all_windows) as prof:
+            for _ in range(steps):
+                torch.add(1, 2)
+                prof.step()
+        found.append(sum(row.count for row in prof.key_averages() if row.key == "aten::add"))
+    assert found[0] == found[1] == (every if all_windows else last)
+    prof.export_chrome_trace("trace.json")
+    trace = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert sum(event["name"] == "aten::add" for event in trace) == (last or 4)
+
+
+def test_the_end_of_a_trace() -> None:
+    """The last events say when the recording began and ended, in torch's order and form. All others are within."""
+    with theirs() as other, torch.profiler.record_function("region"):
+        torch.ones(2).tanh()
+    with ours.profile(activities=cpu(), mode="kineto") as prof, ours.record_function("region"):
+        torch.ones(2).tanh()
+    ends: list[list[Any]] = []
+    for one in (other, prof):
+        one.export_chrome_trace("trace.json")
+        events = json.loads(Path("trace.json").read_text())["traceEvents"]
+        ends.append(
+            [{key: value for key, value in event.items() if key not in ("ts", "dur", "args")} for event in events[-4:]]
+        )
+        span, border = events[-4], events[-1]["ts"]
+        assert all(span["ts"] <= event["ts"] for event in events if "ts" in event)
+        assert all(event["ts"] + event["dur"] <= border for event in events if "dur" in event)
+    assert ends[0] == ends[1]
+
+
+def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
+    """With a profile of ours around it, they are in both."""
+    region = ours.record_function("region")
+    with theirs() as other:
+        for _ in range(2):
+            with region:
+                torch.ones(2)
+    with ours.profile(activities=cpu(), mode="kineto") as prof:
+        with theirs() as inner, region:
+            torch.ones(2)
+        with region:
+            torch.ones(2)
+    counts = [sum(row.count for row in one.key_averages() if row.key == "region") for one in (other, inner, prof)]
+    assert counts == [2, 1, 2]
+
+
+@pytest.mark.parametrize("daemon", ["", "1"])
+def test_torch_counts_steps_for_its_daemon(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does for its own profiler: if the environment says that there is a daemon."""
+    monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
+    tracker = importlib.import_module("torch.autograd.profiler").KinetoStepTracker
+    first = tracker.current_step()
+    schedule = ours.schedule(wait=1, warmup=1, active=2)
+    with ours.profile(activities=cpu(), schedule=schedule, mode="kineto") as prof:
+        for _ in range(7):
+            torch.ones(2)
+            prof.step()
+    assert tracker.current_step() - first == (7 if daemon else 0)
