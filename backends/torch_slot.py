@@ -141,6 +141,8 @@ class TorchSlot:
         self._regions: dict[int, tuple[int, int] | None] = {}
         """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
         then; `None` if it began outside of a recording of kineto."""
+        self._enabled: Callable[[], bool] | None = None
+        """torch's function for `taken`, once it was asked."""
         self._warned = False
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""
@@ -236,7 +238,9 @@ class TorchSlot:
     @property
     def taken(self) -> bool:
         """True if a profiler is in the slot of the calling thread."""
-        return bool(import_module("torch").autograd._profiler_enabled())
+        if self._enabled is None:
+            self._enabled = import_module("torch").autograd._profiler_enabled
+        return bool(self._enabled())
 
     def holds(self, kind: str) -> bool:
         """True if the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any

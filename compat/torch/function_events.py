@@ -11,7 +11,7 @@ from typing import Any
 
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.memory_usage import MemoryUsage
-from stepscope.compat.torch.profiler_util import build_tree, find_parents, shown_name, stack_filter
+from stepscope.compat.torch.profiler_util import build_tree, find_parents, metadata_names, shown_name, stack_filter
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag
@@ -153,7 +153,7 @@ class FunctionEvents:
 
     def _metadata(self, args: dict[str, Any]) -> dict[str, str] | None:
         """The arguments of which torch makes an event's `event_metadata`, as texts."""
-        known = getattr(self._util, "_EVENT_METADATA_KEYS", {})
+        known = metadata_names(self._util)
         found = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in args.items() if key in known
         }

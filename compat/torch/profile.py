@@ -426,7 +426,13 @@ class profile(Results):
 
     def _counted(self) -> Sequence[Cycle]:
         cycles = self._cycles()
-        return () if self._last_is_empty and not self.acc_events else cycles
+        if not self._last_is_empty or self.acc_events:
+            return cycles
+        warn(
+            "the last step() began a window in which nothing was recorded: as in torch, events() and key_averages() are of that one; "
+            "on_trace_ready gets each window, and with acc_events=True they are of all"
+        )
+        return ()
 
     def facts(self, cycle: Cycle) -> Mapping[str, Any]:
         return export_facts(cycle, self._metadata.snapshot())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from stepscope.backends.torch_import import private
@@ -21,6 +21,12 @@ def stack_filter(util: Any) -> Callable[[str], bool]:
     """True if torch shows an entry of a stack."""
     keeps: Callable[[str], bool] = private(util, "_filter_stack_entry")
     return keeps
+
+
+def metadata_names(util: Any) -> Collection[str]:
+    """The names of the arguments of which torch makes an event's `event_metadata`; none in a torch that has no such thing."""
+    names: Collection[str] = getattr(util, "_EVENT_METADATA_KEYS", ())
+    return names
 
 
 def find_parents(events: Any) -> None:

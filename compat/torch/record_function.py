@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 from stepscope.backends.kineto_session import session
 from stepscope.backends.torch_compile import substitute_region
-from stepscope.backends.torch_stream import emitting
+from stepscope.backends.torch_slot import slot
 from stepscope.runtime._core import span
 from stepscope.runtime.settings.arguments import got
 
@@ -78,9 +78,7 @@ class record_function:
 
 def _programs_profiler_records() -> bool:
     """Whether a profiler of torch that is none of ours records on this thread."""
-    autograd = sys.modules.get("torch.autograd")
-    enabled = getattr(autograd, "_profiler_enabled", None)
-    return enabled is not None and enabled() and not session.here and not emitting()
+    return "torch.profiler" in sys.modules and slot.taken and not slot.emits and not session.here
 
 
 def _span(name: str, args: str | None) -> span:

@@ -122,7 +122,7 @@ def test_threads_and_tasks(make: Callable[[], Any], output_dir: Path) -> None:
 
 def test_while_an_accelerator_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The regions are torch's own then: each entry, of each thread; and it may begin and end meanwhile."""
-    session = SimpleNamespace(records_device=True)
+    session = SimpleNamespace(records_device=True, here=True)
     monkeypatch.setattr(module, "session", session)
     region = ours.record_function("x")
     together = threading.Barrier(2)

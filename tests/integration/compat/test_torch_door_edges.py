@@ -243,7 +243,10 @@ def test_a_view_is_frozen(mode: Any) -> None:
     assert [view.step_num for view in views] == [1, 2, 3, 4]
     assert [view.window.index for view in views] == [0, 1, 2, 3]
     assert {view.current_action for view in views} == {ours.ProfilerAction.RECORD_AND_SAVE}
-    assert views[0].record_shapes is prof.record_shapes and counts(prof) == counts(views[-1])
+    assert views[0].record_shapes is prof.record_shapes
+    with pytest.warns(UserWarning, match=r"the last step\(\) began a window in which nothing was recorded"):
+        assert not counts(prof)
+    assert counts(views[-1])["aten::tanh"] == 4
     assert threading.main_thread() not in threads
     assert len({view.get_trace_id() for view in views}) == 4
 

@@ -55,6 +55,7 @@ def test_inputs_of_operators() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.filterwarnings("ignore:the last step.. began a window:UserWarning")
 @pytest.mark.parametrize("all_windows", [False, True])
 @pytest.mark.parametrize("steps, last, every", [(9, 3, 7), (11, 0, 8)])
 def test_a_loop_that_ends_where_a_window_begins(steps: int, last: int, every: int, all_windows: bool) -> None:
