@@ -238,9 +238,10 @@ class TorchSlot:
     @property
     def taken(self) -> bool:
         """True if a profiler is in the slot of the calling thread."""
-        if self._enabled is None:
-            self._enabled = import_module("torch").autograd._profiler_enabled
-        return bool(self._enabled())
+        enabled = self._enabled
+        if enabled is None:
+            enabled = self._enabled = import_module("torch").autograd._profiler_enabled
+        return bool(enabled())
 
     def holds(self, kind: str) -> bool:
         """True if the slot of the calling thread has a profiler of this kind, as torch names it: `KINETO`, `ITT`; one of any

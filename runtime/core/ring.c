@@ -358,8 +358,11 @@ void rings_each(void (*change)(Ring *)) {
 
 uint64_t rings_unreleased(void) {
     uint64_t slots = 0;
-    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++)
-        slots += rings[i]->cursor - atomic_load_explicit(&rings[i]->header->tail, memory_order_relaxed);
+    for (uint32_t i = 0, n = atomic_load_explicit(&ring_count, memory_order_acquire); i < n; i++) {
+        const Header *h = rings[i]->header;
+        uint64_t tail = atomic_load(&h->tail); /* first, so that the difference is not negative during a drain */
+        slots += atomic_load(&h->drained) - tail;
+    }
     return slots;
 }
 
