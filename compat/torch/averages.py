@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.compat.torch.profiler_util import shown_name
+from stepscope.compat.torch.profiler_util import shown_name, without_overload
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Flag
@@ -57,7 +57,9 @@ def _add(window: WindowSpans, found: dict[tuple[str, bool], Any], util: Any, use
 def _name(span: Any, util: Any) -> str:
     """The name that torch groups by: all steps have one."""
     text = strings.text(int(span["name"]))
-    return f"{text}*" if span["flags"] & int(Flag.NUMBERED) else shown_name(util, text, grouped=True)
+    if span["flags"] & int(Flag.NUMBERED):
+        return f"{text}*"
+    return shown_name(util, without_overload(text)[0], grouped=True)
 
 
 def _empty(util: Any, key: str, annotation: bool, is_async: bool, use_device: str | None) -> Any:

@@ -5,16 +5,26 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import logging
 from importlib import import_module
 from math import inf, nan
 from typing import Any
 
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.memory_usage import MemoryUsage
-from stepscope.compat.torch.profiler_util import build_tree, find_parents, metadata_names, shown_name, stack_filter
+from stepscope.compat.torch.profiler_util import (
+    build_tree,
+    find_parents,
+    metadata_names,
+    shown_name,
+    stack_filter,
+    without_overload,
+)
 from stepscope.compat.torch.window_spans import WindowSpans
 from stepscope.runtime.events import clock, strings, tracks
 from stepscope.runtime.events.record import Flag
+
+log = logging.getLogger("stepscope")
 
 _NUMBERED, _ASYNC = int(Flag.NUMBERED), int(Flag.ASYNC)
 _FUNCTION, _BACKWARD, _USER = 0, 1, 7
@@ -66,7 +76,7 @@ class FunctionEvents:
         self._spans = WindowSpans(cycle, arguments=True)
         self._usage = MemoryUsage(self._spans) if cycle.asked.profile_memory else None
         self._threads: dict[int, tuple[int, int]] = {}
-        self._names: dict[tuple[int, int | None], tuple[str, str]] = {}
+        self._names: dict[tuple[int, int | None], tuple[str, str, str]] = {}
 
     def build(self) -> Any:
         """torch's `EventList`, in the order in which they began, with parents, children and stacks."""
@@ -105,6 +115,9 @@ class FunctionEvents:
         others = zip(spans.device.tolist(), spans.annotations.tolist(), strict=True)
         for number, (columns_of_one, (on_device, annotation)) in enumerate(zip(columns, others, strict=True)):
             if self._deadline is not None and clock.now() > self._deadline:
+                log.warning(
+                    "events() stopped after post_processing_timeout_s, with %d of %d events", number, len(block)
+                )
                 break
             details = {
                 "stack": [entry for entry in callers[number] if keep(entry)] if callers else [],
@@ -119,16 +132,16 @@ class FunctionEvents:
     def _of_span(self, number: int, columns: tuple[int, ...], on_device: bool, details: dict[str, Any]) -> Any:
         ts, dur, name, step, track, flags, at, length = columns
         args = self._spans.arguments(flags, at, length)
-        texts = self._texts(name, step if flags & _NUMBERED else None)
+        shown, traced, overload = self._texts(name, step if flags & _NUMBERED else None)
         begin = (ts - self._cycle.window.start_ns) / 1000
         index, thread = self._thread(track)
         shapes = args.get("Input Dims", [])
         return self._make(
             **details,
             id=int(args.get("External id", number)),
-            name=texts[0],
-            trace_name=texts[1],
-            overload_name=args.get("Overload name", ""),
+            name=shown,
+            trace_name=traced,
+            overload_name=overload,
             thread=thread,
             start_us=begin,
             end_us=begin + dur / 1000,
@@ -159,14 +172,16 @@ class FunctionEvents:
         }
         return found or None
 
-    def _texts(self, name: int, step: int | None) -> tuple[str, str]:
-        """The name that torch groups by, and the one in traces."""
+    def _texts(self, name: int, step: int | None) -> tuple[str, str, str]:
+        """The name that torch groups by, the one in traces, and that of the overload."""
         found = self._names.get((name, step))
         if found is None:
-            text = strings.text(name) if step is None else f"{strings.text(name)}#{step}"
+            text, overload = without_overload(strings.text(name))
+            text = text if step is None else f"{text}#{step}"
             found = self._names[name, step] = (
                 shown_name(self._util, text, grouped=True),
                 shown_name(self._util, text, grouped=False),
+                overload,
             )
         return found
 

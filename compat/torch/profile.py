@@ -118,8 +118,11 @@ class profile(Results):
             fits = callable(given) or (what == "on_trace_ready" and isinstance(given, Exporter))
             if given is not None and not fits:
                 raise TypeError(f"{what} must be callable, {got(given)}")
-        if post_processing_timeout_s is not None and post_processing_timeout_s < 0:
-            raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
+        if post_processing_timeout_s is not None:
+            if not isinstance(post_processing_timeout_s, int | float):
+                raise TypeError(f"post_processing_timeout_s must be a number, {got(post_processing_timeout_s)}")
+            if not post_processing_timeout_s >= 0:
+                raise ValueError(f"post_processing_timeout_s must be 0 or more, got {post_processing_timeout_s!r}")
         flags = {
             "record_shapes": bool(record_shapes),
             "profile_memory": bool(profile_memory),

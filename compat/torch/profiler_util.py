@@ -17,6 +17,15 @@ def shown_name(util: Any, text: str, *, grouped: bool) -> str:
     return str(private(util, "_rewrite_name")(text, with_wildcard=grouped))
 
 
+def without_overload(text: str) -> tuple[str, str]:
+    """An operator's name and that of its overload, which torch's recording has in one text: `aten::add.Tensor`."""
+    namespace, colons, operator = text.partition("::")
+    if not colons or not namespace.isidentifier():
+        return text, ""
+    name, dot, overload = operator.partition(".")
+    return (f"{namespace}::{name}", overload) if dot and name.isidentifier() and overload.isidentifier() else (text, "")
+
+
 def stack_filter(util: Any) -> Callable[[str], bool]:
     """True if torch shows an entry of a stack."""
     keeps: Callable[[str], bool] = private(util, "_filter_stack_entry")

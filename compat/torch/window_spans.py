@@ -11,6 +11,7 @@ from stepscope.backends.kineto_blocks import nest
 from stepscope.backends.torch_links import ENGINE
 from stepscope.compat.torch.cycle import Cycle
 from stepscope.compat.torch.own_frames import own_frames, own_names
+from stepscope.compat.torch.profiler_util import without_overload
 from stepscope.runtime import _core
 from stepscope.runtime.events import strings
 from stepscope.runtime.events.record import Block, Flag, Kind, join_blocks
@@ -127,7 +128,12 @@ class WindowSpans:
         parent = block["parent"].astype(np.int64)
         children = np.bincount(parent, minlength=len(block) + 1)
         around = np.maximum(parent - 1, 0)
-        same: Any = (parent > 0) & (children[parent] == 1) & (block["name"] == block["name"][around])
+        distinct, names = np.unique(block["name"], return_inverse=True)
+        # Overloads of one operator have one name.
+        alike: dict[str, int] = {}
+        bases = [alike.setdefault(without_overload(strings.text(name))[0], len(alike)) for name in distinct.tolist()]
+        base = np.array(bases, np.int64)[names]
+        same: Any = (parent > 0) & (children[parent] == 1) & (base == base[around])
         return same  # type: ignore[no-any-return]
 
 

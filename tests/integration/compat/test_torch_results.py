@@ -54,6 +54,60 @@ def test_inputs_of_operators() -> None:
     assert any(keywords for _, _, keywords, _ in found)
 
 
+def test_overloads_of_operators() -> None:
+    """They have names of their own beside the operator's, in events and in tables; a trace has both in one text."""
+    found: list[Any] = []
+    for profile in (theirs, partial(ours.profile, activities=cpu(), mode="kineto")):
+        config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
+        with profile(experimental_config=config) as prof:
+            torch.add(1, 5)
+            torch.ones(3).sum()
+        rows = [prof.key_averages(), prof.key_averages(group_by_overload_name=True)]
+        found.append(
+            (
+                [(event.name, event.overload_name) for event in prof.events()],
+                *(sorted((row.key, row.overload_name, row.count) for row in table) for table in rows),
+            )
+        )
+        prof.export_chrome_trace("trace.json")
+        assert "aten::add.Tensor" in {
+            event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]
+        }
+    (events, table, grouped), (wanted_events, wanted_table, wanted_grouped) = found[1], found[0]
+    assert events == wanted_events and ("aten::add", "Tensor") in events
+    assert grouped == wanted_grouped
+    # A table that is not grouped has whichever overload came first, in torch.
+    assert [(name, count) for name, _, count in table] == [(name, count) for name, _, count in wanted_table]
+
+
+def test_torchs_validator_finds_nothing() -> None:
+    """torch has rules for traces, from problems that people met: order of kernels, numbers of the backward pass and so on."""
+    validate = importlib.import_module("torch.profiler._trace_validator").validate_trace
+    network = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    schedule = ours.schedule(wait=1, warmup=1, active=3, repeat=1)
+    with ours.profile(activities=cpu(), schedule=schedule, record_shapes=True, with_stack=True, mode="kineto") as prof:
+        for _ in range(6):
+            optimizer.zero_grad()
+            network(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+            prof.step()
+    for name in ("trace.json", "trace.pt.trace.json"):
+        prof.export_chrome_trace(name)
+        assert validate(name) == (True, [])
+
+
+def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
+    """What there is by then is given, and it is said how much of all that is."""
+    with ours.profile(activities=cpu(), post_processing_timeout_s=0, mode="kineto") as prof:
+        torch.ones(2)
+    assert not len(prof.events())
+    assert "events() stopped after post_processing_timeout_s, with 0 of 3 events" in caplog.text
+    for wrong, kind in ((-1, ValueError), ("1", TypeError)):
+        with pytest.raises(kind, match="post_processing_timeout_s must be"):
+            ours.profile(activities=cpu(), post_processing_timeout_s=wrong)  # type: ignore[arg-type]
+
+
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
 @pytest.mark.filterwarnings("ignore:the last step.. began a window:UserWarning")
 @pytest.mark.parametrize("all_windows", [False, True])
