@@ -30,7 +30,7 @@ _CLOSING: Mapping[Form, str] = {"array": "\n]\n", "object": "\n]}\n"}
 
 
 _LAST_ROW = 536_870_912
-"""Where torch has viewers draw the row of its own span: below all others."""
+"""Place of the row of torch's own span: viewers draw it below all others."""
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +111,7 @@ class ChromeFile(TraceFile):
         return (text + _CLOSING[self._layout.form]).encode()
 
     def _borders(self) -> list[dict[str, Any]]:
-        """What ends a trace of torch, in its order: tools read from there when the recording began and ended."""
+        """The last events of a trace of torch, in torch's order: tools read there when the recording began and ended."""
         begin, end = ((at - self._base) / 1000 for at in (min(self._first, self._last), self._last))
         row = {"pid": "Spans", "tid": "PyTorch Profiler"}
         sorted_last = {"ph": "M", "name": "process_sort_index", "pid": "Spans", "tid": 0, "ts": begin}

@@ -85,7 +85,7 @@ _BITS = (
     "open",
     "error",
 )
-"""What `_core.arrow_columns` makes of 8 bytes, of 4 and of bits."""
+"""The columns of `_core.arrow_columns`: of 8 bytes a value, of 4 bytes, and of bits."""
 
 
 class Told(msgspec.Struct, frozen=True):

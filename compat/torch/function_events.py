@@ -51,7 +51,7 @@ _OWN_ENTRIES = {
     "Python module id",
     "Python thread",
 }
-"""What torch records of a function besides its keyword arguments (torch/csrc/profiler/kineto_shim and output_json)."""
+"""Entries that torch's recording has of each function, besides the keyword arguments (torch/csrc/autograd/profiler_kineto.cpp)."""
 _CONSTANTS: dict[str, Any] = {
     "": None,
     "None": None,

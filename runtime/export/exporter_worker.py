@@ -115,7 +115,7 @@ class ExporterWorker:
         self._lock = locks.reentrant()
         self._thread: LoopThread | None = None
         self._task: asyncio.Task[Any] | None = None
-        """That of `run`, which makes all calls of the exporter."""
+        """The task of `run`, which makes all calls of the exporter."""
         self._inside = ""
         """The method of the exporter that was called last."""
         self._call_began: int | None = None
