@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from stepscope.backends.torch_settings import read_activities
 from stepscope.runtime.display.warning import warn
+from stepscope.runtime.settings.arguments import got
 
 
 class ProfilerActivity(enum.Enum):
@@ -23,6 +24,20 @@ class ProfilerActivity(enum.Enum):
     HPU = 4
     PrivateUse1 = 5
 
+
+_RUNTIMES = {"CUDA_RUNTIME", "CUDA_DRIVER", "XPU_RUNTIME", "XPU_DRIVER", "PRIVATEUSE1_RUNTIME", "PRIVATEUSE1_DRIVER"}
+_ON_DEVICE = {"GPU_MEMCPY", "GPU_MEMSET", "CONCURRENT_KERNEL"}
+KINDS: dict[str, set[str]] = {
+    "CPU": {"CPU_OP", "CPU_INSTANT_EVENT", "USER_ANNOTATION", "EXTERNAL_CORRELATION", "PYTHON_FUNCTION", *_RUNTIMES},
+    "CUDA": {*_ON_DEVICE, "GPU_USER_ANNOTATION", "CUDA_RUNTIME", "CUDA_DRIVER", "OVERHEAD"},
+    "XPU": {*_ON_DEVICE, "XPU_RUNTIME", "XPU_DRIVER"},
+    "MTIA": {"MTIA_CCP_EVENTS", "MTIA_RUNTIME", "MTIA_INSIGHT", "MTIA_COUNTERS"},
+    "HPU": {"HPU_OP"},
+    "PrivateUse1": {*_ON_DEVICE, "GPU_USER_ANNOTATION", "PRIVATEUSE1_RUNTIME", "PRIVATEUSE1_DRIVER"},
+}
+"""Kinds of events of each activity, in torch's `torch/csrc/profiler/kineto_shim.cpp`."""
+_KINDS_OF = 2, 13
+"""The version of torch that has these."""
 
 DEVICES = ("CUDA", "XPU", "MTIA", "HPU")
 """Accelerators, the likeliest first."""
@@ -94,6 +109,29 @@ def _check(asked: list[Any], names: frozenset[str]) -> None:
     twice = {name for name in every if every.count(name) > 1}
     if twice:
         raise ValueError(f"activities name {min(twice)} more than once")
+    for item in asked:
+        for activity, kinds in cast(Mapping[Any, object], item).items() if isinstance(item, Mapping) else ():
+            _check_kinds(activity.name, kinds)
+
+
+def _check_kinds(activity: str, kinds: object) -> None:
+    if isinstance(kinds, str) or not isinstance(kinds, Iterable):
+        raise TypeError(f"kinds of events of {activity} must be a list, {got(kinds)}")
+    known = KINDS.get(activity, set())
+    for kind in cast(Iterable[object], kinds):
+        if not isinstance(kind, str):
+            raise TypeError(f"kinds of events of {activity} must be str, {got(kind)}")
+        if kind not in known and not _is_newer():
+            near = difflib.get_close_matches(kind, sorted(known), 1, 0.0)
+            raise ValueError(
+                f"activities hold {kind!r}, which is no kind of event of {activity}; the nearest is {near[0]}"
+            )
+
+
+def _is_newer() -> bool:
+    """Whether torch may have further kinds."""
+    version = str(getattr(torch_or_none(), "__version__", "0")).split(".")
+    return tuple(int(part) for part in version[:2] if part.isdigit()) > _KINDS_OF
 
 
 def members(item: Any) -> list[Any]:

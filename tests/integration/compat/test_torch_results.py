@@ -103,9 +103,6 @@ def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
         torch.ones(2)
     assert not len(prof.events())
     assert "events() stopped after post_processing_timeout_s, with 0 of 3 events" in caplog.text
-    for wrong, kind in ((-1, ValueError), ("1", TypeError)):
-        with pytest.raises(kind, match="post_processing_timeout_s must be"):
-            ours.profile(activities=cpu(), post_processing_timeout_s=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
