@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import lzma
 import warnings
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,16 @@ from typing import Any
 import pytest
 
 import stepscope.torch as ours
+from stepscope.analysis.torch_traces import trace_of
+from stepscope.compat.torch.cycle import Asked, Cycle
+from stepscope.compat.torch.function_events import FunctionEvents
+from stepscope.exporters.specimens import run_in
+from stepscope.runtime.journal.writer import JournalWriter
+from tests.support.basics import ROOT
 from tests.support.operators import cpu, torch
+
+RECORDED = ROOT / "tests" / "support" / "data" / "h200_gpt_two_streams.json.xz"
+"""One window of torch 2.11 on an H200."""
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +89,31 @@ def test_overloads_of_operators() -> None:
     assert grouped == wanted_grouped
     # A table that is not grouped has whichever overload came first, in torch.
     assert [(name, count) for name, _, count in table] == [(name, count) for name, _, count in wanted_table]
+
+
+def test_metadata_of_kernels(tmp_path: Path) -> None:
+    """Grid, stream and the like of a kernel are in `event_metadata`, as torch has them. The recording is of an H200."""
+    original = tmp_path / "original.json"
+    original.write_bytes(lzma.decompress(RECORDED.read_bytes()))
+    rank = trace_of(original)
+    writer = JournalWriter(tmp_path / "journal")
+    writer.open(run_in(tmp_path))
+    for batch in rank.batches():
+        writer.write_batch(batch)
+    window = rank.windows[0]
+    writer.write_window(window)
+    writer.close()
+    cycle = Cycle(asked=Asked(use_device="cuda"), window=window, journal=writer.path, step_num=1, trace_id="")
+    events = FunctionEvents(cycle, None).build()
+    kernels = [
+        event.event_metadata for event in events if event.event_metadata is not None and event.event_metadata.grid
+    ]
+    recorded = [
+        event["args"] for event in json.loads(original.read_text())["traceEvents"] if event.get("cat") == "kernel"
+    ]
+    assert Counter((tuple(one.grid), tuple(one.block), one.stream) for one in kernels) == Counter(
+        (tuple(args["grid"]), tuple(args["block"]), args["stream"]) for args in recorded
+    )
 
 
 def test_torchs_validator_finds_nothing() -> None:
