@@ -43,6 +43,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """Largest size in bytes."""
     closed: bool = False
     """Whether it is complete after every piece."""
+    ends_as_torch: bool = False
+    """Whether the last events are those of torch's own traces, which say when the recording began and ended."""
 
 
 def base_of(run: Run) -> int:
@@ -70,7 +72,6 @@ class ChromeFile(TraceFile):
         self._pending = b""  # names of rows that no piece has carried to the file yet
         self._base = base_of(run)
         self._refused = 0
-        self._ends_as_torch = layout.form == "object" and layout.dialect == "kineto"
         self._first = int(FOREVER)
 
     @classmethod
@@ -92,7 +93,7 @@ class ChromeFile(TraceFile):
         if self._refused != self._output.refused:
             # Names of rows were among what the system refused.
             self._refused, self._rows = self._output.refused, Rows(self._run)
-        if self._ends_as_torch:
+        if self._layout.ends_as_torch:
             self._first = min(self._first, int(events["ts"].min(initial=self._first)))
         self._pending += self._rows.before(events).encode()
         lines = _core.encode_chrome(events, args, self._base, self._layout.dialect)
@@ -106,7 +107,7 @@ class ChromeFile(TraceFile):
 
     def _end(self, args: Mapping[str, Any]) -> bytes:
         text = self._event("stepscope", self._last, args)
-        if self._ends_as_torch:
+        if self._layout.ends_as_torch:
             text += "".join(",\n" + dumps_records(event) for event in self._borders())
         return (text + _CLOSING[self._layout.form]).encode()
 
