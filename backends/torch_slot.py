@@ -142,7 +142,7 @@ class TorchSlot:
         """By the id of torch's record of each open region: the thread it began on and that thread's number of changes
         then; `None` if it began outside of a recording of kineto."""
         self._enabled: Callable[[], bool] | None = None
-        """torch's function for `taken`, once it was asked."""
+        """The function of torch that `taken` calls; `None` before the first call."""
         self._warned = False
         self._waits = False
         """Whether we could not take the slot because of an operator that still runs."""

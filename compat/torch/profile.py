@@ -46,7 +46,7 @@ PATIENCE = 60.0
 
 
 _STEP = "ProfilerStep"
-"""By which torch's profiler counts steps, among optimizers that count them, too."""
+"""Name under which torch's profiler counts steps. Optimizers count them under names of their own."""
 
 
 class profile(Results):

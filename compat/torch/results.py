@@ -42,7 +42,7 @@ class Results(ABC):
         """
 
     def _counted(self) -> Sequence[Cycle]:
-        """The windows whose events count. As in torch, that is none if the last one is empty."""
+        """The windows whose events count: none if the last one is empty, as in torch."""
         return self._cycles()
 
     @abstractmethod

@@ -48,7 +48,7 @@ class StepFeed:
         """
         self._receivers: tuple[Receiver, ...] = ()
         self._windows: dict[int, _Followed] = {}
-        """The newest, by their indexes."""
+        """The newest windows, by their indexes."""
         self._closed: deque[int] = deque()
         """Indexes of closed windows that no receiver has got."""
         self._only_closed = only_closed

@@ -222,7 +222,7 @@ class WindowTables:
         self._max_bytes = max_bytes
         self._tables: dict[int, WindowTable] = {}
         self._open: dict[int, WindowTable] = {}
-        """By their ids."""
+        """The tables of open windows, by the `id` of each."""
         self._total = WindowTable()
         self._closed: list[WindowTable] = []
         """Closed windows that are not in the total yet: adding many together costs little more than one."""

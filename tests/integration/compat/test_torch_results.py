@@ -1,4 +1,4 @@
-"""What programs read of torch's profiler, each beside torch's own: inputs of operators, the last window, the end of a trace."""
+"""Results that programs read of torch's profiler, compared with torch's own: inputs of operators, the last window, the end of a trace."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_inputs_of_operators() -> None:
 
 
 def test_overloads_of_operators() -> None:
-    """They have names of their own beside the operator's, in events and in tables; a trace has both in one text."""
+    """Overloads have names of their own beside the operator's, in events and in tables; a trace has both in one text."""
     found: list[Any] = []
     for profile in (theirs, partial(ours.profile, activities=cpu(), mode="kineto")):
         config = torch._C._profiler._ExperimentalConfig(capture_overload_names=True)
@@ -134,7 +134,7 @@ def test_torchs_validator_finds_nothing() -> None:
 
 
 def test_results_that_take_too_long(caplog: pytest.LogCaptureFixture) -> None:
-    """What there is by then is given, and it is said how much of all that is."""
+    """`events()` gives the events that were read by then, and the log says how many they are of all."""
     with ours.profile(activities=cpu(), post_processing_timeout_s=0, mode="kineto") as prof:
         torch.ones(2)
     assert not len(prof.events())
@@ -184,7 +184,7 @@ def test_the_end_of_a_trace() -> None:
 
 
 def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
-    """With a profile of ours around it, they are in both."""
+    """Regions are in both profiles where one of ours is around torch's."""
     region = ours.record_function("region")
     with theirs() as other:
         for _ in range(2):
@@ -201,7 +201,7 @@ def test_regions_are_in_a_profile_of_torch_that_the_program_starts() -> None:
 
 @pytest.mark.parametrize("daemon", ["", "1"])
 def test_torch_counts_steps_for_its_daemon(daemon: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it does for its own profiler: if the environment says that there is a daemon."""
+    """torch counts our steps as those of its own profiler, if the environment says that there is a daemon."""
     monkeypatch.setenv("KINETO_USE_DAEMON", daemon)
     tracker = importlib.import_module("torch.autograd.profiler").KinetoStepTracker
     first = tracker.current_step()

@@ -355,7 +355,7 @@ async def test_two_exporters_do_not_share_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [False, True])
 async def test_a_large_piece_leaves_the_loop_free_unless_nothing_else_needs_it(tmp_path: Path, alone: bool) -> None:
-    """Alone, it is in the file when the call returns, which has waited for no other thread."""
+    """A file that nothing else runs beside has the piece when the call returns: the call waits for no other thread."""
     output = await OutputFile.create(tmp_path / "t", gzip=False, alone=alone)
     others: list[bool] = []
     asyncio.get_running_loop().call_soon(lambda: others.append(True))

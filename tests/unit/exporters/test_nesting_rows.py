@@ -140,7 +140,7 @@ def test_two_sources_on_one_row(
 
 
 def test_the_function_that_calls_step_is_cut_at_its_border() -> None:
-    """Also if the call takes long, as when it ends a window: by a small share of the function."""
+    """The function loses a small share of its time, also where the call takes long, as when it ends a window."""
     most = MAX_CUT_NS
     steps = block([Span(0, 100 * most), Span(100 * most, 200 * most)], "user_annotation", 1)
     frames = block([Span(10, 102 * most, number=1), Span(102 * most + 1, 112 * most, number=2)], FRAMES, 1)

@@ -61,7 +61,7 @@ def test_columns_have_what_the_events_have(number: int) -> None:
 
 
 def facts(events: Block) -> list[NDArray[np.bool_]]:
-    """What the bits are to say, in their order."""
+    """The facts that the bits have, in their order."""
     kind, flags = events["kind"], events["flags"]
     span = kind == int(Kind.SPAN)
     return [
@@ -78,7 +78,7 @@ def facts(events: Block) -> list[NDArray[np.bool_]]:
 
 @pytest.mark.parametrize("missing", [-1, 1])
 def test_room_of_another_size_is_refused(missing: int) -> None:
-    """Nothing is written beside it."""
+    """A room of another size is refused before anything is written."""
     room, _ = room_for(65)
     with pytest.raises(ValueError, match="whole events"):
         _core.arrow_columns(any_events(65), 0, bytearray(len(room) - missing))
