@@ -43,12 +43,16 @@ FAMILY = "files"
 WORKERS = 2
 
 
-def sample(count: int, each: int) -> list[EventBatch]:
-    """Batches of spans with arguments, in windows of four."""
+def sample(count: int, each: int, noise: int = 0) -> list[EventBatch]:
+    """Batches of spans with arguments, in windows of four; each span has so many bytes that do not compress."""
+    chance = random.Random(count)
     return [
         batch_with_arguments(
             [f"span {index % 7}" for index in range(each)],
-            [{"number": at * each + index, "text": "ü\n" * (index % 9)} for index in range(each)],
+            [
+                {"number": at * each + index, "text": "ü\n" * (index % 9) + chance.randbytes(noise).hex()}
+                for index in range(each)
+            ],
             window=at // 4,
             start_ns=1_000_000 * (at + 1),
         )
@@ -64,7 +68,7 @@ def journal_sweep(place: Path, cuts: Iterable[int]) -> Outcome:
 
     Rests of which the same frames are read become the same JSON: that is made once, and anew next to the ends of frames.
     """
-    path = write_journal(place / f"journal-{os.getpid()}", sample(9, 96))
+    path = write_journal(place / f"journal-{os.getpid()}", sample(9, 96, noise=96))
     data = path.read_bytes()
     borders = frame_borders(data)
     frames = zip(borders, borders[1:], strict=False)
