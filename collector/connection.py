@@ -38,7 +38,7 @@ _MANY = 4096
 TAKEN_OVER = "another connection of this stream came"
 
 
-class _GoneError(Exception):
+class _DisconnectedError(Exception):
     """The exporter has disconnected."""
 
 
@@ -101,7 +101,7 @@ class Connection:
             if self._admit is not None:
                 self._admit(hello[0].stream, run)
             await self._stream(msgspec.structs.replace(hello[0], run=run), limit)
-        except _GoneError:
+        except _DisconnectedError:
             return
         except asyncio.CancelledError:
             if self._left is None or self._task is None or self._task.uncancel():
@@ -134,7 +134,7 @@ class Connection:
             async with asyncio.timeout(seconds):
                 try:
                     await self._send(protocol.Order(number, msgspec.json.encode(command)))
-                except (RuntimeError, _GoneError) as error:
+                except (RuntimeError, _DisconnectedError) as error:
                     raise ConnectionError("the connection has ended") from error
                 return await answered
         finally:
@@ -237,7 +237,7 @@ class Connection:
     async def _receive(self) -> tuple[protocol.Header, memoryview]:
         message = await self._receive_message()
         if message["type"] != "websocket.receive":
-            raise _GoneError
+            raise _DisconnectedError
         data = message.get("bytes")
         if data is None:
             raise FormatError("messages are binary")
@@ -247,7 +247,7 @@ class Connection:
         try:
             await self._send_message({"type": "websocket.send", "bytes": protocol.encode(header), "text": None})
         except OSError as error:  # as ASGI wants it of a server whose client has gone
-            raise _GoneError from error
+            raise _DisconnectedError from error
 
     async def _refuse(self, reason: str, *, retry: bool) -> None:
         self._note(reason)
@@ -255,7 +255,7 @@ class Connection:
             async with asyncio.timeout(PARTING):
                 await self._send(protocol.Refused(reason[:500], retry))
                 await self._send_message({"type": "websocket.close", "code": 1008, "reason": ""})
-        except (RuntimeError, OSError, _GoneError):
+        except (RuntimeError, OSError, _DisconnectedError):
             return  # it has gone
 
     def _note(self, reason: str) -> None:

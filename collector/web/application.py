@@ -32,7 +32,7 @@ def application(collector: Collector) -> Litestar:
         route_handlers=[Api, page.send],
         state=State({"collector": collector}),
         exception_handlers={
-            ProblemError: _told,
+            ProblemError: _problem_response,
             StuckError: _stuck,
             404: _unknown,
             405: _unknown,
@@ -56,7 +56,7 @@ def application(collector: Collector) -> Litestar:
     )
 
 
-def _told(_: Request[Any, Any, Any], error: ProblemError) -> Response[Problem]:
+def _problem_response(_: Request[Any, Any, Any], error: ProblemError) -> Response[Problem]:
     return problem(error.status, error.detail, error.headers)
 
 

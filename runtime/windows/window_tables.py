@@ -111,6 +111,10 @@ class WindowTable:
     def _builder(self) -> StepFactsBuilder:
         return StepFactsBuilder(late=True)
 
+    def make_sums(self) -> None:
+        """Makes the sums now, before two threads may read them: each would make its own."""
+        _ = self.spans, self.elsewhere, self.steps
+
     def update(self, events: Block) -> None:
         """Adds events of the window. They must not change afterwards."""
         if self.collected is None:
@@ -122,6 +126,7 @@ class WindowTable:
             with _changing:
                 events = join_blocks([*self.collected, events])
                 self.collected = None
+                self.make_sums()
                 self.count(events)
 
     def count(self, events: Block) -> None:
@@ -224,6 +229,7 @@ class WindowTables:
         self._open: dict[int, WindowTable] = {}
         """The tables of open windows, by the `id` of each."""
         self._total = WindowTable()
+        self._total.make_sums()
         self._closed: list[WindowTable] = []
         """Closed windows that are not in the total yet: adding many together costs little more than one."""
         self.nbytes = 0
