@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.backends.scratch import make_scratch_file, remove_scratch
-from stepscope.backends.torch_symbols import free_without_gil, save_without_gil
+from stepscope.backends.torch_symbols import save_without_gil
 from stepscope.runtime.threads import locks
 from stepscope.runtime.threads.native_threads import RLock
 
@@ -66,9 +66,7 @@ class SharedResult:
             self._left -= 1
             if self._left:
                 return
-        result: Any = self._result
         self._result = None
         copy, self._copy = self._copy, None
         if copy is not None:
             remove_scratch(copy)
-        free_without_gil(result)

@@ -25,11 +25,9 @@ _GRAD = "_ZN3c108GradMode10is_enabledEv"
 _EXCLUDED = "_ZN3c104impl28tls_is_dispatch_key_excludedENS_11DispatchKeyE"
 _SAVE = "_ZN5torch8autograd8profiler14ProfilerResult4saveERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 
-_DESTROY = "_ZN5torch8autograd8profiler14ProfilerResultD1Ev"
-_MAKE = "_ZN5torch8autograd8profiler14ProfilerResultC1Ev"
-
-_TRIED = ("2.13.",)
-"""Versions of torch that were tried with the calls that bypass torch's binding; no others are called so."""
+_TRIED = frozenset({"2.13.0"})
+"""Releases of torch that were tried with the calls that bypass torch's binding, whatever they were built for (`2.13.0+cpu`). No
+others are called so, and no builds between releases (`2.13.0a0+git`), whose memory may differ."""
 _COMPARED = 256
 """Bytes of a node that are searched for its number; nodes are larger."""
 
@@ -89,25 +87,8 @@ def save_without_gil(result: Any, path: str) -> bool:
     return True
 
 
-def free_without_gil(result: Any) -> bool:
-    """Empties a kineto result, so that dropping it holds the GIL no longer than dropping a small object does.
-
-    Otherwise freeing takes 0.3 to 3 µs per operator. The result is destroyed in place, and an empty one is made there.
-
-    Returns:
-        False if that cannot be done here; the result is as it was then.
-    """
-    address = _address(result)
-    if address is None:
-        return False
-    try:
-        destroy = _function("libtorch_cpu.so", _DESTROY, None, c_void_p)
-        make = _function("libtorch_cpu.so", _MAKE, None, c_void_p)
-    except (AttributeError, OSError):
-        return False
-    destroy(address)
-    make(address)
-    return True
+def _is_tried(torch: Any) -> bool:
+    return sys.platform == "linux" and str(torch.__version__).partition("+")[0] in _TRIED
 
 
 def _address(result: Any) -> int | None:
@@ -115,7 +96,7 @@ def _address(result: Any) -> int | None:
 
     The C++ object begins with the start of the trace in ns, which no other word is likely to equal.
     """
-    if sys.platform != "linux" or not str(import_module("torch").__version__).startswith(_TRIED):
+    if not _is_tried(import_module("torch")):
         return None
     address = c_uint64.from_address(id(result) + object.__basicsize__).value
     if address < 4096 or address % 8 or c_uint64.from_address(address).value != result.trace_start_ns():
@@ -138,7 +119,7 @@ def _function(library: str, name: str, returns: Any, *takes: Any) -> Any:
 
 
 def _enable_numbers(torch: Any) -> None:
-    if sys.platform != "linux" or not str(torch.__version__).startswith(_TRIED):
+    if not _is_tried(torch):
         raise BackendError(f"not tried with torch {torch.__version__} on {sys.platform}")
     peek = _function("libtorch_cpu.so", _PEEK, c_uint64)
     grad = _function("libc10.so", _GRAD, c_bool)

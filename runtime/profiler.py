@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stepscope.runtime.analysed import as_html
 from stepscope.runtime.control.settings import Control
+from stepscope.runtime.display.text_table import human_count
 from stepscope.runtime.export.exporter import Exporter
 from stepscope.runtime.export.metadata import Metadata
 from stepscope.runtime.flight.settings import FlightRecorder
@@ -422,6 +423,11 @@ class Profiler:
             FormatError: if the journal is none any more.
         """
         return self._reporting.explain()
+
+    def __repr__(self) -> str:
+        stats = self.statistics()
+        steps, windows = human_count(stats.steps, "step"), human_count(stats.windows, "window")
+        return f"<stepscope.Profiler: {stats.state}, {steps}, {windows}, {self.output.path}>"
 
     def _repr_html_(self) -> str:
         """For notebooks: the state, and the first rows of the table."""

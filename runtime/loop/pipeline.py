@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
@@ -492,8 +493,7 @@ class Pipeline:
             notes.append("empty: nothing but step marks was recorded")
         elif not window.events:
             listeners = self._coverage.listeners(window, sources)
-            why = f"were spans, operators or a backend active?{' ' if listeners else ''}{listeners}"
-            notes.append(f"empty: nothing but step marks was recorded; {why}")
+            notes.append(f"empty: nothing but step marks was recorded; {listeners or self._how_to_record()}")
         if not window.sources_incomplete:  # else there is another reason
             notes += self._coverage.notes(window, sources)
         notes += self.overhead.notes(window.interval)
@@ -519,6 +519,11 @@ class Pipeline:
         self.fanout.close_window(finished)
         for index in () if self.flight is None else self.flight.finished(finished):
             self.fanout.discard_window(index)
+
+    def _how_to_record(self) -> str:
+        operators = "torch" in sys.modules and "torch" not in self._bound
+        torch = ", or record torch's operators with backends=[stepscope.TorchBackend()]" if operators else ""
+        return f"mark code with stepscope.span(){torch}"
 
     def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if self._tasks is None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from stepscope.runtime.display.text_table import human_count
+from stepscope.runtime.display.text_table import human_count, human_time
 from stepscope.runtime.options import PositiveFloat
 from stepscope.runtime.settings.arguments import got
 from stepscope.runtime.settings.checked import Checked
@@ -86,13 +86,12 @@ class OverheadStatistics(Documented, frozen=True, kw_only=True):
     def __str__(self) -> str:
         steps = max(self.steps, 1)
         text = (
-            f"{self.fraction:.2%} of the time recorded, all threads together; per step {self.training_ns / steps / 1000:.1f} us on the program's "
-            f"threads (estimated, {human_count(round((self.events + self.operators) / steps), 'event')}) and "
-            f"{self.background_ns / steps / 1000:.1f} us of processor time "
-            "of the loop and the exporters in the background"
+            f"{self.fraction:.2%} of the time recorded: a step has {human_time(self.training_ns / steps)} of recording on the program's threads "
+            f"(estimated, {human_count(round((self.events + self.operators) / steps), 'event')}), "
+            f"and {human_time(self.background_ns / steps)} of processor time in the background"
         )
         if self.recorded_ns < MIN_RECORDED_NS:
-            text = f"less than {MIN_RECORDED_NS / 1e9:g} s was recorded: too short a run to say"
+            text = f"less than {MIN_RECORDED_NS / 1e9:g} s was recorded: too short to measure"
         if self.budget is None:
             return text
         left_out = f", {human_count(self.left_out, 'event')} left out by that" if self.left_out else ""

@@ -14,6 +14,7 @@ from stepscope.runtime.export.delivery_outcome import counted, remedy
 from stepscope.runtime.files.encoding import json_bytes
 from stepscope.runtime.files.paths import readable
 from stepscope.runtime.loop.pipeline_statistics import PipelineStatistics
+from stepscope.runtime.overhead.budget import MIN_RECORDED_NS
 from stepscope.runtime.recording.joined_accounts import WorkerStatistics
 from stepscope.runtime.recording.recorder_statistics import RecorderStatistics
 from stepscope.runtime.report.profiler_statistics import ProfilerStatistics
@@ -27,7 +28,8 @@ WALL_CLOCK_SET_NS = 500_000_000
 
 
 class RunReport(Documented, frozen=True, kw_only=True):
-    """The facts of a run. `str()` returns the text for people, `json()` the same for programs."""
+    """The facts of a run. `str()` returns the text for people, `text(verbose=True)` also clocks and costs, `json()` everything for
+    programs."""
 
     name: str
     """Name of the run."""
@@ -57,9 +59,17 @@ class RunReport(Documented, frozen=True, kw_only=True):
         return as_html(self)
 
     def __str__(self) -> str:
-        return readable("\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines())]))
+        return self.text()
 
-    def _lines(self) -> Iterator[str]:
+    def text(self, *, verbose: bool = False) -> str:
+        """The report for people.
+
+        Args:
+            verbose: whether to add the clock and what recording cost. Without it, a clock that was set is reported all the same.
+        """
+        return readable("\n".join([f"Trust report of {self.name}", *(f"  {line}" for line in self._lines(verbose))]))
+
+    def _lines(self, verbose: bool) -> Iterator[str]:
         stats, pipeline, recorder = self.statistics, self.statistics.pipeline, self.statistics.recorder
         yield f"state     {stats.state}, {human_count(stats.steps, 'step')}, {human_count(stats.windows, 'window')}"
         if stats.windows_left_out:
@@ -78,13 +88,14 @@ class RunReport(Documented, frozen=True, kw_only=True):
         if pipeline.flight is not None:
             yield from (f"flight    {line}" for line in pipeline.flight.lines(closed=stats.state == "closed"))
         yield from self._saved()
-        yield from self._clock()
-        yield from self._backends()
-        yield f"cost      {stats.transitions}"
-        yield f"          {pipeline.loop_ns / 1e6:.2f} ms passed in the background loop, sorting events; the program went on"
-        for output in pipeline.exporters:
-            yield f"          {output.busy_ns / 1e6:.2f} ms passed in calls of {output.name}, likewise"
-        yield f"overhead  {pipeline.overhead}"
+        yield from self._clock(verbose)
+        yield from self._backends(verbose)
+        if verbose:
+            yield f"cost      the program's threads: {stats.transitions}"
+            shares = [("sorting events", pipeline.loop_ns), *((each.name, each.busy_ns) for each in pipeline.exporters)]
+            yield f"          in the background: {', '.join(f'{name} {ns / 1e6:.2f} ms' for name, ns in shares)}"
+        if verbose or pipeline.overhead.recorded_ns >= MIN_RECORDED_NS:
+            yield f"overhead  {pipeline.overhead}"
         yield from (f"why       {note}" for note in self.diagnostics)
 
     def _losses(self, pipeline: PipelineStatistics, recorder: RecorderStatistics) -> Iterator[str]:
@@ -122,26 +133,29 @@ class RunReport(Documented, frozen=True, kw_only=True):
         balanced = f"balanced, but for {' and '.join(exceptions)}" if exceptions else "balanced"
         yield f"accounts  {'; '.join(self.imbalances) or balanced}"
 
-    def _clock(self) -> Iterator[str]:
+    def _clock(self, verbose: bool) -> Iterator[str]:
         anchor = self.anchor
         if anchor is None:
             return
         drift = self.anchor_now.wall_ns - anchor.wall(self.anchor_now.monotonic_ns)
-        yield (
-            f"clock     CLOCK_MONOTONIC, set to wall time within {anchor.error_ns / 1000:.1f} us; "
-            f"wall time has moved by {round(drift / 1000, 1) + 0.0:+.1f} us against it since"  # + 0.0: no -0.0
-        )
-        if abs(drift) >= WALL_CLOCK_SET_NS:
+        was_set = abs(drift) >= WALL_CLOCK_SET_NS
+        if verbose or was_set:
+            yield (
+                f"clock     CLOCK_MONOTONIC, compared with the wall clock within {anchor.error_ns / 1000:.1f} us; "
+                f"the wall clock has moved by {round(drift / 1000, 1) + 0.0:+.1f} us since"  # + 0.0: no -0.0
+            )
+        if was_set:
             yield (
                 "          the wall clock was set, or the machine was suspended: files count on from where they began; "
                 "windows' wall_start_ns and spans of OTLP have the time that the clock showed"
             )
 
-    def _backends(self) -> Iterator[str]:
+    def _backends(self, verbose: bool) -> Iterator[str]:
         for name, report in self.backends.items():
             mode = f" ({report.mode})" if report.mode else ""
             cost = f"; {report.training_thread_ns / 1e6:.2f} ms of the training thread at changes"
-            yield f"backend   {name}{mode}: clock {report.clock}{cost if report.training_thread_ns else ''}"
+            facts = f": clock {report.clock}{cost if report.training_thread_ns else ''}" if verbose else ""
+            yield f"backend   {name}{mode}{facts}"
             yield from (f"note      {name}: {note}" for note in report.notes)
 
     def _outputs(self, pipeline: PipelineStatistics) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from itertools import pairwise
 
 import msgspec
@@ -76,14 +77,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         rows += [f"  ! {sentence}" for sentence in self.diagnostics]
         return "\n".join(rows)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return f"<pre>{escape(str(self))}</pre>"
+
     def _purposes(self) -> list[str]:
         purposes: list[str] = []
         window = 0
         for run in self.runs:
             if run.action.records:
-                window += 1
                 ending = "" if run.action is ProfilerAction.RECORD_AND_SAVE else ", without an end"
                 purposes.append(f"record, window {window}{ending}")
+                window += 1
             else:
                 purposes.append("warm up" if run.action is ProfilerAction.WARMUP else "wait")
         if self.finished and not self.runs[-1].action.records:

@@ -86,6 +86,8 @@ def find_invalid_value(value: object, kind: Any, at: str = "", *, strict: bool =
             break
         if isinstance(part, LiteralType) and reason.startswith("Invalid enum value"):
             reason += did_you_mean(str(value), map(str, part.values))
+    if isinstance(value, str) and where.endswith("_bytes"):
+        reason += "; give the number of bytes, such as 64_000_000"
     return InvalidValue(keys, f"{where}{shown_value}: {reason}" if where else reason)
 
 

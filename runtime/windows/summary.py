@@ -271,7 +271,10 @@ class Summary(Documented, frozen=True):
         remark: str,
     ) -> str:
         shown = self._top(sort_by, top)
-        whole = self.steps_ns or self.recorded_ns
+        # Rows also have spans from before the first step and after the last one.
+        beside = max(self.startup_ns, self.shutdown_ns) >= SHOWN_FROM_NS
+        of_steps = self.steps_ns > 0 and not beside
+        whole = self.steps_ns if of_steps else self.recorded_ns
 
         def label(row: SummaryRow | CounterRow | InstantRow) -> tuple[str, str, str]:
             return labels[0](row.name or "(unnamed)"), labels[1](row.category), f"{row.count:,}"
@@ -288,7 +291,7 @@ class Summary(Documented, frozen=True):
         if self.parts:
             parts.append(table(_PART_HEAD, list(self._part_rows())))
         if shown:
-            share = ["Steps %" if self.steps_ns else "Time %"] if whole else []
+            share = ["Steps %" if of_steps else "Time %"] if whole else []
             head = _head("Name", "Count", "Self", *share, *_SPAN_NUMBERS)
             parts.append(table(head, [(*label(row), *own_time(row), *times(row)) for row in shown]))
         hidden = len(self.rows) - len(shown)

@@ -106,7 +106,7 @@ class TracedProgram(msgspec.Struct, frozen=True):
 
     def tell_report(self) -> None:
         """Prints the table and the trust report."""
-        message("\n".join([self.profiler.summary(top=15), str(self.profiler.report()), ""]))
+        message("\n".join([self.profiler.summary(top=15), self.profiler.report().text(verbose=True), ""]))
 
     def tell_end(self, failure: BaseException | None) -> None:
         """Prints what is slow, why, what to try, and where the files are. Of the ranks of a job the first speaks for all.

@@ -25,7 +25,7 @@ def test_starts_changes_and_stops_are_told_apart(output_dir: Path) -> None:
         profiler.start()
     after = profiler.statistics().transitions
     assert after.starts == 2 and after.start_ns > before.start_ns and after.stop_ns > 0 and after.wait_ns > 0
-    assert f"cost      {after}" in str(profiler.report())
+    assert f"cost      the program's threads: {after}" in profiler.report().text(verbose=True)
 
 
 def test_the_words() -> None:
@@ -54,11 +54,11 @@ def test_a_short_run_is_not_judged() -> None:
         background_ns=10**8,
         detail="full",
     )
-    assert str(short) == "less than 1 s was recorded: too short a run to say"
+    assert str(short) == "less than 1 s was recorded: too short to measure"
     assert str(msgspec.structs.replace(short, budget=0.01)).endswith(
         "; budget 1.00%, detail now 'full', lowered in 0% of it"
     )
     long = str(msgspec.structs.replace(short, recorded_ns=2 * MIN_RECORDED_NS))
     assert long.startswith(
-        "10.00% of the time recorded, all threads together; per step 10000.0 us on the program's threads (estimated, 10 events)"
+        "10.00% of the time recorded: a step has 10.0ms of recording on the program's threads (estimated, 10 events)"
     )

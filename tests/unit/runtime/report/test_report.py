@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import time
 from pathlib import Path
+
+import msgspec
 
 import stepscope as sc
 from stepscope.runtime.report import run_report
@@ -19,7 +22,9 @@ def test_every_line_of_a_report_is_explained(output_dir: Path) -> None:
     with sc.trace(keep_last=2, backends=[sc.backends.HostBackend()], output_dir=output_dir) as profiler:
         profiler.step()
         profiler.save()
-    said = set(re.findall(r"^  (\w+)", str(profiler.report()), re.MULTILINE))
+    report = profiler.report()
+    said = set(re.findall(r"^  (\w+)", report.text(verbose=True), re.MULTILINE))
+    assert said - {"clock", "cost", "overhead"} == set(re.findall(r"^  (\w+)", str(report), re.MULTILINE))
     assert {"state", "run", "recorded", "output", "flight", "saved", "clock", "backend", "cost", "overhead"} <= said
     could_be = set(re.findall(r'f"(\w+) {2,}', inspect.getsource(run_report)))
     assert len(could_be) > 10
@@ -31,11 +36,12 @@ def test_what_cost_and_overhead_measure_is_told(output_dir: Path) -> None:
     """One is time of single threads that passed, the other processor time of all of them: they are not to be added up."""
     with sc.trace(output_dir=output_dir) as profiler:
         time.sleep(1.1)  # a shorter run is not judged
-    said = str(profiler.report())
+    said = profiler.report().text(verbose=True)
     cost, overhead = said.split("\n  cost ")[1].split("\n  overhead ")
-    assert "passed in the background loop" in cost and "passed in calls of journal" in cost
-    assert "of the time recorded, all threads together; per step" in overhead
-    assert "of processor time of the loop and the exporters in the background" in overhead
+    assert "in the background: sorting events " in cost and "ms, journal " in cost
+    assert "of the time recorded: a step has " in overhead
+    assert "of processor time in the background" in overhead
+    assert f"\n  overhead {overhead}" in str(profiler.report())
 
 
 def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:
@@ -52,3 +58,30 @@ def test_a_window_that_began_with_the_end_is_told(output_dir: Path) -> None:
     recorded = sum(pipeline.windows.accepted.values())
     assert pipeline.windows.withheld == recorded - output.ledger.exported > 0
     assert f"{pipeline.windows.withheld:,} of them not passed on" in said
+
+
+def test_a_profiler_shows_its_state(output_dir: Path) -> None:
+    """In a debugger or a notebook."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        profiler.step()
+        assert repr(profiler) == f"<stepscope.Profiler: running, 1 step, 1 window, {output_dir}>"
+    assert repr(profiler) == f"<stepscope.Profiler: closed, 1 step, 1 window, {output_dir}>"
+
+
+def test_a_set_clock_is_reported_without_being_asked_for(output_dir: Path) -> None:
+    """It explains times in files."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        profiler.step()
+    report = profiler.report()
+    assert "  clock " not in str(report) and report.anchor is not None
+    was_set = msgspec.structs.replace(report.anchor_now, wall_ns=report.anchor_now.wall_ns + 3_600 * 10**9)
+    assert "the wall clock was set" in str(msgspec.structs.replace(report, anchor_now=was_set))
+
+
+def test_an_empty_window_names_what_could_record(output_dir: Path) -> None:
+    """A program that uses torch learns of its backend."""
+    with sc.trace(output_dir=output_dir) as profiler:
+        profiler.step()
+    (why,) = profiler.diagnostics()
+    backend = "or record torch's operators with backends=[stepscope.TorchBackend()]"
+    assert "mark code with stepscope.span()" in why and (backend in why) == ("torch" in sys.modules)

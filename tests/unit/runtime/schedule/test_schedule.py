@@ -232,7 +232,7 @@ def test_plan_shows_both_ways_of_counting() -> None:
         "  --WRRS--",
         "  steps 1-2 (step_num 0-1)  wait",
         "  step 3 (step_num 2)       warm up",
-        "  steps 4-6 (step_num 3-5)  record, window 1",
+        "  steps 4-6 (step_num 3-5)  record, window 0",
         "  steps 7-8 (step_num 6-7)  off, no more windows",
     ]
 
