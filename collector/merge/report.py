@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -14,14 +14,16 @@ from stepscope.runtime.display.text_table import Column, human_count, human_time
 from stepscope.runtime.journal.frame_reader import Damage
 
 _ABOUT_MEMBERS = """\
-offset: what was added to the rank's times; drift: how much faster the collector's clock goes, in parts per million; bound: how
-far the rank's times may be off the collector's at most, which so many round trips between the two tell"""
+offset: added to the rank's times. drift: rate of the collector's clock against this one, in parts per million. bound: largest
+remaining error of the rank's times, from this many round trips to the collector."""
 _ABOUT_STEPS = """\
-took: what the slowest rank needed, median: what ranks needed, each by its own clock; began last: who, how long after the
-first, and what that may be off (same clock: ranks of one machine, whose order is exact)"""
+took: time of the slowest rank; median: of all ranks. began last: the rank that began the step last, how long after the first, and
+the largest error of that time (same clock: the ranks ran on one machine, so that the order is exact)."""
 _ABOUT_COLLECTIVES = """\
-of: collectives that the rank was in with others; last: those to which it came last; surely: by more than clocks may be off;
-others waited: so long each, in all of these together"""
+collectives: calls that the rank made together with others. arrived last: calls in which it was the last one. certain: calls in
+which it was later than clocks can err. others waited: time that each other rank waited for it, of all calls together."""
+STRAGGLER_SHARE = 0.5
+"""A rank that is certainly the last at more than this share of its collectives is named first."""
 _WIDEST = 40
 _LOOKS = 256
 """Times at which the bound is looked at: between them it hardly changes."""
@@ -50,6 +52,8 @@ class MemberReport(msgspec.Struct, frozen=True, kw_only=True):
     unsteady: int
     """How often its clock did not keep its rate."""
     events: int
+    machine: str
+    """Members with the same one read the same clock."""
     ended: bool
     """Whether its stream was closed in order."""
     damage: str
@@ -85,6 +89,7 @@ def member_report(member: Member, start: int, end: int, events: int, damage: Dam
         refused=member.fitted.refused,
         unsteady=member.fitted.unsteady,
         events=events,
+        machine=member.clock,
         ended=recording.ended,
         damage=", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in harm.items() if value),
     )
@@ -125,10 +130,14 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
         """The report for a terminal."""
         ranks = len({member.rank for member in self.members if member.rank is not None})
         who = [f"job {printable(self.job)!r}", *([human_count(ranks, "rank")] if ranks else []), _windows(self.windows)]
-        parts = [f"{', '.join(who)}: {human_count(self.events, 'event')}", _members(self.members)]
-        if not self.clock:
+        parts = [f"{', '.join(who)}: {human_count(self.events, 'event')}", *self._straggler(), _members(self.members)]
+        if len({member.machine for member in self.members}) == 1:
+            if len(self.members) > 1:
+                parts.append("All ranks ran on one machine and share its clock: their order is exact.")
+        elif not self.clock:
             parts.append(
-                "No rank was connected to a collector: times are those of wall clocks, which may be off by any amount."
+                "The clocks of these machines were not compared: times of different machines may be off by any amount. Ranks that send "
+                "to a collector have it compare them: stepscope collect."
             )
         elif any(member.bound_ns is None for member in self.members):
             parts.append("Where no bound is known, times are those of the wall clock, which may be off by any amount.")
@@ -141,6 +150,15 @@ class MergeReport(msgspec.Struct, frozen=True, kw_only=True):
         if self.collectives:
             parts.append(_collectives(self.collectives))
         return "\n\n".join([*parts, *self.notes])
+
+    def _straggler(self) -> Iterator[str]:
+        """A sentence on the rank that the others wait for, if there is one."""
+        last = max(self.collectives, key=lambda row: row.sure, default=None)
+        if last is not None and last.sure > last.entered * STRAGGLER_SHARE:
+            yield (
+                f"{printable(last.member)} is the straggler: it arrived last at {last.last:,} of {last.entered:,} collectives, and the "
+                f"others waited {human_time(last.waited_ns)} for it."
+            )
 
 
 def _members(members: Sequence[MemberReport]) -> str:
@@ -191,13 +209,8 @@ def _steps(steps: Sequence[SlowStep]) -> str:
 
 
 def _collectives(rows: Sequence[Lateness]) -> str:
-    head = [
-        Column("last at collectives", right=False),
-        Column("of"),
-        Column("last"),
-        Column("surely"),
-        Column("others waited"),
-    ]
+    head = [Column("waited for", right=False), Column("collectives"), Column("arrived last"), Column("certain")]
+    head += [Column("others waited")]
     table = [
         [printable(row.member), f"{row.entered:,}", f"{row.last:,}", f"{row.sure:,}", human_time(row.waited_ns)]
         for row in rows[:20]

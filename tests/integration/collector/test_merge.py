@@ -122,6 +122,7 @@ def test_skew_of_seconds_does_not_make_an_order(tmp_path: Path) -> None:
     assert {(row.member, row.sure) for row in report.collectives} == {("rank 0", 3), ("rank 1", 0)}
     assert all(step.last == "rank 0" and step.sure for step in report.slowest_steps)
     assert report.slowest_steps[0].spread_ns == pytest.approx(11e9, abs=200_000)
+    assert "rank 0 is the straggler: it arrived last at 3 of 3 collectives, and the others waited " in report.text()
 
 
 def test_without_a_collector_nothing_is_claimed(tmp_path: Path) -> None:
@@ -132,7 +133,10 @@ def test_without_a_collector_nothing_is_claimed(tmp_path: Path) -> None:
     assert report.clock == ""
     assert [member.bound_ns for member in report.members] == [None, None]
     assert [row.sure for row in report.collectives] == [0, 0]
-    assert "may be off by any amount" in report.text()
+    assert "may be off by any amount" in report.text() and "straggler" not in report.text()
+    one_machine = [msgspec.structs.replace(member, machine="here") for member in report.members]
+    text = msgspec.structs.replace(report, members=one_machine).text()
+    assert "All ranks ran on one machine and share its clock" in text and "may be off" not in text
     assert exporter.run is not None
     assert exporter.events()["ts"].min() == make_run(tmp_path).anchor.wall_ns
 

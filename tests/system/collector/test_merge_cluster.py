@@ -109,7 +109,7 @@ def test_the_report_names_the_slow_rank(cluster: Path, capsys: pytest.CaptureFix
     assert all(member.bound_ns and member.round_trips for member in report.members)
     assert "no end: killed, or still running" in text
     assert "slowest steps" in text
-    assert "last at collectives" in text
+    assert "waited for" in text and "arrived last" in text
 
 
 def test_windows_of_a_restarted_rank_follow_its_steps(cluster: Path) -> None:
