@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any, Literal
@@ -23,6 +25,15 @@ from stepscope.runtime.settings.validation import suggesting
 from stepscope.runtime.sources.sink import BackendReport, Sink
 
 Mode = Literal["auto", "stream", "kineto"]
+
+
+log = logging.getLogger("stepscope")
+
+
+@functools.cache
+def _warn_of_kineto(why: str) -> None:
+    """Logs once for each reason why operators cost more than they need to."""
+    log.warning("torch's operators are recorded by torch's own profiler, which costs several times as much: %s", why)
 
 
 class TorchBackend:
@@ -131,6 +142,7 @@ class TorchBackend:
                 self._mode = StreamMode(sink)
             except BackendError as error:
                 self._notes.append(f"kineto mode was taken: {error}")
+                _warn_of_kineto(str(error))
                 self._mode = KinetoMode(self._settings, sink, self._keeper)
 
     @property

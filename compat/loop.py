@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import shlex
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from stepscope.compat.loop_settings import LoopSettings
 from stepscope.runtime._core import counter, span
 from stepscope.runtime.accounting.error_log import ErrorLog, error_text
 from stepscope.runtime.display.text_table import human_count, shorten
-from stepscope.runtime.errors import ExporterError
+from stepscope.runtime.errors import ExporterError, FormatError, ProfilerStateError
 from stepscope.runtime.lifecycle.output_directory import Output
 from stepscope.runtime.profiler import Profiler
 from stepscope.runtime.session.job import rank_from_environment
@@ -26,6 +27,8 @@ _SHOWN_NAME = 80
 """Characters of a logged value's name that a message shows."""
 KEPT = 64
 """Number of errors stored; further ones are counted."""
+MAX_JUDGED_EVENTS = 1_000_000
+"""A run with more events gets no verdict at its end: to read them would take longer than about half a second."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
@@ -195,7 +198,7 @@ class Loop:
             self.leave(self._spans[-1][0])
         if not self.stage or self.profiler is None:
             return
-        self.stage = ""
+        stage, self.stage = self.stage, ""
         if self._finalizer is not None:
             self._finalizer()
         self.profiler.__exit__(None if error is None else type(error), error, None)
@@ -204,6 +207,26 @@ class Loop:
         except ExceptionGroup as errors:
             for kept in errors.exceptions:
                 self.keep(kept)
+        if rank_from_environment()[0] in (None, 0):
+            self._log_results(stage, self.profiler)
+
+    def _log_results(self, stage: str, profiler: Profiler) -> None:
+        """Logs once where the results of a run are, and the verdict. As a warning: programs that configure no logging show no
+        lower level."""
+        stats = profiler.statistics()
+        recorded = 0 if stats.pipeline is None else sum(stats.pipeline.windows.accepted.values())
+        if not recorded:
+            why = next(iter(profiler.diagnostics()), "")
+            if why:
+                log.warning("stepscope recorded nothing of %r: %s", stage, why)
+            return
+        place = shlex.quote(str(profiler.output.path))
+        lines = [f"stepscope recorded {stage!r}: `stepscope report {place}` shows it"]
+        if recorded <= MAX_JUDGED_EVENTS:
+            lines += _verdict(profiler)
+        else:
+            lines.append(f"`stepscope explain {place}` says what is slow")
+        log.warning("%s", "\n  ".join(lines))
 
     def keep(self, error: Exception) -> None:
         """Keeps an error, and says it in the log if it is among the first."""
@@ -221,6 +244,17 @@ class Loop:
         if self.raised.retained:
             count = human_count(self.raised.count, "error")
             raise ExceptionGroup(f"tracing of {self.category} kept {count}", self.raised.errors)
+
+
+def _verdict(profiler: Profiler) -> list[str]:
+    try:
+        answer = profiler.explain()
+    except (FormatError, ProfilerStateError, OSError) as error:  # such as a journal that found no room on its disk
+        return [f"no verdict: {error_text(error)}"]
+    if answer.refused or not answer.findings:
+        return [answer.refused or answer.verdict]
+    first = answer.findings[0]
+    return [first.title, *([f"try: {first.action}"] if first.action else [])]
 
 
 def _single_number(value: Any) -> float:

@@ -28,8 +28,8 @@ from stepscope.runtime.settings.validation import did_you_mean
 ExporterFactory = Callable[[Path], Exporter]
 """Makes an exporter for the directory of one run of one rank. A function of a module, so that it can be pickled."""
 
-DEFAULT = schedule(wait=1, warmup=1, active=3, repeat=1)
-"""One window of three steps, so that a callback that was added and forgotten costs nothing from the sixth step on."""
+DEFAULT = schedule(wait=1, warmup=1, active=25, repeat=1)
+"""One window, of as many steps as a verdict needs. A callback that was added and forgotten costs nothing afterwards."""
 
 
 class LoopArguments(TypedDict, total=False):
@@ -72,7 +72,7 @@ class LoopSettings(Checked, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     schedule: Any = DEFAULT
     """Which steps are recorded, counted from 0 over the whole training; `None` for all. By default, one step is left
-    out, one warms up, three are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
+    out, one warms up, 25 are recorded. With `keep_last` it is not used; with `control`, nothing is recorded by default
     or with `None` but what is asked for."""
     unit: Literal["step", "epoch"] = "step"
     """What the schedule counts. Of frameworks that report only whole epochs, nothing finer can be had."""

@@ -262,16 +262,20 @@ def test_auto_is_decided_at_open(tmp_path: Path, asked: dict[str, bool], mode: s
 def test_without_arming_auto_falls_back_and_says_so(tmp_path: Path) -> None:
     """torch imported before stepscope: kineto records, and the report gives the reason."""
     code = (
-        "import torch, stepscope as sc; from stepscope.backends.torch import TorchBackend\n"
+        "import io, logging, torch, stepscope as sc; from stepscope.backends.torch import TorchBackend\n"
         "from stepscope.backends import torch_arm; torch_arm.arm()\n"
+        "logged = io.StringIO(); logging.getLogger('stepscope').addHandler(logging.StreamHandler(logged))\n"
         "backend, strict, memory = TorchBackend(), TorchBackend('stream', name='strict'), sc.exporters.MemoryExporter()\n"
         f"with sc.trace(backends=[backend, strict], exporters=[memory], output_dir={str(tmp_path)!r}) as profiler:\n"
         "    torch.ones(2) + 1\n"
         "print(backend.report().mode, 'aten::add' in memory.names(), *backend.report().notes)\n"
         "try: profiler.raise_errors()\n"
-        "except ExceptionGroup as group: print(*group.exceptions)"
+        "except ExceptionGroup as group: print(*group.exceptions)\n"
+        f"with sc.trace(backends=[TorchBackend()], output_dir={str(tmp_path / 'second')!r}): pass\n"
+        "print(logged.getvalue().count('which costs several times as much: operators cannot arrive live'))"
     )
-    said, refused = python(code, **environment()).splitlines()
+    said, refused, warnings = python(code, **environment()).splitlines()
+    assert warnings == "1"
     assert said.startswith("kineto True kineto mode was taken: operators cannot arrive live: torch was imported before")
     assert "operators cannot arrive live: torch was imported before stepscope" in refused
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -409,3 +410,52 @@ def test_settings_that_can_be_armed_may_be_pickled(tmp_path: Path) -> None:
     assert arm_here(1)
     loop.close()
     assert loop.settings.control == SOCKET
+
+
+def test_the_end_of_a_run_names_its_results_and_the_verdict(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Once for each run; a run that recorded nothing says why."""
+    loop = Loop(LoopSettings(), "demo")
+    loop.open("fit", directory=tmp_path)
+    for _ in range(30):
+        loop.enter("train_step")
+        time.sleep(0.002)
+        loop.leave("train_step")
+        loop.step()
+    loop.close()
+    loop.close()
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert logged.startswith(f"stepscope recorded 'fit': `stepscope report {tmp_path / 'fit'}` shows it\n")
+    assert "in your spans, most of it in train_step" in logged or "Other programs use the processors" in logged
+    caplog.clear()
+    loop.open("evaluate", directory=tmp_path)
+    loop.step()
+    loop.close()
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert logged.startswith("stepscope recorded nothing of 'evaluate': ") and "shorter than wait+warmup" in logged
+
+
+def test_only_rank_0_names_results(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has one answer."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loop = Loop(LoopSettings(), "demo")
+    loop.open("fit", directory=tmp_path)
+    for _ in range(5):
+        loop.step()
+    loop.close()
+    assert not caplog.records
+
+
+def test_a_long_run_gets_no_verdict(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read it would hold the training up."""
+    monkeypatch.setattr("stepscope.compat.loop.MAX_JUDGED_EVENTS", 10)
+    loop = Loop(LoopSettings(schedule=None), "demo")
+    loop.open("fit", directory=tmp_path)
+    for _ in range(30):
+        loop.step()
+    loop.close()
+    assert f"`stepscope explain {tmp_path / 'fit'}` says what is slow" in caplog.text
